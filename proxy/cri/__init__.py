@@ -1,0 +1,1 @@
+"""The wire: sockets around the relay, interceptors, views over CRI messages."""

@@ -1,0 +1,154 @@
+"""What the keeper needs from the world. Every call here may block and is made in a worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.model.idset import CpuSet, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class CpusetValue:
+    """What the kernel holds for one cgroup.
+
+    Attributes:
+        cpus, mems: As configured; empty on v2 means "as the parent".
+        effective_cpus, effective_mems: What tasks really get.
+    """
+
+    cpus: CpuSet
+    mems: Mask
+    effective_cpus: CpuSet
+    effective_mems: Mask
+
+
+class Cgroups(Protocol):
+    """The cpuset controller's tree. Paths are relative to the hierarchy's root, without a leading slash."""
+
+    @property
+    def version(self) -> int:
+        """1 or 2."""
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's cgroup.
+
+        Args:
+            parent: ``cgroup_parent`` as the CRI gives it (cgroupfs path or systemd slice name; may be empty).
+            container_id: The runtime's id.
+
+        Returns:
+            The path, or None where the container has no cgroup (not started, or gone).
+        """
+
+    def read(self, path: str) -> CpusetValue:
+        """Read a cgroup's cpuset.
+
+        Raises:
+            CgroupError: It is gone (errno ENOENT) or cannot be read.
+        """
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+        """Set a cgroup's CPUs and memory nodes (None: leave) and read them back.
+
+        Files that hold the value already are not written. Parents that are too narrow (v1: EACCES; v2: the
+        value would not take effect) are widened first, from the top, never narrowed, and never the root.
+
+        Returns:
+            True when something was written.
+
+        Raises:
+            CgroupError: An empty set was given, the cgroup is gone (ENOENT), the kernel refused, or the value read back
+                differs from the one written.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePod:
+    """A sandbox as the runtime lists it."""
+
+    id: str
+    uid: str
+    namespace: str
+    name: str
+    attempt: int
+    ready: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContainer:
+    """A container as the runtime lists it; ``state`` is CREATED, RUNNING, EXITED or UNKNOWN."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    attempt: int
+    state: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeDetail:
+    """What the runtime tells of one container beyond the list.
+
+    Attributes:
+        cgroups_path: ``linux.cgroupsPath`` of the OCI spec (``/kubepods/podX/ID`` or ``slice:prefix:ID``); empty
+            where the runtime does not tell it.
+        cpu_shares, cpu_quota, cpu_period, memory_limit: As in LinuxContainerResources, 0 where not told.
+        cpuset_cpus, cpuset_mems: What the runtime has saved for it.
+    """
+
+    cgroups_path: str = ""
+    cpu_shares: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
+    memory_limit: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+
+
+class Runtime(Protocol):
+    """Calls that we make ourselves at the container runtime.
+
+    Every method raises UnavailableError when the runtime cannot be reached or does not answer in time, and
+    RuntimeCallError when it answers with an error.
+    """
+
+    def version(self) -> str:
+        """Ask ``name version``, as ``containerd 1.6.20``."""
+
+    def list_pods(self) -> Sequence[RuntimePod]:
+        """List all sandboxes."""
+
+    def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
+        """List all containers, or the one with the id."""
+
+    def detail(self, container_id: str) -> RuntimeDetail:
+        """Ask for one container's status, verbose."""
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None) -> None:
+        """Make a cpuset lasting: UpdateContainerResources with only the cpuset set."""
+
+    def close(self) -> None:
+        """Close the channel."""
+
+
+class Ledger(Protocol):
+    """Durable key-value state; see proxy.ledger."""
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, object]]:
+        """Everything that is stored, by key."""
+
+    def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
+        """Store values (None: delete) in one atomic step; a crash leaves all of them or none.
+
+        Raises:
+            CannotCreateError: The state cannot be written.
+        """
+
+    def close(self) -> None:
+        """Flush and close."""

@@ -1,0 +1,75 @@
+"""Our errors. Every message reads ``cannot <do what> <to what>: <cause>``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TopoproxyError(Exception):
+    """Base of all errors that a user may see; carries the exit code of a command that ends with it."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(TopoproxyError):
+    """The configuration is refused (sysexits EX_CONFIG)."""
+
+    exit_code = 78
+
+
+class UsageError(TopoproxyError):
+    """The command line is wrong."""
+
+    exit_code = 2
+
+
+class UnavailableError(TopoproxyError):
+    """Somebody else (runtime, daemon) does not answer (sysexits EX_UNAVAILABLE)."""
+
+    exit_code = 69
+
+
+class CannotCreateError(TopoproxyError):
+    """A socket or state file cannot be made (sysexits EX_CANTCREAT)."""
+
+    exit_code = 73
+
+
+class LockedError(TopoproxyError):
+    """Another instance holds the lock (sysexits EX_TEMPFAIL)."""
+
+    exit_code = 75
+
+
+class PermissionDeniedError(TopoproxyError):
+    """The process may not do this (sysexits EX_NOPERM)."""
+
+    exit_code = 77
+
+
+class TopologyError(TopoproxyError):
+    """sysfs does not describe a machine that we can work with."""
+
+
+class CgroupError(TopoproxyError):
+    """A cgroup file cannot be read or written.
+
+    Attributes:
+        errno: The kernel's error number, 0 where there is none.
+    """
+
+    def __init__(self, message: str, errno: int = 0) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class RuntimeCallError(TopoproxyError):
+    """The container runtime answered one of our own calls with an error.
+
+    Attributes:
+        code: The gRPC status code (5: not found).
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,163 @@
+"""The hardware of a node, as values.
+
+Groups (core, package, die, cluster, last-level cache) are named by their
+lowest online CPU id and hold online CPUs only; NUMA nodes keep the kernel's
+id. That gives machine-wide unique names where raw kernel ids restart in every
+package or are -1.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One online CPU and the groups it is in.
+
+    Attributes:
+        id: Kernel id of the logical processor.
+        core, package, die, cluster, llc: Group names (lowest online CPU id of the group); None where the
+            kernel does not tell the level.
+        numa: NUMA node id, or None where the CPU is in no node.
+        core_id, package_id: Raw kernel ids (package_id may be -1), None where missing.
+    """
+
+    id: int
+    core: int
+    package: int
+    die: int | None = None
+    cluster: int | None = None
+    llc: int | None = None
+    numa: int | None = None
+    core_id: int | None = None
+    package_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """Huge pages of one size on one node (counts; None where the kernel has no such file)."""
+
+    nr: int
+    free: int | None = None
+    surplus: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node.
+
+    Attributes:
+        id: Kernel id.
+        cpus: Online CPUs of the node; empty for a memory-only node.
+        mem_bytes: MemTotal in bytes; 0 for a memoryless node, None where it is not told.
+        hugepages: Page size in kB to counts; None where the kernel has no directory.
+        distance: Distances to the nodes of ``Machine.nodes``, in their order; empty where not told.
+    """
+
+    id: int
+    cpus: CpuSet
+    mem_bytes: int | None = None
+    hugepages: Mapping[int, HugePages] | None = None
+    distance: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A last-level cache group (level >= 3 is an uncore cache)."""
+
+    cpus: CpuSet
+    level: int
+    id: int | None = None
+    size: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a node is made of.
+
+    Attributes:
+        cpus: Online CPUs, ascending by id.
+        nodes: Online NUMA nodes, ascending by id; a machine without node directories has the one node 0.
+        online, present, possible, isolated: CPU sets as the kernel tells them.
+        caches: Last-level cache groups by name.
+        extra: Facts that placement does not read but ``topoproxy topology`` shows (JSON-ready).
+    """
+
+    cpus: tuple[Cpu, ...]
+    nodes: tuple[NumaNode, ...]
+    present: CpuSet
+    possible: CpuSet
+    isolated: CpuSet = field(default_factory=CpuSet)
+    caches: Mapping[int, Cache] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    @functools.cached_property
+    def online(self) -> CpuSet:
+        """All online CPUs."""
+        return CpuSet(c.id for c in self.cpus)
+
+    @functools.cached_property
+    def by_id(self) -> Mapping[int, Cpu]:
+        """Online CPUs by id."""
+        return {c.id: c for c in self.cpus}
+
+    def groups(self, level: str) -> dict[int, CpuSet]:
+        """Give the groups of a level by name.
+
+        Args:
+            level: ``core``, ``package``, ``die``, ``cluster``, ``llc`` or ``numa``.
+
+        Returns:
+            Group name to CPUs, in ascending order of name; CPUs that are in no such group are left out.
+        """
+        bits: dict[int, int] = {}
+        for cpu in self.cpus:
+            name: int | None = getattr(cpu, level)
+            if name is not None:
+                bits[name] = bits.get(name, 0) | 1 << cpu.id
+        return {name: CpuSet.from_bits(bits[name]) for name in sorted(bits)}
+
+    @functools.cached_property
+    def cores(self) -> Mapping[int, CpuSet]:
+        """Physical cores by name."""
+        return self.groups("core")
+
+    @functools.cached_property
+    def packages(self) -> Mapping[int, CpuSet]:
+        """Packages (sockets) by name."""
+        return self.groups("package")
+
+    @functools.cached_property
+    def node_by_id(self) -> Mapping[int, NumaNode]:
+        """NUMA nodes by id."""
+        return {n.id: n for n in self.nodes}
+
+    @functools.cached_property
+    def memory_nodes(self) -> Mask:
+        """Nodes that hold memory (a node whose size is not told counts)."""
+        return Mask(n.id for n in self.nodes if n.mem_bytes != 0)
+
+    def nodes_of(self, cpus: CpuSet) -> Mask:
+        """Give the NUMA nodes that hold any of the CPUs."""
+        return Mask(n.id for n in self.nodes if not n.cpus.isdisjoint(cpus))
+
+    def cpus_of(self, nodes: Mask) -> CpuSet:
+        """Give the online CPUs of the nodes."""
+        bits = 0
+        for node in self.nodes:
+            if node.id in nodes:
+                bits |= node.cpus.bits
+        return CpuSet.from_bits(bits)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A short name of the hardware layout, to tell whether saved state belongs to this machine."""
+        rows = [(c.id, c.core, c.package, c.numa) for c in self.cpus]
+        text = repr((rows, [n.id for n in self.nodes], str(self.possible)))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

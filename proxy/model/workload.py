@@ -1,0 +1,160 @@
+"""Pods, containers, and what was decided for them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet, Mask
+
+
+class KubeQos(enum.StrEnum):
+    """Kubernetes' own QoS class, read from the cgroup parent (reference F: CRI does not carry it)."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class QosClass(enum.StrEnum):
+    """Koordinator's QoS class, from the pod label ``koordinator.sh/qosClass``."""
+
+    LSE = "LSE"
+    LSR = "LSR"
+    LS = "LS"
+    BE = "BE"
+    SYSTEM = "SYSTEM"
+    NONE = ""
+
+
+class Phase(enum.StrEnum):
+    """Where a container is in its life, as far as the calls that passed tell.
+
+    CREATING and STARTING are calls in flight at the runtime: a container in these phases may get a cgroup
+    at any moment, with the cpuset that the call or the runtime's spec carries.
+    """
+
+    CREATING = "creating"
+    CREATED = "created"
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Facts about one pod sandbox.
+
+    Attributes:
+        sandbox_id: The runtime's id of the sandbox; empty while it is being made.
+        cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
+        problem: What is wrong with the annotation, in words; empty if nothing is.
+    """
+
+    sandbox_id: str
+    uid: str
+    namespace: str
+    name: str
+    attempt: int = 0
+    qos: QosClass = QosClass.NONE
+    kube_qos: KubeQos = KubeQos.GUARANTEED
+    cgroup_parent: str = ""
+    cpuset: CpuSet | None = None
+    problem: str = ""
+
+    @property
+    def ref(self) -> str:
+        """``namespace/name``, as users write it."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the CRI says about a container's CPUs and memory.
+
+    Attributes:
+        cpu_shares, cpu_quota, cpu_period: As in LinuxContainerResources (quota -1 or 0: no limit).
+        memory_limit: Bytes, 0 for none.
+        cpuset_cpus, cpuset_mems: What the client asked for, verbatim.
+    """
+
+    cpu_shares: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
+    memory_limit: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+
+
+class Pool(enum.StrEnum):
+    """Where a placement takes its CPUs from."""
+
+    OWN = "own"
+    SHARED = "shared"
+    BE = "be"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The answer for one container.
+
+    Attributes:
+        pool: OWN for exclusive CPUs; else the pool whose CPUs the container follows as it shrinks and grows.
+        own: The exclusive CPUs; empty unless ``pool`` is OWN.
+        mems: Memory nodes.
+        reasons: Sentences that say why.
+        hard: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not LSR).
+    """
+
+    pool: Pool
+    own: CpuSet
+    mems: Mask
+    reasons: tuple[str, ...] = ()
+    hard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container that we know of.
+
+    Attributes:
+        id: The runtime's id; while it is being created, the token of the call.
+        owner: Who owns exclusive CPUs: ``pod uid`` for CPUs of a pod, ``pod uid/container name`` for those of
+            a container. Attempts of one container share an owner, so a restart keeps its CPUs.
+        cgroup: Path of the container's cgroup below the hierarchy's root, once it is known.
+    """
+
+    id: str
+    name: str
+    pod: Pod
+    request: Request
+    placement: Placement
+    phase: Phase
+    attempt: int = 0
+    owner: str = ""
+    cgroup: str = ""
+
+    @property
+    def ref(self) -> str:
+        """``namespace/pod/container``, as users write it."""
+        return f"{self.pod.ref}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Admit or refuse.
+
+    Attributes:
+        code: gRPC status code: 0 admit, 3 INVALID_ARGUMENT, 9 FAILED_PRECONDITION.
+        reason: Short CamelCase reason, as kubelet's (``TopologyAffinityError``).
+        message: What to tell the client.
+    """
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def admitted(self) -> bool:
+        """True when nothing stands against the request."""
+        return self.code == 0

@@ -1,0 +1,1 @@
+"""PURE. Which CPUs and memory nodes a request gets."""

@@ -1,0 +1,1 @@
+"""PURE. Event and node state in, plan out."""

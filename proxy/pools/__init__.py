@@ -1,0 +1,1 @@
+"""PURE. QoS rules, shared and BE pools, and the invariants of a node."""

@@ -1,0 +1,1 @@
+"""From sysfs to a Machine: the only reader of sysfs."""
