@@ -1,0 +1,160 @@
+"""How CPUs hang together, as the allocators see it.
+
+Theory (kubelet 1.36, reference C.2). A CPU has four units above it: its core, its socket, its NUMA node and
+its uncore (last-level) cache. Unit ids are unique machine-wide. Allocators ask two kinds of question:
+
+- which CPUs are in a unit - answered here by bit masks, so that 512 CPUs cost as much as 8;
+- how large a unit ought to be - kubelet answers with averages (``CPUs div cores`` and so on). On a machine
+  with an offline hyperthread or with two kinds of cores the average fits no unit, and such units are never
+  recognised as whole. Therefore a topology read from a ``Machine`` uses the true size of each unit. Where all
+  units of a kind are alike the two rules are the same rule. ``CpuTopology.of_rows`` with declared counts
+  reproduces kubelet's averages; zero there means "not stated", as in kubelet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+from proxy.model.machine import Cpu, Machine
+
+UNCORE_LEVEL = 3
+"""Caches below this level belong to a core or to a few of them and are not uncore caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One CPU and the ids of the units it is in."""
+
+    cpu: int
+    core: int
+    socket: int
+    numa: int
+    uncore: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many units of each kind there are (0: not stated)."""
+
+    cpus: int = 0
+    cores: int = 0
+    sockets: int = 0
+    numa_nodes: int = 0
+    uncore_caches: int = 0
+
+
+Units = Mapping[int, int]
+"""Unit id to the bit mask of its CPUs, ascending by id."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTopology:
+    """The CPUs of a machine by unit.
+
+    Attributes:
+        cpus: All CPUs.
+        cores, sockets, nodes, uncores: The units of each kind.
+        counts: The counts that formulas use.
+        declared: True when ``counts`` were stated rather than counted; sizes are then averages.
+    """
+
+    cpus: CpuSet
+    cores: Units
+    sockets: Units
+    nodes: Units
+    uncores: Units
+    counts: Counts = field(default_factory=Counts)
+    declared: bool = False
+
+    @classmethod
+    def of(cls, machine: Machine) -> CpuTopology:
+        """Read the online CPUs of a machine.
+
+        A CPU in no NUMA node joins a node of its package, else the lowest node. A CPU without a cache of
+        level 3 or above shares one "uncore" with the other such CPUs of its package (C.2: the socket).
+        """
+        home = _homes(machine)
+        return cls.of_rows(
+            Row(c.id, c.core, c.package, home[c.id], uncore) for c, uncore in _with_uncore(machine)
+        )
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row], declared: Counts | None = None) -> CpuTopology:
+        """Build a topology from rows.
+
+        Args:
+            rows: One row per CPU, in any order.
+            declared: Counts to use in formulas instead of those of the rows.
+        """
+        kept = tuple(rows)
+        cores = _units((r.core, r.cpu) for r in kept)
+        sockets = _units((r.socket, r.cpu) for r in kept)
+        nodes = _units((r.numa, r.cpu) for r in kept)
+        uncores = _units((r.uncore, r.cpu) for r in kept)
+        counted = Counts(len({r.cpu for r in kept}), len(cores), len(sockets), len(nodes), len(uncores))
+        cpus = CpuSet(r.cpu for r in kept)
+        return cls(cpus, cores, sockets, nodes, uncores, declared or counted, declared is not None)
+
+    @property
+    def cpus_per_core(self) -> int:
+        """Threads of a core: kubelet's average with declared counts, else those of the largest core."""
+        if self.declared:
+            return _average(self.counts.cpus, self.counts.cores)
+        return max((bits.bit_count() for bits in self.cores.values()), default=0)
+
+    def core_size(self, core: int) -> int:
+        """Give the number of available CPUs at which a core counts as wholly free."""
+        if self.declared:
+            return _average(self.counts.cpus, self.counts.cores)
+        return self.cores[core].bit_count()
+
+    def socket_size(self, socket: int) -> int:
+        """Give the number of available CPUs at which a socket counts as wholly free."""
+        if self.declared:
+            return _average(self.counts.cpus, self.counts.sockets)
+        return self.sockets[socket].bit_count()
+
+    @property
+    def cpus_per_uncore(self) -> int:
+        """Average size of an uncore cache, in CPUs."""
+        return _average(self.counts.cpus, self.counts.uncore_caches)
+
+    @property
+    def nodes_first(self) -> bool:
+        """Tell whether a socket is at most as large as a NUMA node, so that nodes stand above sockets."""
+        return self.counts.sockets >= self.counts.numa_nodes
+
+
+def _average(cpus: int, units: int) -> int:
+    return cpus // units if units else 0
+
+
+def _units(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    bits: dict[int, int] = {}
+    for unit, cpu in pairs:
+        bits[unit] = bits.get(unit, 0) | 1 << cpu
+    return dict(sorted(bits.items()))
+
+
+def _homes(machine: Machine) -> dict[int, int]:
+    """Give every CPU a NUMA node: its own, else one of its package, else the lowest."""
+    by_package: dict[int, int] = {}
+    for cpu in machine.cpus:
+        if cpu.numa is not None:
+            by_package[cpu.package] = min(cpu.numa, by_package.get(cpu.package, cpu.numa))
+    lowest = min((n.id for n in machine.nodes), default=0)
+    return {c.id: c.numa if c.numa is not None else by_package.get(c.package, lowest) for c in machine.cpus}
+
+
+def _with_uncore(machine: Machine) -> Iterable[tuple[Cpu, int]]:
+    """Pair every CPU with its uncore id: the lowest CPU of those that share it."""
+    names: dict[tuple[str, int], int] = {}
+    for cpu in machine.cpus:  # ascending, so the first CPU of a group names it
+        cache = None if cpu.llc is None else machine.caches.get(cpu.llc)
+        if cpu.llc is not None and cache is not None and cache.level >= UNCORE_LEVEL:
+            key = ("cache", cpu.llc)
+        else:
+            key = ("package", cpu.package)
+        yield cpu, names.setdefault(key, cpu.id)
