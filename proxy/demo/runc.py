@@ -1,0 +1,138 @@
+"""What runc does to the cpuset tree, in the order in which runc does it.
+
+The order matters to anybody who stands beside it (observed with containerd 1.6 and runc 1.1):
+
+- a container has no cgroup before it is started; the start makes it and writes the saved cpuset;
+- on cgroup v1 a cpuset holds no task before it has CPUs and memory nodes, so every empty ancestor first takes
+  a copy of its parent's, and a container without a cpuset of its own ends with a full copy of the pod's;
+- on v2 a container without a cpuset is left empty, which means "as the parent";
+- an update of anything writes the whole saved cpuset again, whatever stands in the files.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from proxy.demo.records import Resources
+
+
+class Tree(Protocol):
+    """A cpuset hierarchy at the level of its files, with the kernel's rules and error numbers.
+
+    Paths are relative to the root, without a leading slash. Every method raises OSError as the kernel would.
+    """
+
+    @property
+    def version(self) -> int:
+        """1 or 2."""
+
+    def mkdir(self, path: str) -> None:
+        """Make one cgroup below an existing one (EEXIST, ENOENT)."""
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty cgroup (EBUSY while it holds tasks or children, ENOENT)."""
+
+    def get(self, path: str, name: str) -> str:
+        """Read a file such as ``cpuset.cpus``, without the newline."""
+
+    def put(self, path: str, name: str, text: str) -> None:
+        """Write a file such as ``cpuset.cpus``."""
+
+    def attach(self, path: str, pid: int) -> None:
+        """Move a task into the cgroup (v1: ENOSPC while its cpuset is empty)."""
+
+    def detach(self, path: str, pid: int) -> None:
+        """Let a task end."""
+
+
+class RuncError(Exception):
+    """runc's words on stderr, as containerd hands them on."""
+
+
+FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))
+
+
+class Runc:
+    """Makes, updates and removes the cgroups of containers in one tree."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def start(self, path: str, resources: Resources, pid: int) -> None:
+        """Make the cgroup with everything above it, write the cpuset, and put the task in.
+
+        Raises:
+            RuncError: The kernel refused; nothing is left behind.
+        """
+        made: list[str] = []
+        try:
+            self._make(path, made)
+            self._set(path, resources)
+            if self._tree.version == 1:
+                self._inherit(path)
+            self._tree.attach(path, pid)
+        except OSError as error:
+            for folder in reversed(made):
+                self._tree.rmdir(folder)
+            raise RuncError(
+                "OCI runtime create failed: runc create failed: unable to start container process: "
+                f"unable to apply cgroup configuration: {_words(error)}"
+            ) from error
+
+    def update(self, path: str, saved: Resources, merged: Resources) -> None:
+        """Write the merged cpuset; on failure the saved one is written back.
+
+        Raises:
+            RuncError: The kernel refused the merged values.
+        """
+        try:
+            self._set(path, merged)
+        except OSError as error:
+            self._set(path, saved)
+            raise RuncError(_words(error)) from error
+
+    def remove(self, path: str, pid: int) -> None:
+        """Let the task end and remove its cgroup; a cgroup that is gone already is no error."""
+        try:
+            self._tree.detach(path, pid)
+            self._tree.rmdir(path)
+        except FileNotFoundError:
+            return
+
+    def _make(self, path: str, made: list[str]) -> None:
+        parts = path.split("/")
+        for end in range(1, len(parts) + 1):
+            folder = "/".join(parts[:end])
+            try:
+                self._tree.mkdir(folder)
+            except FileExistsError:
+                pass
+            else:
+                made.append(folder)
+            if self._tree.version == 1 and end < len(parts):
+                self._inherit(folder)
+
+    def _inherit(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        for name, _ in FILES:
+            if not self._tree.get(path, name):
+                self._put(path, name, self._tree.get(parent, name))
+
+    def _set(self, path: str, resources: Resources) -> None:
+        for name, field in FILES:
+            if text := getattr(resources, field):
+                self._put(path, name, text)
+
+    def _put(self, path: str, name: str, text: str) -> None:
+        try:
+            self._tree.put(path, name, text)
+        except OSError as error:
+            error.add_note(f'failed to write "{text}": write /{path}/{name}')
+            raise
+
+
+def _words(error: OSError) -> str:
+    """Write an error as Go does: what was written where, and strerror in lower case."""
+    cause = os.strerror(error.errno or 0).lower()
+    return ": ".join([*getattr(error, "__notes__", ()), cause])
