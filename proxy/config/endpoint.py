@@ -1,0 +1,57 @@
+"""Addresses of unix sockets, as kubelet and crictl write them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from proxy.model.errors import ConfigError
+
+PATH_LIMIT = 107
+"""Longest path of a unix socket in bytes: sun_path holds 108 with the closing zero (unix(7))."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def parse_endpoint(text: str) -> Path:
+    """Read ``unix:///run/x.sock``, ``unix:/run/x.sock`` or ``/run/x.sock``.
+
+    Args:
+        text: The address; blanks around it are ignored.
+
+    Returns:
+        The absolute path of the socket.
+
+    Raises:
+        ConfigError: Another scheme, a relative path, or a path that no unix socket can have.
+    """
+    body = text.strip()
+    scheme = _SCHEME.match(body)
+    if scheme is not None:
+        if scheme[1].lower() != "unix":
+            raise ConfigError(_words(text, f"only unix sockets are served, not {scheme[1]}:"))
+        body = body[scheme.end() :]
+        if body.startswith("//"):
+            body = body[2:]
+    if not body.startswith("/"):
+        hint = f"; unix:///{body} has three slashes" if scheme is not None and body else ""
+        raise ConfigError(_words(text, f"the path of the socket must be absolute{hint}"))
+    if "\0" in body or body.endswith("/"):
+        raise ConfigError(_words(text, "this cannot be the name of a socket"))
+    path = Path(os.path.normpath("/" + body.lstrip("/")))
+    length = len(os.fsencode(path))
+    if length > PATH_LIMIT:
+        raise ConfigError(
+            _words(text, f"the path is {length} bytes long, and unix sockets end at {PATH_LIMIT}")
+        )
+    return path
+
+
+def show_endpoint(path: Path) -> str:
+    """Write a socket's path as kubelet wants it."""
+    return f"unix://{path}"
+
+
+def _words(text: str, cause: str) -> str:
+    return f"cannot use {text!r} as the address of a socket: {cause}"

@@ -1,0 +1,178 @@
+"""Kinds of settings: how a word of YAML or of the command line becomes a value, and back.
+
+A value is always read from the text that the user wrote, never from what YAML
+makes of it: so ``none``, ``off``, ``1`` and ``010`` stay what they look like,
+and the command line follows the same rules as the file. What YAML takes the
+text for (its tag) only decides whether the type is right.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.config.endpoint import parse_endpoint, show_endpoint
+from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one kind of value is read and written.
+
+    Attributes:
+        wants: What a good value is, in words ("a duration such as 10s").
+        read: Text to value; raises ValueError or ConfigError with the cause.
+        show: Value to a text that reads back as the same value.
+        tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ...).
+        bounded: True when ``wants`` tells more than the key's explanation does.
+    """
+
+    wants: str
+    read: Callable[[str], Any]
+    show: Callable[[Any], str]
+    tags: frozenset[str] = frozenset({"str", "int", "float", "bool", "timestamp"})
+    bounded: bool = False
+
+
+_BARE = re.compile(r"[A-Za-z/][A-Za-z0-9/._:-]*|(?:[0-9]+(?:ms|[smh]))+")
+_YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+def quote(text: str) -> str:
+    """Write a text as a YAML scalar that no reader takes for something else."""
+    if _BARE.fullmatch(text) and text.lower() not in _YAML_WORDS and not text.endswith(":"):
+        return text
+    escaped = "".join(
+        c if c.isprintable() else f"\\U{ord(c):08x}" for c in text.replace("\\", "\\\\").replace('"', '\\"')
+    )
+    return f'"{escaped}"'
+
+
+def choice(values: type[enum.StrEnum]) -> Kind:
+    """One of a few words, spelled exactly."""
+    words = [str(v) for v in values]
+    listed = f"{', '.join(words[:-1])} or {words[-1]}"
+
+    def read(text: str) -> enum.StrEnum:
+        if text not in words:
+            raise ValueError(f"{text!r} is not {listed}")
+        return values(text)
+
+    return Kind(listed, read, str, bounded=True)
+
+
+def whole(low: int, high: int) -> Kind:
+    """A whole number between two bounds, both allowed."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,12}", text):
+            raise ValueError(f"{text!r} is not a whole number")
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(f"{value} is not between {low} and {high}")
+        return value
+
+    return Kind(f"a whole number, {low} to {high}", read, str, frozenset({"int"}), bounded=True)
+
+
+def _read_truth(text: str) -> bool:
+    if text.lower() in {"true", "yes", "on"}:
+        return True
+    if text.lower() in {"false", "no", "off"}:
+        return False
+    raise ValueError(f"{text!r} is not true or false")
+
+
+TRUTH = Kind("true or false", _read_truth, lambda v: "true" if v else "false", frozenset({"bool"}))
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Read Go's duration text (``10s``, ``1m30s``, ``500ms``; time.ParseDuration).
+
+    Returns:
+        Seconds.
+
+    Raises:
+        ValueError: It is none.
+    """
+    body = text.strip()
+    if body == "0":
+        return 0.0
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", body):
+        raise ValueError(f"{text!r} has no unit: write {body}s for seconds")
+    total, at = 0.0, 0
+    while part := _PART.match(body, at):
+        total += float(part[1]) * _UNITS[part[2]]
+        at = part.end()
+    if at == 0 or at != len(body) or len(body) > 40:
+        raise ValueError(f"{text!r} is not a duration such as 10s, 1m30s or 500ms")
+    return total
+
+
+def show_duration(seconds: float) -> str:
+    """Write seconds as the shortest Go duration of whole units, milliseconds the smallest."""
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{hours}h"] if hours else []
+    parts += [f"{minutes}m"] if minutes else []
+    if rest % 1000:
+        parts.append(f"{rest}ms" if rest < 1000 else f"{rest / 1000:g}s")
+    elif rest or not parts:
+        parts.append(f"{rest // 1000}s")
+    return "".join(parts)
+
+
+def duration(low: float, high: float) -> Kind:
+    """A length of time between two bounds in seconds, both allowed."""
+    between = f"{show_duration(low)} to {show_duration(high)}"
+
+    def read(text: str) -> float:
+        seconds = parse_duration(text)
+        if not low <= seconds <= high:
+            raise ValueError(f"{text.strip()} is outside {between}")
+        return seconds
+
+    return Kind(f"a duration, {between}", read, show_duration, bounded=True)
+
+
+CPUS = Kind("a list of CPUs such as 0-1,8", CpuSet.parse, str)
+
+
+def _read_path(text: str) -> Path:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(f"{text!r} is not an absolute path")
+    return Path(os.path.normpath("/" + text.lstrip("/")))
+
+
+FOLDER = Kind("an absolute path", _read_path, str)
+
+
+def _read_socket(text: str) -> Path:
+    try:
+        return parse_endpoint(text)
+    except ConfigError as error:
+        raise ValueError(f"{text!r}: {str(error).partition('socket: ')[2]}") from error
+
+
+SOCKET = Kind("the address of a unix socket", _read_socket, show_endpoint)
+
+
+def _read_optional_socket(text: str) -> Path | None:
+    return _read_socket(text) if text.strip() else None
+
+
+OPTIONAL_SOCKET = Kind(
+    "the address of a unix socket, or empty",
+    _read_optional_socket,
+    lambda v: "" if v is None else show_endpoint(v),
+)

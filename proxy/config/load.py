@@ -1,0 +1,201 @@
+"""From YAML text or command-line words to a ``Config``, with every fault named by file, line and key.
+
+The file is composed into nodes and not constructed into objects: nodes still
+know their line, repeated keys, and the text as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from proxy.config.checks import check
+from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
+from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
+
+if TYPE_CHECKING:
+    import yaml
+
+T = TypeVar("T")
+
+DEFAULT_FILE = Path("/etc/topoproxy/config.yaml")
+SIZE_LIMIT = 1 << 20
+_HEADER = {"apiVersion": API_VERSION, "kind": KIND}
+_CLASHES = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "null": "nothing"}
+
+
+def load(path: Path | None = None, default: Path = DEFAULT_FILE) -> Config:
+    """Read the configuration file.
+
+    Args:
+        path: A file that the user named; None for the usual place, which may be missing.
+        default: The usual place.
+
+    Returns:
+        The configuration; all defaults where the usual file does not exist.
+
+    Raises:
+        ConfigError: The named file is missing or unreadable, or its content is refused.
+        PermissionDeniedError: The file may not be read.
+    """
+    file = path if path is not None else default
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(SIZE_LIMIT + 1)
+    except FileNotFoundError:
+        if path is None:
+            return Config()
+        raise ConfigError(f"cannot read the configuration {file}: there is no such file") from None
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    if len(data) > SIZE_LIMIT:
+        raise ConfigError(f"cannot use the configuration {file}: it is larger than {SIZE_LIMIT} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot use the configuration {file}: byte {error.start} is not UTF-8") from error
+    return parse(text, str(file))
+
+
+def parse(text: str, source: str) -> Config:
+    """Read YAML text.
+
+    Args:
+        text: The content of a configuration file.
+        source: What to call it in messages.
+
+    Raises:
+        ConfigError: All that is wrong with it, one problem a line.
+    """
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
+        raise _refuse(source, [f"line {line}: not YAML: {error.problem or error.context}"]) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise _refuse(source, [f"not YAML: {str(error).splitlines()[0]}"]) from error
+    if root is None:
+        return Config(source=source)
+    problems: list[str] = []
+    config = replace(_read_mapping(root, Config(), "", problems), source=source)
+    if not problems:
+        problems = check(config)
+    if problems:
+        raise _refuse(source, problems)
+    return config
+
+
+def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Config:
+    """Replace settings by words of the command line.
+
+    Args:
+        config: What the file says.
+        values: Key (``log.level`` for one of a section) to the option's name and its text (None: leave).
+
+    Raises:
+        UsageError: A word is refused.
+    """
+    for key, (option, text) in values.items():
+        if text is None:
+            continue
+        section, _, name = key.rpartition(".")
+        part: Any = getattr(config, section) if section else config
+        field, setting = next((f, s) for f, k, s in keys(part) if k == name and s is not None)
+        try:
+            changed = replace(part, **{field.name: setting.kind.read(text)})
+        except ValueError as error:
+            raise UsageError(f"cannot use {option}: {error}") from error
+        config = replace(config, **{section: changed}) if section else changed
+    problems = check(config)
+    if problems:
+        raise UsageError(f"cannot use the settings together: {'; '.join(problems)}")
+    return config
+
+
+def _refuse(source: str, problems: list[str]) -> ConfigError:
+    if len(problems) == 1:
+        return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
+    listed = "".join(f"\n  {problem}" for problem in problems)
+    return ConfigError(f"cannot use the configuration {source}: {len(problems)} problems:{listed}")
+
+
+def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]) -> T:
+    """Read a YAML mapping over the defaults of a section; what is wrong goes to ``problems``."""
+    import yaml
+
+    where = f"{_line(node)}: {prefix.rstrip('.')}" if prefix else _line(node)
+    if not isinstance(node, yaml.MappingNode):
+        problems.append(f"{where}: wants keys with values, not {_clash(node)}")
+        return defaults
+    known = {key: (item, setting) for item, key, setting in keys(defaults)}
+    header = {} if prefix else _HEADER
+    seen: dict[str, str] = {}
+    changes: dict[str, Any] = {}
+    for key_node, value in node.value:
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+        where = f"{_line(key_node)}: {prefix}{key}"
+        if key in seen:
+            problems.append(f"{where}: given twice, first on {seen[key]}")
+        elif key in header:
+            if not isinstance(value, yaml.ScalarNode) or value.value != header[key]:
+                problems.append(f"{where}: must be {header[key]} (or be left out)")
+        elif key not in known:
+            problems.append(f"{where}: unknown key{_meant(key, [*known, *header], prefix)}")
+        else:
+            field, setting = known[key]
+            if setting is None:
+                changes[field.name] = _read_mapping(value, getattr(defaults, field.name), f"{key}.", problems)
+            else:
+                _read_value(value, setting, field.name, where, changes, problems)
+        seen.setdefault(key, _line(key_node))
+    return replace(defaults, **changes)  # type: ignore[type-var]
+
+
+def _read_value(
+    node: yaml.Node, setting: Setting, name: str, where: str, changes: dict[str, Any], problems: list[str]
+) -> None:
+    kind, tag = setting.kind, node.tag.rpartition(":")[2]
+    if tag == "null":
+        problems.append(f"{where}: has no value (leave the key out for the default)")
+        return
+    if tag not in kind.tags:
+        problems.append(f"{where}: wants {kind.wants}, not {_clash(node)}")
+        return
+    try:
+        changes[name] = kind.read(node.value)
+    except ValueError as error:
+        problems.append(f"{where}: {error}")
+
+
+def _line(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}"
+
+
+def _clash(node: yaml.Node) -> str:
+    """Say what stands there instead of what was wanted."""
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
+        tag = node.tag.rpartition(":")[2]
+        return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"
+
+
+def _meant(key: str, known: list[str], prefix: str) -> str:
+    """Suggest the key that was probably meant; also where it belongs into a section."""
+    import difflib
+
+    lower = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {prefix}{lower[close[0]]}?"
+    for _, section, setting in keys(Config):
+        if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), section))}:
+            return f"; did you mean {section}.{key}?"
+    return ""

@@ -1,0 +1,50 @@
+"""The configuration as a user reads it: commented YAML, or a mapping for JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from proxy.config.kinds import quote
+from proxy.config.schema import API_VERSION, KIND, Config, keys
+
+
+def as_yaml(config: Config, comments: bool = True) -> str:
+    """Write a configuration file that reads back as the same configuration."""
+    lines = [f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
+    lines += _lines(config, "", comments)
+    return "\n".join(lines) + "\n"
+
+
+def as_mapping(config: Config) -> dict[str, object]:
+    """Give the settings by key, sections as mappings, values as the file would say them."""
+    return _mapping(config)
+
+
+def _mapping(part: Any) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for item, key, setting in keys(part):
+        value = getattr(part, item.name)
+        if setting is None:
+            result[key] = _mapping(value)
+        else:
+            result[key] = value if isinstance(value, bool | int) else setting.kind.show(value)
+    return result
+
+
+def _lines(part: Any, indent: str, comments: bool) -> Iterator[str]:
+    for item, key, setting in keys(part):
+        value = getattr(part, item.name)
+        if comments:
+            yield from [""] if not indent else []
+            doc = item.metadata["doc"] if setting is None else setting.doc
+            if setting is not None and setting.kind.bounded:
+                doc += f" ({setting.kind.wants})"
+            yield from textwrap.wrap(doc, 96, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        if setting is None:
+            yield f"{indent}{key}:"
+            yield from _lines(value, indent + "  ", comments)
+        else:
+            text = setting.kind.show(value)
+            yield f"{indent}{key}: {quote(text) if 'str' in setting.kind.tags else text}"

@@ -1,0 +1,88 @@
+"""One instance at a time: a lock file that its holder's death releases.
+
+The lock is flock(2) on an open file, so the kernel drops it with the process,
+however that ends. The file itself stays: to remove it would let a second
+process lock a new file of the same name while a third waits on the old one.
+The pid inside is for messages only and decides nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from proxy.model.errors import CannotCreateError, LockedError, PermissionDeniedError
+
+
+@dataclass(slots=True)
+class Lock:
+    """A lock that is held until ``release`` or the end of the process."""
+
+    path: Path
+    _fd: int
+
+    @classmethod
+    def take(cls, path: Path, what: str) -> Self:
+        """Take the lock, or say who has it.
+
+        Args:
+            path: The lock file; it is made where it is missing.
+            what: What the lock stands for, for the message ("listen on /run/x.sock").
+
+        Raises:
+            LockedError: Another process holds it; nothing was changed.
+            CannotCreateError: The file cannot be made, or it is no regular file.
+            PermissionDeniedError: The file may not be made or opened.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        while True:
+            try:
+                fd = os.open(path, flags, 0o600)
+            except PermissionError as error:
+                raise PermissionDeniedError(f"cannot {what}: the lock {path}: {error.strerror}") from error
+            except OSError as error:
+                raise CannotCreateError(f"cannot {what}: the lock {path}: {error.strerror}") from error
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = _holder(fd)
+                os.close(fd)
+                if isinstance(error, BlockingIOError):
+                    raise LockedError(f"cannot {what}: {holder} holds the lock {path}") from error
+                raise CannotCreateError(f"cannot {what}: the lock {path}: {error.strerror}") from error
+            if _same(fd, path):
+                break
+            os.close(fd)  # Somebody replaced the file between open and flock; theirs is the one that counts.
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return cls(path, fd)
+
+    def release(self) -> None:
+        """Give the lock back; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _same(fd: int, path: Path) -> bool:
+    try:
+        there = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
+
+
+def _holder(fd: int) -> str:
+    """Name the holder as well as can be told: its pid and its command line."""
+    text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+    if not (text.isascii() and text.isdigit()):
+        return "another process"
+    try:
+        words = Path("/proc", text, "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return f"pid {text}"
+    command = " ".join(w.decode("utf-8", "replace") for w in words if w)[:120]
+    return f"pid {text} ({command})" if command.isprintable() and command else f"pid {text}"
