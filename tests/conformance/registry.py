@@ -1,0 +1,64 @@
+"""Which schemas there are, and which of them we can run.
+
+A schema can be run when ``schemas/NAME.py`` exists. It holds one function,
+``check(case: Case, topologies: Topologies) -> Outcome``. Adding a schema is adding that file, and removing
+its line below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conformance.cases import Case, Outcome, Topologies
+
+Check = Callable[[Case, Topologies], Outcome]
+
+DATA = "topologies"
+"""The schema that holds no cases but what other files refer to."""
+
+NOT_YET = {
+    "topology_merge": "merging topology hints",
+    "topology_small": "merging topology hints",
+    "topology_discover": "discovery from cAdvisor's machine description",
+    "options": "policy options of kubelet",
+    "cpu_hints": "CPU topology hints",
+    "cpu_pod_request": "CPU requests of whole pods",
+    "cpu_static": "kubelet's static policy as a whole",
+    "device_hints": "device hints",
+    "device_alloc": "device allocation",
+    "memory_static": "the memory manager",
+    "memory_small": "the memory manager",
+    "checkpoints": "kubelet's checkpoint files",
+    "quirks": "the distributing allocator",
+    "koord_be_suppress": "suppression of BE pods",
+    "koord_cgroup_paths": "Koordinator's cgroup path rules",
+    "koord_cgroup_v2_values": "Koordinator's cgroup value conversions",
+    "koord_cpu_take": "Koordinator's CPU accumulator",
+    "koord_cpu_take_sequences": "Koordinator's CPU accumulator",
+    "koord_cpuset_hook": "Koordinator's cpuset hook",
+    "koord_cpuset_rule": "Koordinator's cpuset rule",
+    "koord_cri_merge": "Koordinator's hook protocol",
+    "koord_extension": "Koordinator's node annotations",
+    "koord_nrt": "node topology objects",
+    "koord_topology_merge": "Koordinator's merging of hints",
+    "koord_topology_small": "Koordinator's merging of hints",
+}
+"""Schemas that we know and cannot run yet, with what is missing."""
+
+_FOLDER = Path(__file__).with_name("schemas")
+
+
+def supported() -> list[str]:
+    """List the schemas that can be run."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(_FOLDER)]))
+
+
+def find(schema: str) -> Check | None:
+    """Give the check of a schema, or None where we have none."""
+    if schema not in supported():
+        return None
+    check: Check = importlib.import_module(f"tests.conformance.schemas.{schema}").check
+    return check

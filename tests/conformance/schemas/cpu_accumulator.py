@@ -1,0 +1,24 @@
+"""What is wholly free, in the order in which it would be taken."""
+
+from __future__ import annotations
+
+from proxy.place.packed import free_cores, free_cpus, free_nodes, free_sockets
+from tests.conformance.cases import Case, Outcome, Topologies
+
+_KINDS = {
+    "free_sockets": free_sockets,
+    "free_numa_nodes": free_nodes,
+    "free_cores": free_cores,
+    "free_cpus": free_cpus,
+}
+
+
+def check(case: Case, topologies: Topologies) -> Outcome:
+    kind = case.value("kind", str)
+    if kind not in _KINDS:
+        return Outcome(skipped=f"kind {kind!r} is not built yet")
+    expected = case.value("expected", list)
+    got = _KINDS[kind](topologies.of(case), case.cpus("available"))
+    if case.value("ordered", bool):
+        return Outcome(expected, got)
+    return Outcome(sorted(expected), sorted(got))
