@@ -21,7 +21,7 @@ def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
     The one that is named ``cri`` is taken; where only one is handed over, its name does not matter.
 
     Args:
-        environ: Where the LISTEN_ variables are; they are removed, so that children do not take them for theirs.
+        environ: Where the LISTEN_ variables are; they are removed, so that children do not see them.
 
     Raises:
         CannotCreateError: What was handed over is not one listening unix stream socket.

@@ -84,5 +84,6 @@ def _holder(fd: int) -> str:
         words = Path("/proc", text, "cmdline").read_bytes().split(b"\0")
     except OSError:
         return f"pid {text}"
-    command = " ".join(w.decode("utf-8", "replace") for w in words if w)[:120]
-    return f"pid {text} ({command})" if command.isprintable() and command else f"pid {text}"
+    command = b" ".join(words).decode("utf-8", "replace")
+    shown = " ".join("".join(c if c.isprintable() else " " for c in command).split())[:120]
+    return f"pid {text} ({shown})" if shown else f"pid {text}"

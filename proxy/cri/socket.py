@@ -161,7 +161,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
 
 
 def mirror_mode(path: Path, runtime_path: Path) -> bool:
-    """Give our socket the owner, group and permissions of the runtime's, so that the same clients may connect.
+    """Give our socket the owner, group and permissions of the runtime's, so that the same clients connect.
 
     Where the process may not give files away, the group's bits are left out: they would let in another group.
 

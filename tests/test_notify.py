@@ -1,0 +1,63 @@
+"""What systemd gets to hear."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from proxy.notify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def ear(request: pytest.FixtureRequest, tmp_path: Path):
+    """systemd's end, and the name that it puts into the environment."""
+    name = str(tmp_path / "notify") if request.param == "path" else f"@topoproxy-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(name.replace("@", "\0", 1))
+        listening.settimeout(5)
+        yield listening, name
+
+
+def test_state_lines(ear) -> None:
+    listening, name = ear
+    notifier = Notifier({"NOTIFY_SOCKET": name})
+    assert notifier.active
+    notifier.ready("placing\n containers")
+    assert listening.recv(200) == b"READY=1\nSTATUS=placing containers"
+    notifier.ready()
+    assert listening.recv(200) == b"READY=1"
+    notifier.status("upstream down")
+    assert listening.recv(200) == b"STATUS=upstream down"
+    notifier.ping()
+    assert listening.recv(200) == b"WATCHDOG=1"
+    notifier.stopping("draining")
+    assert listening.recv(200) == b"STOPPING=1\nSTATUS=draining"
+
+
+@pytest.mark.parametrize(
+    ("more", "interval"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_watchdog_interval_is_half_of_systemds(more: dict[str, str], interval: float | None) -> None:
+    assert Notifier({"NOTIFY_SOCKET": "/run/notify", **more}).interval == interval
+
+
+@pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "relative"}])
+def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
+    notifier = Notifier({**environ, "WATCHDOG_USEC": "30000000"})
+    notifier.ready("x")
+    assert (notifier.active, notifier.interval) == (False, None)
+
+
+def test_a_dead_ear_is_no_reason_to_fail(tmp_path: Path) -> None:
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ping()
