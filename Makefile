@@ -1,0 +1,94 @@
+# topoproxy: everything that is done with a clone. `make` alone lists it.
+#
+# Needs python3 (3.11 or newer) and make; the rest is put into .venv by the first target that needs it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAMP := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUNTIME ?=
+VECTORS ?= $(wildcard ../shared/vectors) tests/conformance/vectors
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+BENCH_KIT ?= ../shared/bench
+
+.PHONY: help venv demo test lint bench bench-go conformance proto lock wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
+
+# What a fresh machine may lack is found out here and said in one line. PYTHON=... chooses the interpreter.
+$(STAMP): pyproject.toml requirements.lock
+	@say() { echo "make venv: $$*" >&2; }; \
+	if ! $(BIN)/python -c '' 2>/dev/null; then \
+	  py=; \
+	  for p in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
+	    if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then py=$$p; break; fi; \
+	  done; \
+	  if [ -z "$$py" ]; then \
+	    say "no Python 3.11 or newer found; install one, or name it: make venv PYTHON=/path/to/python3"; exit 1; \
+	  fi; \
+	  if ! "$$py" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    pkg=$$("$$py" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	    if [ "$$(id -u)" = 0 ] && [ -e /etc/debian_version ] && command -v apt-get >/dev/null; then \
+	      say "installing $$pkg"; export DEBIAN_FRONTEND=noninteractive; \
+	      apt-get install -qq -y "$$pkg" >/dev/null 2>&1 || \
+	        { apt-get update -qq && apt-get install -qq -y "$$pkg"; } >/dev/null || \
+	        { say "$$pkg cannot be installed, and $$py has no ensurepip"; exit 1; }; \
+	    else \
+	      say "$$py has no ensurepip; install it (Debian, Ubuntu: sudo apt-get install $$pkg)"; exit 1; \
+	    fi; \
+	  fi; \
+	  say "with $$("$$py" --version) in .venv"; \
+	  rm -rf .venv; "$$py" -m venv .venv; \
+	fi; \
+	say "installing what requirements.lock names"
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: venv ## show the main job in the terminal; RUNTIME=containerd: on this machine's containerd
+	@$(BIN)/topoproxy demo $(if $(RUNTIME),--runtime $(RUNTIME))
+
+test: venv ## run all tests; as root on Debian also end to end on containerd
+	@sh tests/e2e/install.sh
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: venv ## style, types, and which room may import which
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said"; exit 1; }
+	@echo "lint: clean"
+
+conformance: venv ## run the tables of cases: VECTORS="file or folder ..."
+	@$(BIN)/python -m tests.conformance $(VECTORS)
+
+bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS="..."
+	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
+	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
+
+proto: venv ## generate proxy/cri/pb from proto/cri/api.proto
+	@$(BIN)/python -m grpc_tools.protoc -I proto/cri --python_out=proxy/cri/pb --pyi_out=proxy/cri/pb api.proto
+
+# No index addresses are written, so that the file says the same wherever it is made.
+lock: ## renew requirements.lock from pyproject.toml (needs uv)
+	@command -v uv >/dev/null || { echo "make lock: uv is not installed; see https://docs.astral.sh/uv/" >&2; exit 1; }
+	@uv pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11 --extra dev \
+	  --no-emit-index-url -o requirements.lock pyproject.toml
+	@! grep -nE '^(-|--)|://' requirements.lock || { echo "make lock: an address got into requirements.lock" >&2; exit 1; }
+
+wheel: venv ## build the wheel into dist/
+	@$(BIN)/python -m hatchling build -t wheel
+
+clean: ## remove what the other targets made, .venv included
+	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find proxy tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
