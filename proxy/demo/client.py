@@ -18,6 +18,10 @@ from proxy.model.workload import KubeQos
 QOS_LABEL = "koordinator.sh/qosClass"
 STATUS_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 
+# LinuxPodSandboxConfig{security_context{namespace_options{network: NODE}}}, as of a pod with hostNetwork: it needs no
+# CNI. Our messages do not declare these fields, and carry them as unknown ones.
+_HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
+
 _QOS_FOLDER = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.BEST_EFFORT: "/besteffort"}
 
 
@@ -136,10 +140,9 @@ class CriClient:
                 **({QOS_LABEL: spec.qos} if spec.qos else {}),
             },
             annotations={STATUS_ANNOTATION: json.dumps({"cpuset": spec.cpuset})} if spec.cpuset else {},
-            linux=pb.LinuxPodSandboxConfig(
-                cgroup_parent=f"{self._root}{_QOS_FOLDER[spec.kube_qos]}/pod{uid}"
-            ),
+            linux=pb.LinuxPodSandboxConfig.FromString(_HOST_NETWORK),
         )
+        config.linux.cgroup_parent = f"{self._root}{_QOS_FOLDER[spec.kube_qos]}/pod{uid}"
         answer = self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
         return Started(spec, answer.pod_sandbox_id, config)
 

@@ -12,38 +12,9 @@ The order matters to anybody who stands beside it (observed with containerd 1.6 
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
+from proxy.apply.folder import FolderCgroups
 from proxy.demo.records import Resources
-
-
-class Tree(Protocol):
-    """A cpuset hierarchy at the level of its files, with the kernel's rules and error numbers.
-
-    Paths are relative to the root, without a leading slash. Every method raises OSError as the kernel would.
-    """
-
-    @property
-    def version(self) -> int:
-        """1 or 2."""
-
-    def mkdir(self, path: str) -> None:
-        """Make one cgroup below an existing one (EEXIST, ENOENT)."""
-
-    def rmdir(self, path: str) -> None:
-        """Remove an empty cgroup (EBUSY while it holds tasks or children, ENOENT)."""
-
-    def get(self, path: str, name: str) -> str:
-        """Read a file such as ``cpuset.cpus``, without the newline."""
-
-    def put(self, path: str, name: str, text: str) -> None:
-        """Write a file such as ``cpuset.cpus``."""
-
-    def attach(self, path: str, pid: int) -> None:
-        """Move a task into the cgroup (v1: ENOSPC while its cpuset is empty)."""
-
-    def detach(self, path: str, pid: int) -> None:
-        """Let a task end."""
 
 
 class RuncError(Exception):
@@ -56,8 +27,10 @@ FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))
 class Runc:
     """Makes, updates and removes the cgroups of containers in one tree."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: FolderCgroups) -> None:
         self._tree = tree
+        # The plain files: KernelCgroups.write would widen parents and read back, and runc does neither.
+        self._files = tree._files
 
     def start(self, path: str, resources: Resources, pid: int) -> None:
         """Make the cgroup with everything above it, write the cpuset, and put the task in.
@@ -95,7 +68,7 @@ class Runc:
     def remove(self, path: str, pid: int) -> None:
         """Let the task end and remove its cgroup; a cgroup that is gone already is no error."""
         try:
-            self._tree.detach(path, pid)
+            self._tree.detach(pid)
             self._tree.rmdir(path)
         except FileNotFoundError:
             return
@@ -116,8 +89,8 @@ class Runc:
     def _inherit(self, path: str) -> None:
         parent = path.rpartition("/")[0]
         for name, _ in FILES:
-            if not self._tree.get(path, name):
-                self._put(path, name, self._tree.get(parent, name))
+            if not self._files.read(path, name).strip():
+                self._put(path, name, self._files.read(parent, name).strip())
 
     def _set(self, path: str, resources: Resources) -> None:
         for name, field in FILES:
@@ -126,7 +99,7 @@ class Runc:
 
     def _put(self, path: str, name: str, text: str) -> None:
         try:
-            self._tree.put(path, name, text)
+            self._files.write(path, name, text)
         except OSError as error:
             error.add_note(f'failed to write "{text}": write /{path}/{name}')
             raise

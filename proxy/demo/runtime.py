@@ -24,11 +24,12 @@ from typing import Any, Self
 
 import grpc
 
+from proxy.apply.folder import FolderCgroups
 from proxy.cri.pb import api_pb2 as pb
 from proxy.demo.calls import METHODS, CallRefused
 from proxy.demo.engine import Engine
 from proxy.demo.records import ContainerRecord, PodRecord
-from proxy.demo.runc import Runc, Tree
+from proxy.demo.runc import Runc
 
 SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 IMAGES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
@@ -68,7 +69,7 @@ class StandInRuntime:
     """
 
     def __init__(
-        self, socket_path: Path | str, cgroups: Tree, *, alpha: bool = True, events: bool = True
+        self, socket_path: Path | str, cgroups: FolderCgroups, *, alpha: bool = True, events: bool = True
     ) -> None:
         self.socket_path = Path(socket_path)
         self._engine = Engine(Runc(cgroups))

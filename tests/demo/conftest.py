@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.apply.folder import FolderCgroups
+from proxy.demo.client import CriClient
+from proxy.demo.runtime import StandInRuntime
+from proxy.model.idset import CpuSet, Mask
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def cgroups(request, tmp_path):
+    return FolderCgroups(tmp_path / "cg", CpuSet(range(8)), Mask([0, 1]), request.param)
+
+
+@pytest.fixture
+def runtime(cgroups, tmp_path):
+    with StandInRuntime(tmp_path / "r.sock", cgroups) as standin:
+        yield standin
+
+
+@pytest.fixture
+def client(runtime):
+    with CriClient(str(runtime.socket_path), timeout=5) as one:
+        yield one
