@@ -1,0 +1,316 @@
+"""A private containerd with real cgroups, for the length of a test run.
+
+The runtime lives in a network and a mount namespace of its own, so its bridges, firewall rules and mounts
+are never the machine's, and vanish with its last process. The processes are in the machine's pid namespace
+and the cgroups are the machine's, as on a node: a container's files are below
+``<hierarchy>/<bed.cgroup>/<pod's cgroup parent>/<id>``.
+
+The holder of the namespaces is the registry of ``images.py``, which must run inside them anyway. Unix
+sockets of the file system work across network namespaces, so clients and proxies stay outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import images
+from cri import Cri, RpcError
+
+CGROUPS = Path("/sys/fs/cgroup")
+TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
+START_LIMIT = 30.0
+STOP_LIMIT = 10.0
+
+
+def why_not() -> str:
+    """Give the reason why no bed can be made here, or an empty string."""
+    if os.geteuid() != 0:
+        return "a container runtime needs root"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)} (tests/e2e/install.sh installs them on Debian)"
+    if len(os.sched_getaffinity(0)) < 2:
+        return "exclusive CPUs cannot be shown with fewer than two CPUs"
+    return ""
+
+
+def wait_for(what: str, check: Callable[[], object], limit: float = START_LIMIT, pause: float = 0.02) -> None:
+    """Wait until the check is true; an error that it raises counts as not yet."""
+    end = time.monotonic() + limit
+    last: Exception | None = None
+    while time.monotonic() < end:
+        try:
+            if check():
+                return
+        except (RpcError, OSError, AssertionError) as error:
+            last = error
+        time.sleep(pause)
+    raise TimeoutError(f"waited {limit:g} s for {what}: {last or 'still not so'}")
+
+
+def end_process(process: subprocess.Popen[str], limit: float = STOP_LIMIT) -> None:
+    """End a process that we started: politely, then not."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limit)
+    if process.poll() is None:
+        process.kill()
+    process.wait(limit)
+    if process.stdout:
+        process.stdout.close()
+
+
+def hierarchies() -> list[Path]:
+    """The roots of all cgroup hierarchies: one on v2, one per controller on v1."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS]
+    return [entry for entry in CGROUPS.iterdir() if entry.is_dir() and not entry.is_symlink()]
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Bed:
+    """One private containerd.
+
+    Attributes:
+        folder: Where everything of it lives.
+        socket: Its CRI socket.
+        cgroup: The cgroup below which pods of this bed belong, with a leading slash; no other bed has it.
+        log: What containerd wrote.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "containerd.sock"
+        self.cgroup = f"/bed-{zlib.crc32(str(folder).encode()):08x}-{os.getpid()}"
+        self.log = folder / "containerd.log"
+        self._holder: subprocess.Popen[str] | None = None
+        self._containerd: subprocess.Popen[str] | None = None
+        self._default_parents = [root / "k8s.io" for root in hierarchies() if not (root / "k8s.io").exists()]
+
+    # Making it.
+
+    def start(self) -> Bed:
+        """Make images, namespaces and runtime; ready for pods when this returns. Undone when it fails."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            archive = images.build(self.folder / "images")
+            self._configure()
+            self._hold()
+            self.restart()
+            imported = self.run(
+                ["ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive)]
+            )
+            if imported.returncode:
+                raise RuntimeError(f"cannot import the images: {imported.stdout}")  # noqa: TRY301
+            with self.client() as cri:
+                for name in (images.PAUSE, images.BUSYBOX):
+                    wait_for(f"image {name}", lambda name=name: cri.has_image(name))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _configure(self) -> None:
+        for name in ("cni", "certs/_default", "opt"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        cri = "plugins.'io.containerd.grpc.v1.cri'"
+        values: dict[str, dict[str, object]] = {
+            "": {
+                "version": 2,
+                "root": f"{self.folder}/root",
+                "state": f"{self.folder}/state",
+                "disabled_plugins": [
+                    f"io.containerd.snapshotter.v1.{name}" for name in ("aufs", "btrfs", "devmapper", "zfs")
+                ],
+            },
+            "grpc": {"address": str(self.socket)},
+            "plugins.'io.containerd.internal.v1.opt'": {"path": f"{self.folder}/opt"},
+            cri: {
+                "sandbox_image": images.PAUSE,
+                # a machine for tests is often a container itself, without CAP_SYS_RESOURCE and AppArmor
+                "restrict_oom_score_adj": True,
+                "disable_apparmor": True,
+                "netns_mounts_under_state_dir": True,
+                "stream_server_address": "127.0.0.1",
+                "stream_server_port": "0",
+            },
+            f"{cri}.cni": {"bin_dir": "/usr/lib/cni", "conf_dir": f"{self.folder}/cni"},
+            f"{cri}.registry": {"config_path": f"{self.folder}/certs"},
+            f"{cri}.containerd.runtimes.runc": {"runtime_type": "io.containerd.runc.v2"},
+            f"{cri}.containerd.runtimes.runc.options": {
+                "SystemdCgroup": False,
+                "Root": f"{self.folder}/runc",
+            },
+        }
+        lines = []
+        for table, entries in values.items():
+            lines += [f"[{table}]"] if table else []
+            lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
+        (self.folder / "config.toml").write_text("\n".join(lines) + "\n")
+        (self.folder / "certs/_default/hosts.toml").write_text(
+            "[host.'http://127.0.0.1:5000']\ncapabilities = ['pull', 'resolve']\n"
+        )
+        ipam = {
+            "type": "host-local",
+            "dataDir": f"{self.folder}/ipam",
+            "ranges": [[{"subnet": "10.201.0.0/16"}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
+        plugins = [
+            {"type": "bridge", "bridge": "bed0", "isGateway": True, "hairpinMode": True, "ipam": ipam},
+            {"type": "portmap", "capabilities": {"portMappings": True}, "snat": True},
+        ]
+        network = {"cniVersion": "0.4.0", "name": "bed", "plugins": plugins}
+        (self.folder / "cni/10-bed.conflist").write_text(json.dumps(network))
+
+    def _hold(self) -> None:
+        """Start the process that holds the namespaces, and wait until its registry listens."""
+        script = 'mount --make-rshared / && ip link set lo up && exec "$@"'
+        registry = [sys.executable, images.__file__, "serve", str(self.folder / "images"), "5000"]
+        unshare = ["unshare", "--mount", "--net", "--propagation", "private"]
+        with (self.folder / "registry.log").open("w") as log:
+            self._holder = subprocess.Popen(
+                [*unshare, "sh", "-c", script, "sh", *registry],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        stdout = self._holder.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], START_LIMIT)[0] or stdout.readline() != "ready\n":
+            raise RuntimeError(f"cannot make the namespaces: {(self.folder / 'registry.log').read_text()}")
+
+    def inside(self, command: Sequence[str]) -> list[str]:
+        """Give the command line that runs a command in the bed's namespaces."""
+        assert self._holder is not None
+        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", *command]
+
+    def run(self, command: Sequence[str], limit: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command in the bed's namespaces; its output, errors too, is in ``stdout``."""
+        return subprocess.run(
+            self.inside(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+
+    def client(self) -> Cri:
+        """A client of the runtime itself."""
+        return Cri(self.socket, self.cgroup)
+
+    # The runtime's life.
+
+    @property
+    def pid(self) -> int:
+        """The pid of containerd."""
+        assert self._containerd is not None
+        return self._containerd.pid
+
+    def restart(self) -> None:
+        """Start containerd (it must not run) and wait until it answers."""
+        with self.log.open("a") as log:
+            self._containerd = subprocess.Popen(
+                self.inside(["containerd", "-c", str(self.folder / "config.toml")]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        process = self._containerd
+
+        def answers() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"containerd ended with {process.returncode}: {self.log.read_text()[-2000:]}"
+                )
+            # A client that was refused once waits longer and longer before it tries again: take a new one.
+            with self.client() as cri:
+                return bool(cri.list_pods(timeout=2) is not None)
+
+        wait_for("containerd", answers, pause=0.1)
+
+    def kill9(self) -> None:
+        """End containerd as a crash would; pods and their shims live on."""
+        assert self._containerd is not None
+        self._containerd.kill()
+        self._containerd.wait(STOP_LIMIT)
+
+    @contextlib.contextmanager
+    def frozen(self):  # type: ignore[no-untyped-def]
+        """Stop containerd from doing anything for a while: what changes now was done by somebody else."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def clear(self) -> None:
+        """Remove all pods."""
+        with self.client() as cri:
+            for pod in cri.list_pods():
+                cri.stop_pod(pod.id)
+                cri.remove_pod(pod.id)
+
+    # Unmaking it.
+
+    def stop(self) -> None:
+        """Remove pods, end processes, remove cgroups. Mounts go with the namespace. Every step is tried."""
+        if self._containerd is not None:
+            with contextlib.suppress(RpcError):
+                self.clear()
+            end_process(self._containerd)
+        for pid in self._shims():
+            _kill(pid)
+        for root in hierarchies():
+            self._remove_cgroups(root / self.cgroup.lstrip("/"))
+        for parent in self._default_parents:
+            if parent.exists() and not any(child.is_dir() for child in parent.iterdir()):
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+        if self._holder is not None:
+            end_process(self._holder)
+        self._containerd = self._holder = None
+
+    def _shims(self) -> list[int]:
+        """Shims that nobody ended; each names our socket in its command line."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    if b"containerd-shim" in words[0] and str(self.socket).encode() in words:
+                        found.append(int(entry.name))
+        return found
+
+    def _remove_cgroups(self, top: Path) -> None:
+        folders = [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    _kill(int(pid))
+        end = time.monotonic() + STOP_LIMIT
+        while (folders := [folder for folder in folders if folder.exists()]) and time.monotonic() < end:
+            for folder in folders:
+                with contextlib.suppress(OSError):  # busy until the kernel has buried the last process
+                    folder.rmdir()
+            time.sleep(0.01)

@@ -1,0 +1,271 @@
+"""A small CRI client, and what the kernel says about a container's CPUs.
+
+Only what the tests call is here. Messages are the project's own (fields that it does not declare are set as
+bytes); the service name is a parameter, as ``runtime.v1`` and ``runtime.v1alpha2`` have the same messages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+os.environ.setdefault(
+    "GRPC_ENABLE_FORK_SUPPORT", "false"
+)  # we start processes, and none of them speaks gRPC of ours
+
+import grpc
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.model.idset import CpuSet, Mask
+
+RpcError = grpc.RpcError
+IMAGE = "localhost/busybox:1"
+CREATED, RUNNING, EXITED = range(3)
+
+# LinuxPodSandboxConfig.security_context (2) { namespace_options (1) { network (1) = NODE (2) } }
+HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
+
+
+def code(error: RpcError) -> grpc.StatusCode:
+    """Give the status code of a call that failed."""
+    return error.code()  # type: ignore[attr-defined, no-any-return]
+
+
+class Cri:
+    """One connection to a CRI socket. Use as a context manager, or close it.
+
+    Args:
+        socket: Path of the unix socket.
+        cgroup: Put before every pod's ``cgroup_parent``.
+        service: Prefix of the services' names.
+    """
+
+    def __init__(self, socket: Path, cgroup: str, service: str = "runtime.v1") -> None:
+        self._cgroup = cgroup
+        self._service = service
+        # Without a pool of its own, a second channel to the same path may share a broken connection.
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+            ("grpc.enable_http_proxy", 0),
+        ]
+        self.channel = grpc.insecure_channel(f"unix://{socket}", options=options)
+        self._configs: dict[str, Any] = {}
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def method(self, name: str, answer: str = "") -> grpc.UnaryUnaryMultiCallable[Any, Any]:
+        """Give the callable of a method of the runtime service."""
+        return self.channel.unary_unary(
+            f"/{self._service}.RuntimeService/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=getattr(pb, answer or f"{name}Response").FromString,
+        )
+
+    def call(self, name: str, timeout: float = 30, **fields: Any) -> Any:
+        """Call a method of the runtime service with a request made of the fields."""
+        return self.method(name)(getattr(pb, f"{name}Request")(**fields), timeout=timeout)
+
+    def version(self, timeout: float = 5) -> Any:
+        return self.call("Version", timeout)
+
+    def has_image(self, name: str) -> bool:
+        """Ask whether an image is there (ImageStatusRequest.image is field 1, and so is the answer's)."""
+        spec = pb.ImageSpec(image=name).SerializeToString()
+        ask = self.channel.unary_unary(f"/{self._service}.ImageService/ImageStatus")
+        return ask(b"\x0a" + bytes([len(spec)]) + spec, timeout=5).startswith(b"\x0a")
+
+    # Pods.
+
+    def pod_config(
+        self,
+        name: str,
+        *,
+        uid: str = "",
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        cgroup_parent: str = "",
+        host_network: bool = True,
+        attempt: int = 0,
+    ) -> Any:
+        """Make a PodSandboxConfig as kubelet does; the default cgroup parent is that of a Guaranteed pod."""
+        uid = uid or f"uid-{name}"
+        parent = cgroup_parent or f"/kubepods/pod{uid}"
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace="default", attempt=attempt),
+            labels={
+                "io.kubernetes.pod.name": name,
+                "io.kubernetes.pod.uid": uid,
+                "io.kubernetes.pod.namespace": "default",
+                **(labels or {}),
+            },
+            annotations=dict(annotations or {}),
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent=self._cgroup + parent),
+        )
+        if host_network:
+            config.linux.MergeFromString(HOST_NETWORK)
+        return config
+
+    def run_pod(self, name: str, **options: Any) -> str:
+        """Run a sandbox (options of ``pod_config``); returns its id."""
+        config = self.pod_config(name, **options)
+        pod: str = self.call("RunPodSandbox", config=config).pod_sandbox_id
+        self._configs[pod] = config
+        return pod
+
+    def stop_pod(self, pod: str) -> None:
+        self.call("StopPodSandbox", pod_sandbox_id=pod)
+
+    def remove_pod(self, pod: str) -> None:
+        self.call("RemovePodSandbox", pod_sandbox_id=pod)
+        self._configs.pop(pod, None)
+
+    def list_pods(self, timeout: float = 30) -> list[Any]:
+        return list(self.call("ListPodSandbox", timeout).items)
+
+    def adopt(self, other: Cri) -> None:
+        """Take over the pods that another client made (a create needs the pod's config again)."""
+        self._configs.update(other._configs)
+
+    # Containers.
+
+    def create_request(
+        self,
+        pod: str,
+        name: str = "main",
+        *,
+        image: str = IMAGE,
+        command: Sequence[str] = ("sleep", "3600"),
+        attempt: int = 0,
+        device: str = "",
+        **resources: Any,
+    ) -> Any:
+        """Make a CreateContainerRequest; ``resources`` are fields of LinuxContainerResources."""
+        config = pb.ContainerConfig(
+            metadata=pb.ContainerMetadata(name=name, attempt=attempt),
+            image=pb.ImageSpec(image=image),
+            command=command,
+            devices=[pb.Device(host_path=device, container_path=device, permissions="r")] if device else [],
+            labels={"io.kubernetes.container.name": name},
+            linux=pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(**resources)),
+        )
+        return pb.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=self._configs[pod])
+
+    def create(self, pod: str, name: str = "main", timeout: float = 30, **options: Any) -> str:
+        """Create a container (options of ``create_request``); returns its id."""
+        request = self.create_request(pod, name, **options)
+        container: str = self.method("CreateContainer")(request, timeout=timeout).container_id
+        return container
+
+    def start(self, container: str) -> None:
+        self.call("StartContainer", container_id=container)
+
+    def run(self, pod: str, name: str = "main", **options: Any) -> str:
+        """Create and start."""
+        container = self.create(pod, name, **options)
+        self.start(container)
+        return container
+
+    def stop(self, container: str, grace: int = 0) -> None:
+        """Stop a container; it is killed after ``grace`` seconds."""
+        self.method("StopContainer")(
+            pb.StopContainerRequest(container_id=container, timeout=grace), timeout=30
+        )
+
+    def remove(self, container: str) -> None:
+        self.call("RemoveContainer", container_id=container)
+
+    def update(self, container: str, **resources: Any) -> None:
+        """UpdateContainerResources with just these fields of LinuxContainerResources."""
+        linux = pb.LinuxContainerResources(**resources)
+        self.call("UpdateContainerResources", container_id=container, linux=linux)
+
+    def status(self, container: str, verbose: bool = False) -> Any:
+        return self.call("ContainerStatus", container_id=container, verbose=verbose)
+
+    def list(self) -> list[Any]:
+        return list(self.call("ListContainers").containers)
+
+    def events(self, timeout: float = 30) -> Iterator[Any]:
+        """Stream of container events (UNIMPLEMENTED before containerd 1.7)."""
+        stream = self.channel.unary_stream(
+            f"/{self._service}.RuntimeService/GetContainerEvents",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=pb.ContainerEventResponse.FromString,
+        )
+        yield from stream(pb.GetEventsRequest(), timeout=timeout)
+
+
+# What the kernel says.
+
+
+@dataclass(frozen=True)
+class Cpuset:
+    """A container's cpuset: as written, as in force, and as its tasks have it."""
+
+    cpus: CpuSet
+    mems: Mask
+    effective: CpuSet
+    tasks: frozenset[CpuSet]
+
+
+def cpuset_root() -> Path:
+    """The hierarchy with the cpuset controller."""
+    v1 = Path("/sys/fs/cgroup/cpuset")
+    return v1 if v1.is_dir() else Path("/sys/fs/cgroup")
+
+
+def is_v2() -> bool:
+    """Tell whether the machine's cpuset controller is that of cgroup v2."""
+    return (cpuset_root() / "cgroup.controllers").exists()
+
+
+def cgroup_of(container: str, root: Path | None = None) -> Path | None:
+    """Find a container's cgroup in a hierarchy (default: the cpuset one), None where it has none."""
+    for folder, below, _ in os.walk(root or cpuset_root()):
+        if container in below:
+            return Path(folder) / container
+    return None
+
+
+def cpuset_of(container: str) -> Cpuset:
+    """Read a running container's cpuset from the kernel.
+
+    Raises:
+        FileNotFoundError: It has no cgroup.
+    """
+    folder = cgroup_of(container)
+    if folder is None:
+        raise FileNotFoundError(f"container {container[:12]} has no cgroup")
+    effective = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
+    tasks = set()
+    for pid in (folder / "cgroup.procs").read_text().split():
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                tasks.add(CpuSet.parse(line.partition(":")[2]))
+    return Cpuset(
+        CpuSet.parse((folder / "cpuset.cpus").read_text()),
+        Mask.parse((folder / "cpuset.mems").read_text()),
+        CpuSet.parse((folder / effective).read_text()),
+        frozenset(tasks),
+    )
+
+
+def online() -> CpuSet:
+    """The CPUs that the machine's root cpuset offers."""
+    name = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
+    try:
+        return CpuSet.parse((cpuset_root() / name).read_text())
+    except OSError:  # no cpuset controller here: the tests are skipped, and must still be collected
+        return CpuSet(range(os.cpu_count() or 1))

@@ -1,0 +1,264 @@
+"""The daemon under test, and a second opinion on where each container belongs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bed import Bed, end_process, wait_for
+from cri import Cri, cpuset_of, online
+
+from proxy.model.idset import CpuSet
+
+PROGRAM = Path(sys.executable).with_name("topoproxy")
+QOS_LABEL = "koordinator.sh/qosClass"
+CPUSET_ANNOTATION = "scheduling.koordinator.sh/resource-status"
+MIB = 1 << 20
+
+
+class Daemon:
+    """A ``topoproxy serve`` in front of a bed.
+
+    Attributes:
+        folder: Configuration, sockets, state and log.
+        socket: Where it listens.
+        log: What it wrote.
+    """
+
+    def __init__(self, folder: Path, bed: Bed, config: dict[str, object]) -> None:
+        self.folder = folder
+        self.bed = bed
+        self.socket = folder / "cri.sock"
+        self.log = folder / "proxy.log"
+        self._process: subprocess.Popen[str] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "apiVersion": "topoproxy/v1",
+            "kind": "TopoproxyConfiguration",
+            "cpuManagerPolicy": "static",
+            "reconcilePeriod": "1s",
+            **config,
+        }
+        (folder / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
+
+    def start(self) -> None:
+        """Start it and wait until it hands on a call."""
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(PROGRAM, "serve", "--config", self.folder / "config.yaml"),
+                    *("--listen", f"unix://{self.socket}", "--runtime", f"unix://{self.bed.socket}"),
+                    *("--state-dir", self.folder / "state"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+                env={k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "LISTEN_"))},
+            )
+        process = self._process
+
+        def answers() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"topoproxy ended with {process.returncode}: {self.log.read_text()[-2000:]}"
+                )
+            with self.client() as client:
+                return bool(client.version(timeout=2).runtime_name)
+
+        wait_for("the proxy to answer", answers, limit=20)
+
+    def client(self) -> Cri:
+        """A client that speaks through it."""
+        return Cri(self.socket, self.bed.cgroup)
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill9(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(10)
+
+    def stop(self) -> int:
+        """End it as systemd does; returns its exit status."""
+        assert self._process is not None
+        end_process(self._process)
+        return self._process.returncode
+
+    def restart(self) -> None:
+        """End it and start it again, with the same state."""
+        self.stop()
+        self.start()
+
+    def status(self) -> Any:
+        """What ``topoproxy status --json`` says."""
+        done = subprocess.run(
+            [PROGRAM, "status", "--json", "--admin", f"unix://{self.folder / 'admin.sock'}"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A class of pods: how kubelet and the scheduler present it, and which CPUs follow from that.
+
+    Attributes:
+        label: Koordinator's class; empty for a plain Kubernetes pod.
+        parent: kubelet's folder for Kubernetes' class.
+        resources: As kubelet writes them in CreateContainer.
+        pool: ``named`` (the annotation's CPUs), ``picked`` (as many as asked for), ``shared`` or ``be``.
+        hard: Its own CPUs leave the BE pool too.
+    """
+
+    label: str
+    parent: str
+    resources: dict[str, int]
+    pool: str
+    hard: bool = False
+
+
+def _resources(milli: int, limit: int | None = None, memory: int = 0) -> dict[str, int]:
+    found = {"cpu_period": 100_000, "cpu_shares": max(2, milli * 1024 // 1000)}
+    if limit:
+        found["cpu_quota"] = limit * 100
+    if memory:
+        found["memory_limit_in_bytes"] = memory
+    return found
+
+
+ONE_CPU = _resources(1000, 1000, 64 * MIB)
+KINDS = {
+    "lse": Kind("LSE", "/kubepods", ONE_CPU, "named", hard=True),
+    "lsr": Kind("LSR", "/kubepods", ONE_CPU, "named"),
+    "ls": Kind("LS", "/kubepods/burstable", _resources(500, 800), "shared"),
+    "be": Kind("BE", "/kubepods/besteffort", _resources(0), "be"),
+    "whole": Kind("", "/kubepods", ONE_CPU, "picked", hard=True),
+    "part": Kind("", "/kubepods", _resources(500, 500, 64 * MIB), "shared"),
+    "burstable": Kind("", "/kubepods/burstable", _resources(1000, 2000), "shared"),
+    "besteffort": Kind("", "/kubepods/besteffort", _resources(0), "be"),
+}
+
+
+@dataclass
+class Member:
+    """A container that holds its place."""
+
+    kind: Kind
+    own: CpuSet
+    pod: str = ""
+    running: bool = False
+
+
+@dataclass
+class Node:
+    """A client of the daemon, and its own account of who should be where."""
+
+    bed: Bed
+    daemon: Daemon
+    cri: Cri
+    members: dict[str, Member] = field(default_factory=dict)
+    _pods: dict[str, tuple[Kind, CpuSet]] = field(default_factory=dict)
+
+    # Acting.
+
+    def pod(self, kind: str, cpus: CpuSet | None = None, name: str = "", annotation: str = "") -> str:
+        """Run a sandbox of a kind; ``cpus`` is what the scheduler's annotation gives it."""
+        what = KINDS[kind]
+        name = name or f"{kind}-{len(self._pods)}"
+        if cpus is not None:
+            annotation = json.dumps({"cpuset": str(cpus)})
+        pod = self.cri.run_pod(
+            name,
+            labels={QOS_LABEL: what.label} if what.label else {},
+            annotations={CPUSET_ANNOTATION: annotation} if annotation else {},
+            cgroup_parent=f"{what.parent}/pod-{name}",
+        )
+        self._pods[pod] = (what, cpus or CpuSet())
+        return pod
+
+    def create(self, pod: str, name: str = "main", **options: Any) -> str:
+        """Create a container in a pod, with the resources of its kind."""
+        kind, own = self._pods[pod]
+        container = self.cri.create(pod, name, **(kind.resources | options))
+        self.members[container] = Member(kind, own, pod)
+        return container
+
+    def start(self, container: str) -> None:
+        """Start it; CPUs that the daemon picked are looked up here."""
+        self.cri.start(container)
+        member = self.members[container]
+        member.running = True
+        if member.kind.pool == "picked":
+            member.own = cpuset_of(container).cpus
+
+    def run(self, pod: str, name: str = "main", **options: Any) -> str:
+        """Create and start."""
+        container = self.create(pod, name, **options)
+        self.start(container)
+        return container
+
+    def spawn(self, kind: str, cpus: CpuSet | None = None) -> str:
+        """A pod of a kind with one running container; returns the container's id."""
+        return self.run(self.pod(kind, cpus))
+
+    def remove(self, container: str) -> None:
+        """Stop and remove."""
+        self.cri.stop(container)
+        self.members.pop(container, None)
+        self.cri.remove(container)
+
+    # Judging.
+
+    def owned(self, hard: bool = False) -> CpuSet:
+        """All CPUs that somebody owns; with ``hard`` only those that leave the BE pool."""
+        found = CpuSet()
+        for member in self.members.values():
+            if member.kind.hard or not hard:
+                found |= member.own
+        return found
+
+    def expected(self, member: Member) -> CpuSet:
+        """Where a member belongs."""
+        if member.kind.pool in ("named", "picked"):
+            return member.own
+        return online() - self.owned(hard=member.kind.pool == "be")
+
+    def check(self) -> None:
+        """Compare the kernel with our own account, for every running container."""
+        for container, member in self.members.items():
+            if member.running:
+                found, wanted = cpuset_of(container), self.expected(member)
+                said = (
+                    f"{member.kind.label or member.kind.parent} {container[:12]}: {found}, expected {wanted}"
+                )
+                assert wanted, f"nothing is left: {said}"
+                assert found.cpus == wanted, said
+                assert found.effective == wanted, said
+                assert found.tasks <= {wanted}, said
+                assert found.mems, f"no memory nodes: {said}"
+                if member.kind.pool == "picked":
+                    assert len(found.cpus) == 1, said
+
+    def settle(self, limit: float = 5) -> None:
+        """Wait until every running container is where it belongs."""
+
+        def settled() -> bool:
+            self.check()
+            return True
+
+        wait_for("containers to be where they belong", settled, limit)

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Install what the end-to-end tests need: a container runtime, static tools for images, CNI plug-ins.
+#
+#   sh tests/e2e/install.sh
+#
+# As root on Debian (or a system with apt) the missing packages are installed; where all are there, nothing is
+# touched and no network is used. Elsewhere the reason is printed and the exit status is 0 all the same: the
+# end-to-end tests then skip themselves with the same reason. Time is bounded by TOPOPROXY_APT_LIMIT (seconds).
+set -u
+
+packages="containerd runc busybox-static containernetworking-plugins iproute2 iptables socat util-linux"
+limit=${TOPOPROXY_APT_LIMIT:-240}
+
+skip() {
+    echo "end-to-end tests will be skipped: $1"
+    exit 0
+}
+
+[ "$(uname -s)" = Linux ] || skip "this is not Linux"
+
+missing=
+for package in $packages; do
+    state=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) || state=
+    case $state in
+        *" installed") ;;
+        *) missing="$missing $package" ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+
+command -v apt-get >/dev/null 2>&1 || skip "there is no apt-get here, and these are not installed:$missing"
+[ "$(id -u)" = 0 ] || skip "only root can install$missing"
+
+log=$(mktemp) || skip "no temporary file can be made"
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive
+apt_get() { timeout -k 10 "$limit" apt-get -q -y -o DPkg::Lock::Timeout=60 -o Acquire::Retries=2 "$@" >>"$log" 2>&1; }
+
+echo "installing for the end-to-end tests:$missing"
+# The lists may be there already, and fetching them is the slow half: ask for them only when it fails without.
+# shellcheck disable=SC2086  # a list of words
+apt_get install --no-install-recommends $missing ||
+    { apt_get update && apt_get install --no-install-recommends $missing; } ||
+    { tail -n 5 "$log" >&2; skip "apt-get could not install$missing"; }

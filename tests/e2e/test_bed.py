@@ -1,0 +1,105 @@
+"""The bed itself, and the facts about containerd and runc that the design rests on.
+
+A fact that changes with a new runtime fails here first, and says so before the tests of the daemon do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+from bed import Bed, hierarchies, wait_for
+from cri import EXITED, Cri, cgroup_of, code, cpuset_of, is_v2, online
+
+from proxy.model.idset import CpuSet
+
+pytestmark = pytest.mark.e2e
+
+CPUS = online()
+LAST = CpuSet([max(CPUS)])
+FIRST = CpuSet([CPUS.first()])
+
+
+def test_a_cpuset_of_the_cri_reaches_the_kernel(cri: Cri) -> None:
+    container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpuset_mems="0")
+    found = cpuset_of(container)
+    assert (found.cpus, found.effective, found.tasks) == (LAST, LAST, {LAST})
+    assert str(found.mems) == "0"
+
+
+def test_an_update_of_the_quota_undoes_a_cpuset_that_was_written_to_the_file(cri: Cri) -> None:
+    """So every update must carry the cpuset that is wanted."""
+    container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpu_quota=50000, cpu_period=100000)
+    folder = cgroup_of(container)
+    assert folder is not None
+    (folder / "cpuset.cpus").write_text(str(CPUS))
+    assert cpuset_of(container).cpus == CPUS
+
+    cri.update(container, cpu_quota=60000, cpu_period=100000)
+    assert cpuset_of(container).cpus == LAST
+
+    cri.update(container, cpuset_cpus=str(FIRST))
+    assert cpuset_of(container).cpus == FIRST
+    cri.update(container, cpu_quota=70000, cpu_period=100000)
+    assert cpuset_of(container).cpus == FIRST, "the cpuset of the last update is the one that lasts"
+
+
+def test_a_container_without_a_cpuset_has_its_parents(cri: Cri) -> None:
+    found = cpuset_of(cri.run(cri.run_pod("direct")))
+    assert found.cpus == (CpuSet() if is_v2() else CPUS)
+    assert found.effective == CPUS
+
+
+def test_a_created_container_has_no_cgroup_and_starts_with_the_last_update(cri: Cri) -> None:
+    container = cri.create(cri.run_pod("direct"), cpuset_cpus=str(FIRST))
+    assert cgroup_of(container) is None
+    cri.update(container, cpuset_cpus=str(LAST))
+    assert cgroup_of(container) is None
+    cri.start(container)
+    assert cpuset_of(container).cpus == LAST
+
+
+def test_a_failed_create_says_what_is_missing(cri: Cri) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        cri.create(cri.run_pod("direct"), image="localhost/absent:1")
+    assert code(caught.value) is grpc.StatusCode.NOT_FOUND
+
+
+def test_an_update_with_a_cpu_that_does_not_exist_is_refused(cri: Cri) -> None:
+    container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST))
+    with pytest.raises(grpc.RpcError) as caught:
+        cri.update(container, cpuset_cpus="4000")
+    assert code(caught.value) is grpc.StatusCode.UNKNOWN
+    assert cpuset_of(container).cpus == LAST
+
+
+def test_a_crash_of_the_runtime_leaves_containers_running(bed: Bed, cri: Cri) -> None:
+    container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST))
+    bed.kill9()
+    assert cpuset_of(container).tasks == {LAST}
+    with pytest.raises(grpc.RpcError) as caught:
+        cri.version()
+    assert code(caught.value) is grpc.StatusCode.UNAVAILABLE
+    bed.restart()
+    wait_for("the channel to recover", cri.version)
+    assert [c.id for c in cri.list()] == [container]
+    cri.stop(container)
+    assert cri.status(container).status.state == EXITED
+
+
+def test_two_beds_do_not_meet_and_leave_nothing_behind(bed: Bed, cri: Cri, tmp_path: Path) -> None:
+    mine = cri.run(cri.run_pod("same"), cpuset_cpus=str(FIRST))
+    other = Bed(tmp_path / "other").start()
+    try:
+        assert other.cgroup != bed.cgroup
+        with other.client() as client:
+            theirs = client.run(client.run_pod("same"), cpuset_cpus=str(LAST))
+            assert [c.id for c in client.list()] == [theirs]
+            assert [c.id for c in cri.list()] == [mine]
+            assert (cpuset_of(mine).cpus, cpuset_of(theirs).cpus) == (FIRST, LAST)
+    finally:
+        other.stop()
+    assert cgroup_of(theirs) is None
+    assert not [root for root in hierarchies() if (root / other.cgroup.lstrip("/")).exists()]
+    assert cpuset_of(mine).cpus == FIRST

@@ -1,0 +1,474 @@
+"""The daemon in front of a real containerd: what it decides is read back from the kernel.
+
+The machine's own CPUs are used, so two are enough: the last one is given away, the rest is shared.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from bed import Bed, wait_for
+from cri import CREATED, EXITED, Cri, cgroup_of, code, cpuset_of, online
+from daemon import KINDS, Daemon, Member, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = pytest.mark.e2e
+
+Status = grpc.StatusCode
+ALL = online()
+LAST = CpuSet([max(ALL)])
+REST = ALL - LAST
+
+
+def refused(what: Callable[[], object]) -> tuple[Status, str]:
+    """Make a call that must fail; returns its code and words."""
+    with pytest.raises(grpc.RpcError) as caught:
+        what()
+    return code(caught.value), caught.value.details()  # type: ignore[attr-defined]
+
+
+def files(*containers: str) -> dict[str, str]:
+    """Every file of the containers' cpuset cgroups that says where they run, byte for byte."""
+    found = {}
+    for container in containers:
+        folder = cgroup_of(container)
+        assert folder is not None
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            found[f"{container}/{name}"] = (folder / name).read_text()
+    return found
+
+
+def controller(container: str, name: str) -> str:
+    """Read a file of a container's cgroup in whichever hierarchy has it."""
+    for root in Path("/sys/fs/cgroup").iterdir():
+        if root.is_dir() and (folder := cgroup_of(container, root)) and (folder / name).exists():
+            return (folder / name).read_text().strip()
+    raise FileNotFoundError(name)
+
+
+# Where each class runs.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_class_alone(node: Node, kind: str) -> None:
+    pool = KINDS[kind].pool
+    container = node.spawn(kind, LAST if pool == "named" else None)
+    node.check()
+    if pool in ("named", "picked"):
+        assert len(cpuset_of(container).cpus) == 1
+
+
+@pytest.mark.parametrize("owner", ["lse", "lsr", "whole"])
+def test_pools_beside_an_owner(node: Node, owner: str) -> None:
+    node.spawn(owner, LAST if owner != "whole" else None)
+    for kind in ("ls", "be", "part", "burstable", "besteffort"):
+        node.spawn(kind)
+    node.check()
+    assert len(node.owned()) == 1
+
+
+def test_the_cpus_of_a_pod_are_the_cpus_of_all_its_containers(node: Node) -> None:
+    pod = node.pod("lse", LAST)
+    first, second = node.run(pod, "first"), node.run(pod, "second")
+    node.check()
+    assert cpuset_of(first).cpus == cpuset_of(second).cpus == LAST
+
+
+def test_what_kubelet_asks_for_does_not_matter(node: Node) -> None:
+    owner = node.run(node.pod("lse", LAST), cpuset_cpus=str(REST))
+    sharer = node.run(node.pod("ls"), cpuset_cpus=str(ALL))
+    assert (cpuset_of(owner).cpus, cpuset_of(sharer).cpus) == (LAST, REST)
+
+
+# Moving others.
+
+
+def test_others_leave_before_the_runtime_hears_of_the_create(node: Node) -> None:
+    """The runtime is stopped while the create is under way: whoever moves now was moved by us."""
+    sharer, batch = node.spawn("ls"), node.spawn("be")
+    pod = node.pod("lse", LAST)
+    with node.bed.frozen():
+        request = node.cri.create_request(pod, **KINDS["lse"].resources)
+        call = node.cri.method("CreateContainer").future(request, timeout=30)
+        wait_for("others to leave", lambda: cpuset_of(sharer).cpus == cpuset_of(batch).cpus == REST, limit=5)
+        assert not call.done()
+    container = call.result().container_id
+    node.members[container] = Member(KINDS["lse"], LAST)
+    node.start(container)
+    node.check()
+
+
+def test_nobody_is_left_on_owned_cpus_when_the_create_returns(node: Node) -> None:
+    for kind in ("ls", "be", "burstable"):
+        node.spawn(kind)
+    pod = node.pod("lse", LAST)
+    node.create(pod)
+    node.check()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"image": "localhost/absent:1"}, id="no such image"),
+        pytest.param({"device": "/dev/absent"}, id="no such device"),
+    ],
+)
+def test_a_failed_create_puts_others_back(node: Node, wrong: dict[str, Any]) -> None:
+    sharers = [node.spawn("ls"), node.spawn("be")]
+    before = files(*sharers)
+    pod = node.pod("lse", LAST)
+    with node.bed.client() as direct:
+        direct.adopt(node.cri)
+        request = {**KINDS["lse"].resources, **wrong}
+        expected = refused(lambda: direct.create(pod, "direct", **request))
+    with node.bed.frozen():
+        call = node.cri.method("CreateContainer").future(node.cri.create_request(pod, **request), timeout=30)
+        wait_for("others to leave", lambda: cpuset_of(sharers[0]).cpus == REST, limit=5)
+    assert refused(call.result)[0] is expected[0]
+    wait_for("others to be back", lambda: files(*sharers) == before, limit=5)
+    node.check()
+
+
+def test_stop_and_removal_give_cpus_back(node: Node) -> None:
+    sharer, batch = node.spawn("ls"), node.spawn("be")
+    owner = node.spawn("lse", LAST)
+    node.check()
+    node.cri.stop(owner)
+    del node.members[owner]
+    node.settle()
+    assert cpuset_of(sharer).cpus == cpuset_of(batch).cpus == ALL
+    node.cri.remove(owner)
+
+    created = node.create(node.pod("lsr", LAST))
+    node.check()
+    assert cpuset_of(sharer).cpus == REST
+    node.cri.remove(created)
+    del node.members[created]
+    node.settle()
+
+
+@pytest.mark.parametrize("how", ["stop_pod", "remove_pod"])
+def test_the_end_of_a_pod_gives_cpus_back(node: Node, how: str) -> None:
+    sharer = node.spawn("ls")
+    pod = node.pod("lse", LAST)
+    owner = node.run(pod)
+    node.check()
+    getattr(node.cri, how)(pod)
+    del node.members[owner]
+    node.settle()
+    assert cpuset_of(sharer).cpus == ALL
+
+
+def test_a_container_that_ends_by_itself_gives_cpus_back(node: Node) -> None:
+    sharer = node.spawn("ls")
+    owner = node.run(node.pod("lse", LAST), command=["sleep", "2"])
+    node.check()
+    wait_for("the end", lambda: node.cri.status(owner).status.state == EXITED, limit=10)
+    del node.members[owner]
+    node.settle(limit=5)  # the reconcile period is one second
+    assert cpuset_of(sharer).cpus == ALL
+
+
+# Created, not started; updated.
+
+
+def test_a_created_container_starts_with_the_set_of_its_start(node: Node) -> None:
+    """It has no cgroup yet, so only the runtime's own record can carry the set."""
+    waiting, batch = node.create(node.pod("ls")), node.create(node.pod("be"))
+    owner = node.spawn("lse", LAST)
+    node.start(waiting)
+    node.check()
+    node.remove(owner)
+    node.start(batch)
+    node.settle()
+    assert cpuset_of(waiting).cpus == cpuset_of(batch).cpus == ALL
+
+
+def test_a_start_waits_for_the_set_that_is_true_now(node: Node) -> None:
+    """Start and create at the same time, many times: whatever comes first, owned CPUs are never shared."""
+    sharing, owning = node.pod("ls"), node.pod("lse", LAST)
+    for attempt in range(8):
+        waiting = node.create(sharing, attempt=attempt)
+        starter = threading.Thread(target=node.start, args=(waiting,))
+        starter.start()
+        owner = node.create(owning, attempt=attempt)
+        starter.join(30)
+        node.check()
+        node.remove(owner)
+        node.remove(waiting)
+
+
+@pytest.mark.parametrize("asked", ["", str(ALL)], ids=["no cpuset", "another cpuset"])
+def test_an_update_keeps_our_cpuset_and_brings_all_else(node: Node, asked: str) -> None:
+    owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
+    extra = {"cpuset_cpus": asked} if asked else {}
+    for container in (owner, sharer):
+        node.cri.update(container, cpu_quota=70_000, cpu_period=50_000, cpu_shares=333, **extra)
+    node.check()
+    for container in (owner, sharer):
+        if not (Path("/sys/fs/cgroup") / "cgroup.controllers").exists():
+            assert controller(container, "cpu.cfs_quota_us") == "70000"
+            assert controller(container, "cpu.cfs_period_us") == "50000"
+            assert controller(container, "cpu.shares") == "333"
+        else:
+            assert controller(container, "cpu.max") == "70000 50000"
+    node.cri.update(owner, memory_limit_in_bytes=96 << 20)
+    node.check()
+    limit = node.cri.status(owner).status.resources.linux.memory_limit_in_bytes
+    assert limit in (96 << 20, 0)  # 0: this runtime does not tell
+
+
+def test_a_pool_that_moved_survives_an_update_made_behind_our_back(node: Node) -> None:
+    """A kernel write alone would be undone by the runtime's record: it must have been made lasting."""
+    sharer = node.spawn("ls")
+    node.spawn("lse", LAST)
+    with node.bed.client() as direct:
+
+        def lasting() -> bool:
+            direct.update(sharer, cpu_shares=400)
+            return cpuset_of(sharer).cpus == REST
+
+        wait_for("the set to last", lasting, limit=10, pause=0.5)
+
+
+def test_a_set_that_somebody_else_changed_is_repaired(node: Node) -> None:
+    sharer = node.spawn("ls")
+    owner = node.spawn("lse", LAST)
+    for container in (sharer, owner):
+        folder = cgroup_of(container)
+        assert folder is not None
+        (folder / "cpuset.cpus").write_text(str(ALL))
+    node.settle()
+
+
+# What cannot be had.
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    ['{"cpuset":"5-"}', "no JSON", '{"cpuset":"60000"}', '{"cpuset":7}'],
+    ids=["backwards", "not JSON", "no such CPU", "not text"],
+)
+def test_a_malformed_annotation(node: Node, annotation: str) -> None:
+    pod = node.pod("ls", name="tolerant", annotation=annotation)
+    node.run(pod)
+    node.check()
+    before = node.daemon.log.read_text().count("default/tolerant")
+    node.run(pod, "second")
+    text = str(node.daemon.status())
+    assert "tolerant" in text
+    assert "cpuset" in text or "CPU" in text
+    assert before >= 1
+    for kind in ("lse", "lsr"):
+        strict = node.pod(kind, annotation=annotation)
+        status, words = refused(lambda strict=strict: node.create(strict))
+        assert status is Status.INVALID_ARGUMENT
+        assert "cannot" in words
+    node.check()
+
+
+def test_all_cpus_cannot_be_given_away(node: Node) -> None:
+    sharer = node.spawn("ls")
+    status, words = refused(lambda: node.create(node.pod("lse", ALL)))
+    assert status is Status.FAILED_PRECONDITION
+    assert "empty" in words
+    node.check()
+    assert cpuset_of(sharer).cpus == ALL
+
+
+def test_nothing_is_given_twice(node: Node) -> None:
+    node.spawn("lse", LAST)
+    for kind in ("lse", "lsr"):
+        assert refused(lambda kind=kind: node.create(node.pod(kind, LAST)))[0] is Status.FAILED_PRECONDITION
+    node.check()
+
+
+# Crashes.
+
+
+def test_a_killed_proxy_moves_nothing_and_remembers_all(node: Node) -> None:
+    owner, sharer, batch = node.spawn("lse", LAST), node.spawn("ls"), node.spawn("be")
+    waiting = node.create(node.pod("ls"))
+    before = files(owner, sharer, batch)
+    node.daemon.kill9()
+    assert files(owner, sharer, batch) == before
+    node.daemon.start()
+    end = time.monotonic() + 2.5  # more than two reconcile periods
+    while time.monotonic() < end:
+        assert files(owner, sharer, batch) == before
+        time.sleep(0.01)
+    assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
+    node.start(waiting)
+    node.check()
+    node.remove(owner)
+    node.settle()
+    assert cpuset_of(sharer).cpus == ALL
+
+
+def test_a_proxy_that_comes_back_without_its_state_finds_it_again(node: Node) -> None:
+    owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
+    before = files(owner, sharer)
+    node.daemon.kill9()
+    for path in (node.daemon.folder / "state").iterdir():
+        path.unlink()
+    node.daemon.start()
+    time.sleep(1.5)
+    assert files(owner, sharer) == before
+    assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
+
+
+def test_what_ended_while_the_proxy_was_away_gives_its_cpus_back(node: Node, bed: Bed) -> None:
+    owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
+    node.daemon.kill9()
+    with bed.client() as direct:
+        direct.stop(owner)
+        direct.remove(owner)
+    del node.members[owner]
+    node.daemon.start()
+    node.settle()
+    assert cpuset_of(sharer).cpus == ALL
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.2])
+def test_a_proxy_killed_in_the_middle_of_a_create(node: Node, bed: Bed, after: float) -> None:
+    """The runtime may have heard of the create or not; in both cases all is in order afterwards."""
+    sharer = node.spawn("ls")
+    pod = node.pod("lse", LAST)
+    with bed.frozen():
+        request = node.cri.create_request(pod, **KINDS["lse"].resources)
+        call = node.cri.method("CreateContainer").future(request, timeout=30)
+        time.sleep(after)
+        node.daemon.kill9()
+        with suppress(grpc.RpcError):
+            call.result(10)
+    node.daemon.start()
+    time.sleep(1.0)  # a create that arrived is finished by now
+    for container in node.cri.list():
+        if container.pod_sandbox_id == pod:
+            assert container.state == CREATED
+            node.members[container.id] = Member(KINDS["lse"], LAST)
+    node.settle()
+    assert cpuset_of(sharer).cpus == (REST if len(node.members) == 2 else ALL)
+
+
+def test_a_stopped_proxy_leaves_nothing_at_the_socket(node: Node) -> None:
+    owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
+    before = files(owner, sharer)
+    assert node.daemon.stop() == 0
+    assert not node.daemon.socket.exists()
+    assert files(owner, sharer) == before
+    node.daemon.start()
+    node.settle()
+
+
+def test_a_killed_runtime(node: Node, bed: Bed) -> None:
+    owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
+    before = files(owner, sharer)
+    pod, late = node.pod("lsr", LAST), node.pod("ls")
+    bed.kill9()
+    for call in (node.cri.version, lambda: node.create(pod), lambda: node.create(late)):
+        assert refused(call)[0] is Status.UNAVAILABLE
+    time.sleep(1.5)  # a reconcile meets nobody
+    assert files(owner, sharer) == before
+    bed.restart()
+    wait_for("the same channel to recover", node.cri.version, limit=10)
+    node.settle()
+    node.run(late)
+    node.check()
+    node.remove(owner)
+    node.settle()
+
+
+def test_a_runtime_killed_in_the_middle_of_a_create(node: Node, bed: Bed) -> None:
+    sharer = node.spawn("ls")
+    pod = node.pod("lse", LAST)
+    request = node.cri.create_request(pod, **KINDS["lse"].resources)
+    os.kill(bed.pid, signal.SIGSTOP)
+    call = node.cri.method("CreateContainer").future(request, timeout=30)
+    wait_for("others to leave", lambda: cpuset_of(sharer).cpus == REST, limit=5)
+    bed.kill9()
+    assert refused(call.result)[0] is Status.UNAVAILABLE
+    bed.restart()
+    node.settle(limit=10)
+    assert cpuset_of(sharer).cpus == ALL
+
+
+# Both versions of the interface, and a second daemon.
+
+
+def test_the_older_interface_is_placed_too(node: Node) -> None:
+    with Cri(node.daemon.socket, node.bed.cgroup, "runtime.v1alpha2") as older:
+        with suppress(grpc.RpcError):
+            older.version()
+            node.cri = older
+        if node.cri is not older:
+            assert refused(older.version)[0] is Status.UNIMPLEMENTED
+            pytest.skip("this runtime speaks CRI v1 only")
+        sharer = node.spawn("ls")
+        node.spawn("lse", LAST)
+        node.check()
+        assert cpuset_of(sharer).cpus == REST
+
+
+def test_observing_changes_nothing(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+    daemon = proxies(mode="observe")
+    with daemon.client() as client:
+        node = Node(bed, daemon, client)
+        sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
+        assert cpuset_of(sharer).cpus == cpuset_of(owner).cpus
+        assert "default/lse" in daemon.log.read_text()
+    bed.clear()
+
+
+# Rounds.
+
+
+def may_be_placed(node: Node, pod: str, kind: str) -> bool:
+    """Our own account of whether a create must succeed: CPUs have one owner, the shared pool keeps one."""
+    pool, owned = KINDS[kind].pool, node.owned()
+    if pool == "named":
+        mine = any(member.pod == pod for member in node.members.values())
+        return mine or (owned.isdisjoint(LAST) and bool(REST - owned))
+    return pool != "picked" or len(ALL - owned) > 1
+
+
+def test_two_hundred_rounds(node: Node) -> None:
+    """Random creates and removals; after each one everybody is where our own account says."""
+    dice = random.Random(20)
+    pods = {kind: node.pod(kind, LAST if what.pool == "named" else None) for kind, what in KINDS.items()}
+    counts = {"placed": 0, "refused": 0, "removed": 0}
+    for turn in range(200):
+        if len(node.members) > 8 or (node.members and dice.random() < 0.45):
+            node.remove(dice.choice(sorted(node.members)))
+            counts["removed"] += 1
+            node.settle()
+            continue
+        kind = dice.choice(sorted(KINDS))
+        if may_be_placed(node, pods[kind], kind):
+            node.run(pods[kind], f"c{turn}")
+            counts["placed"] += 1
+        else:
+            status, words = refused(lambda kind=kind, turn=turn: node.create(pods[kind], f"c{turn}"))
+            assert status is Status.FAILED_PRECONDITION, words
+            counts["refused"] += 1
+        node.check()
+    assert {c.id for c in node.cri.list()} == set(node.members), "nothing is lost"
+    assert counts["placed"] > 60, counts
+    assert counts["refused"] > 5, counts
+    while node.members:
+        node.remove(next(iter(node.members)))
+    node.spawn("ls")
+    node.spawn("be")
+    node.settle()
+    assert node.owned() == CpuSet()
