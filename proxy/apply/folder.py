@@ -1,0 +1,140 @@
+"""A cpuset hierarchy in an ordinary folder, with the kernel's rules.
+
+For the demo, for tests, and for trying the daemon without touching the node: the files are real files, so a
+person can look at them, and what the kernel refuses is refused with the kernel's error number (the contract
+test runs the same cases on both). The description of the imagined machine lies in the folder
+(``folder-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules are
+in ``proxy.apply.folder_rules``. Groups are made and removed with ``mkdir`` and ``rmdir`` of
+``FolderCgroups``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+
+from proxy.apply.folder_rules import LISTS, MARKER, FolderFiles
+from proxy.apply.kernel import KernelCgroups
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+
+
+def is_folder_tree(root: Path) -> bool:
+    """Tell whether a folder holds an imitated tree."""
+    return (root / MARKER).is_file()
+
+
+class FolderCgroups(KernelCgroups):
+    """A cpuset tree in a folder: ``KernelCgroups`` on ``FolderFiles``, and what a runtime does to groups."""
+
+    def __init__(
+        self, root: Path, online: CpuSet, nodes: Mask, version: int, possible: CpuSet | None = None
+    ) -> None:
+        """Make the tree, or open it where the folder holds one already.
+
+        Args:
+            root: The folder; made if it is missing.
+            online: CPUs of the imagined machine.
+            nodes: Its memory nodes.
+            version: 1 or 2.
+            possible: CPUs that the kernel was built for; ``online`` if None.
+        """
+        self._tree = FolderFiles(root, online, online if possible is None else possible, nodes, version)
+        super().__init__(root, version, self._tree)
+        if not is_folder_tree(root):
+            root.mkdir(parents=True, exist_ok=True)
+            facts = {"version": version, "online": str(online), "nodes": str(nodes)}
+            facts["possible"] = str(online if possible is None else possible)
+            (root / MARKER).write_text(json.dumps(facts) + "\n")
+            self._tree.furnish("")
+
+    @classmethod
+    def open(cls, root: Path) -> FolderCgroups:
+        """Open the tree that a folder holds.
+
+        Raises:
+            CgroupError: The folder's description cannot be read.
+        """
+        try:
+            facts = json.loads((root / MARKER).read_text())
+            possible, nodes = CpuSet.parse(facts["possible"]), Mask.parse(facts["nodes"])
+            return cls(root, CpuSet.parse(facts["online"]), nodes, int(facts["version"]), possible)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CgroupError(
+                f"cannot open the cgroup folder {root}: {MARKER} is damaged ({error})"
+            ) from None
+
+    def mkdir(self, path: str) -> None:
+        """Make a group.
+
+        Raises:
+            OSError: EEXIST, or ENOENT where the parent is missing.
+        """
+        above, _, name = path.rpartition("/")
+        new = f"{above}/.{name}" if above else f".{name}"
+        with self._tree.locked():
+            if self._tree.is_group(path):
+                raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            (self.root / new).mkdir()
+            self._tree.furnish(new)
+            (self.root / new).rename(self.root / path)  # nobody sees a group without its files
+
+    def rmdir(self, path: str) -> None:
+        """Remove a group.
+
+        Raises:
+            OSError: ENOENT, or EBUSY where it holds tasks or groups.
+        """
+        with self._tree.locked():
+            if self._tree.children(path) or self._tree.read(path, "cgroup.procs").strip():
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+            gone = self.root / f".{path.replace('/', '.')}"
+            (self.root / path).rename(gone)
+            for file in gone.iterdir():
+                file.unlink()
+            gone.rmdir()
+
+    def attach(self, path: str, pid: int) -> None:
+        """Move a task into a group.
+
+        Raises:
+            OSError: ENOENT, or on v1 ENOSPC where the group has no CPUs or no memory nodes.
+        """
+        self._tree.write(path, "cgroup.procs", str(pid))
+
+    def detach(self, pid: int) -> None:
+        """End a task: it leaves its group."""
+        with self._tree.locked():
+            self._tree.forget(pid)
+
+    def make_container(self, path: str, pid: int, cpus: str = "", mems: str = "") -> None:
+        """Do what runc does at a container's start: make its group and the ancestors, attach its task.
+
+        On v1 empty lists are filled from the parent, from the top, since a v1 group without CPUs takes no
+        task.
+
+        Args:
+            path: The container's group.
+            pid: Its first task.
+            cpus: The CPU list of its OCI spec; empty for none.
+            mems: The same for memory nodes.
+
+        Raises:
+            OSError: The kernel's refusal, for example EACCES for CPUs that the parent does not have.
+        """
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            group = "/".join(parts[:depth])
+            if not self._tree.is_group(group):
+                with contextlib.suppress(FileExistsError):
+                    self.mkdir(group)
+            for name, _ in LISTS if self._version == 1 else ():
+                if not self._tree.held(group, name):
+                    self._tree.write(group, name, str(self._tree.held(group.rpartition("/")[0], name)))
+        for name, text in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
+            if text:
+                self._tree.write(path, name, text)
+        self.attach(path, pid)

@@ -1,0 +1,166 @@
+"""The kernel's cpuset rules, on files in an ordinary folder.
+
+Rules, in the order in which the kernel checks (kernel 6.18, each seen on a real v1 mount):
+
+1. the list does not parse: EINVAL; an id beyond the possible ones: ERANGE (CPUs) or EINVAL (nodes); v1: not
+   online: EINVAL;
+2. v1: a child would stick out: EBUSY; the group would stick out of its parent: EACCES;
+3. tasks would be left without CPUs or nodes: ENOSPC.
+
+On v2 nothing of 2 applies; the effective files say what tasks get: the part of the list that the parent has,
+and all that the parent has where that is nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from proxy.apply.files import OsFiles
+from proxy.model.idset import CpuSet, IdSet, Mask
+
+MARKER = "folder-tree.json"
+"""The file in the tree's root that describes the imagined machine; its lock orders the writes."""
+
+LISTS: tuple[tuple[str, type[IdSet]], ...] = (("cpuset.cpus", CpuSet), ("cpuset.mems", Mask))
+_NODES_LIMIT = 1024  # MAX_NUMNODES of the usual distribution kernels
+
+
+class FolderFiles:
+    """``Files`` on a folder, with the kernel's refusals."""
+
+    def __init__(self, root: Path, online: CpuSet, possible: CpuSet, nodes: Mask, version: int) -> None:
+        self._root = root
+        self._plain = OsFiles(root)
+        self._have: dict[str, IdSet] = {"cpuset.cpus": online, "cpuset.mems": nodes}
+        self._possible = possible
+        self.version = version
+        v1 = ("cpuset.effective_cpus", "cpuset.effective_mems")
+        v2 = ("cpuset.cpus.effective", "cpuset.mems.effective")
+        self.effective = dict(zip(("cpuset.cpus", "cpuset.mems"), v1 if version == 1 else v2, strict=True))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the tree's lock; each use opens the file anew, so threads exclude each other too."""
+        with (self._root / MARKER).open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    # Files
+
+    def read(self, path: str, name: str) -> str:
+        """Read one file of a group."""
+        return self._plain.read(path, name)
+
+    def is_group(self, path: str) -> bool:
+        """Tell whether there is such a group."""
+        return self._plain.is_group(path)
+
+    def children(self, path: str) -> Sequence[str]:
+        """Names of the groups right below (a leading dot marks one that is being made or removed)."""
+        return [name for name in self._plain.children(path) if not name.startswith(".")]
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Write one file of a group, or refuse as the kernel does."""
+        with self.locked():
+            self._plain.read(path, name)  # ENOENT comes before anything else
+            for list_name, kind in LISTS:
+                if name == list_name:
+                    if text:  # a write of nothing never reaches the kernel
+                        self._set(path, name, kind, text)
+                    return
+            if name != "cgroup.procs":
+                raise OSError(errno.EINVAL, "not a writable file")
+            if not text.strip().isdecimal():
+                raise OSError(errno.EINVAL, "not a process id")
+            self._attach(path, int(text))
+
+    # Rules
+
+    def held(self, path: str, name: str) -> IdSet:
+        """The list that a group holds (root: what the machine has)."""
+        if not path:
+            return self._have[name]
+        return dict(LISTS)[name].parse(self._plain.read(path, name))
+
+    def _set(self, path: str, name: str, kind: type[IdSet], text: str) -> None:
+        if not path:
+            raise OSError(errno.EACCES, "the root is fixed")
+        try:
+            value = kind.parse(text)
+        except ValueError:
+            raise OSError(errno.EINVAL, "not a list") from None
+        if name == "cpuset.cpus" and not value <= self._possible:
+            raise OSError(errno.ERANGE, "beyond possible")
+        if name == "cpuset.mems" and value.bits >> _NODES_LIMIT:
+            raise OSError(errno.ERANGE, "beyond possible")
+        if not value <= self._have[name] and (self.version == 1 or name == "cpuset.mems"):
+            raise OSError(errno.EINVAL, "not online")
+        if self.version == 1:
+            self._check_v1(path, name, value)
+        if self.held(path, name) and not value and self._populated(path):
+            raise OSError(errno.ENOSPC, "tasks inside")
+        self._store(path, name, str(value))
+        self._spread(path, name)
+
+    def _check_v1(self, path: str, name: str, value: IdSet) -> None:
+        for child in self.children(path):
+            if not self.held(f"{path}/{child}", name) <= value:
+                raise OSError(errno.EBUSY, "a child holds more")
+        if not value <= self.held(path.rpartition("/")[0], name):
+            raise OSError(errno.EACCES, "the parent holds less")
+
+    def _spread(self, path: str, name: str) -> None:
+        """Work out the effective value of a group and of everything below it."""
+        own = self.held(path, name)
+        if path and self.version == 2:
+            above_path = path.rpartition("/")[0]
+            above = type(own).parse(self._plain.read(above_path, self.effective[name]))
+            effective = own & above or above
+        else:
+            effective = own & self._have[name]
+        self._store(path, self.effective[name], str(effective))
+        for child in self.children(path):
+            self._spread(f"{path}/{child}" if path else child, name)
+
+    def _populated(self, path: str) -> bool:
+        below = (self._populated(f"{path}/{child}") for child in self.children(path))
+        return bool(self._plain.read(path, "cgroup.procs").strip()) or any(below)
+
+    def _attach(self, path: str, pid: int) -> None:
+        if self.version == 1 and path and not all(self.held(path, name) for name, _ in LISTS):
+            raise OSError(errno.ENOSPC, "no CPUs or nodes")
+        self.forget(pid)
+        pids = self._plain.read(path, "cgroup.procs").split()
+        self._store(path, "cgroup.procs", "\n".join([*pids, str(pid)]))
+
+    def forget(self, pid: int, path: str = "") -> None:
+        """Take a task out of the group it is in, as its end does."""
+        pids = self._plain.read(path, "cgroup.procs").split()
+        if str(pid) in pids:
+            pids.remove(str(pid))
+            self._store(path, "cgroup.procs", "\n".join(pids))
+        for child in self.children(path):
+            self.forget(pid, f"{path}/{child}" if path else child)
+
+    def _store(self, path: str, name: str, text: str) -> None:
+        """Replace a file's text in one step, so that a reader without the lock never sees half of it."""
+        folder = self._root / path
+        new = folder / f".{name}.new"
+        new.write_text(f"{text}\n" if text or name != "cgroup.procs" else "")
+        new.replace(folder / name)
+
+    def furnish(self, path: str) -> None:
+        """Put the files into a new group, with the kernel's defaults: empty lists (the lock is held)."""
+        for name, _ in LISTS:
+            if path or self.version == 1:
+                self._store(path, name, "" if path else str(self._have[name]))
+        self._store(path, "cgroup.procs", "")
+        if self.version == 2:
+            self._store(path, "cgroup.controllers", "cpuset")
+            self._store(path, "cgroup.subtree_control", "cpuset")
+        for name, _ in LISTS:
+            self._spread(path, name)

@@ -1,0 +1,226 @@
+"""The cpuset controller, v1 and v2: find a container's group, read it, write it so that it holds.
+
+Theory of writing.
+
+* A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
+  global cpuset lock, a changed one 40 (measured), and whoever else writes here (runc, systemd, kubelet) must
+  not be overlooked because we remember what we wrote last.
+* v1: a child must lie within its parent, or the write fails with EACCES. Then the ancestors are widened from
+  the top down to the union of what they hold and what is needed, and the write is tried again. They are never
+  narrowed, and the root is never written.
+* v2: the write is taken in any case, but what does not lie within the ancestors has no effect: with nothing
+  left the group gets its parent's CPUs. So the effective file is what counts, and ancestors that hold a list
+  of their own are widened.
+* What was written is read back. On v2 the effective value may lack CPUs that are offline, nothing else.
+
+Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset Interface Files").
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.apply.files import Files, OsFiles
+from proxy.apply.search import Finder
+from proxy.apply.words import explain
+from proxy.keeper.ports import CpusetValue
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, IdSet, Mask
+
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One of the two lists of a group: its files and its type."""
+
+    file: str
+    effective: str
+    words: str
+    type: type[IdSet]
+
+
+def _kinds(version: int) -> tuple[_Kind, _Kind]:
+    names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
+    if version == 1:
+        names_of = ("cpuset.effective_cpus", "cpuset.effective_mems")
+    return (
+        _Kind("cpuset.cpus", names_of[0], "CPUs", CpuSet),
+        _Kind("cpuset.mems", names_of[1], "memory nodes", Mask),
+    )
+
+
+class KernelCgroups:
+    """A cpuset hierarchy; implements ``proxy.keeper.ports.Cgroups``.
+
+    Thread-safe as far as the kernel is: it holds no lock, and no state but names that were found.
+    """
+
+    def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
+        """Take a hierarchy as it is; ``open_cgroups`` finds one.
+
+        Args:
+            root: Where the hierarchy with the cpuset controller is mounted.
+            version: 1 or 2.
+            files: How to reach it; the kernel's files below ``root`` if None.
+        """
+        self.root = root
+        self._version = version
+        self._files: Files = files if files is not None else OsFiles(root)
+        self._cpus, self._mems = _kinds(version)
+        self._finder = Finder(self._files)
+
+    @property
+    def version(self) -> int:
+        """1 or 2."""
+        return self._version
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's group; see ``proxy.keeper.ports.Cgroups.find`` and ``proxy.apply.search``."""
+        return self._finder.find(parent, container_id)
+
+    # Reading
+
+    def read(self, path: str) -> CpusetValue:
+        """Read a group's cpuset; see ``proxy.keeper.ports.Cgroups.read``."""
+        values: list[IdSet] = []
+        for kind in (self._cpus, self._mems):
+            own = self._get(path, kind, kind.file)
+            values += [own, self._get(path, kind, kind.effective, own)]
+        cpus, effective_cpus, mems, effective_mems = values
+        return CpusetValue(
+            CpuSet.from_bits(cpus.bits),
+            Mask.from_bits(mems.bits),
+            CpuSet.from_bits(effective_cpus.bits),
+            Mask.from_bits(effective_mems.bits),
+        )
+
+    def _get(self, path: str, kind: _Kind, file: str, missing: IdSet | None = None) -> IdSet:
+        """Read one list; ``missing`` stands in for a file that is not there."""
+        try:
+            return kind.type.parse(self._files.read(path, file))
+        except OSError as error:
+            if error.errno == errno.ENOENT and self._files.is_group(path):
+                if missing is not None:
+                    return missing
+                if self._version == 2 and not path:
+                    return kind.type()  # v2 has no cpuset.cpus in the root: nothing is configured there
+                error = OSError(errno.EOPNOTSUPP, "")
+            raise self._error(f"read {kind.words} of", path, error) from None
+        except ValueError as error:
+            raise CgroupError(f"cannot read {kind.words} of cgroup /{path}: {error}") from None
+
+    # Writing
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+        """Set a group's CPUs and memory nodes; see ``proxy.keeper.ports.Cgroups.write``."""
+        if not path.strip("/"):
+            raise CgroupError("cannot write to the root cgroup: it belongs to the kernel", errno.EACCES)
+        pairs = [
+            (kind, value) for kind, value in ((self._cpus, cpus), (self._mems, mems)) if value is not None
+        ]
+        for kind, value in pairs:
+            if not value:
+                raise CgroupError(
+                    f"cannot set {kind.words} of cgroup /{path}: the set is empty", errno.EINVAL
+                )
+        written = False
+        for kind, value in pairs:
+            changed = (
+                self._set_v1(path, kind, value) if self._version == 1 else self._set_v2(path, kind, value)
+            )
+            written = written or changed
+        return written
+
+    def _set_v1(self, path: str, kind: _Kind, value: IdSet) -> bool:
+        if self._get(path, kind, kind.file) == value:
+            return False
+        try:
+            self._put(path, kind, value)
+        except CgroupError as error:
+            if error.errno != errno.EACCES or not self._widen(path, kind, value):
+                raise
+            self._put(path, kind, value)
+        self._check(path, kind, kind.file, value, value)
+        return True
+
+    def _set_v2(self, path: str, kind: _Kind, value: IdSet) -> bool:
+        written = self._get(path, kind, kind.file) != value
+        if written:
+            self._put(path, kind, value)
+            self._check(path, kind, kind.file, value, value)
+        if self._get(path, kind, kind.effective) == value:
+            return written
+        written = self._widen(path, kind, value) or written
+        online = self._get("", kind, kind.effective, value)
+        self._check(path, kind, kind.effective, value, value & online or value)
+        return written
+
+    def _widen(self, path: str, kind: _Kind, value: IdSet) -> bool:
+        """Make the ancestors hold the value, from the top; True when one was written."""
+        widened = False
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts)):
+            ancestor = "/".join(parts[:depth])
+            held = self._get(ancestor, kind, kind.file)
+            # An empty list means "as the parent" on v2, and "cannot be used" on v1.
+            if not value <= held and (held or self._version == 1):
+                self._put(ancestor, kind, held | value)
+                widened = True
+        return widened
+
+    def _put(self, path: str, kind: _Kind, value: IdSet) -> None:
+        try:
+            self._files.write(path, kind.file, str(value))
+        except OSError as error:
+            if error.errno == errno.ENOENT and self._files.is_group(path):
+                error = OSError(errno.EOPNOTSUPP, "")
+            raise self._error(f"set {kind.words} to {value} in", path, error) from None
+
+    def _check(self, path: str, kind: _Kind, file: str, wanted: IdSet, expected: IdSet) -> None:
+        seen = self._get(path, kind, file)
+        if seen != expected:
+            raise CgroupError(
+                f"cannot set {kind.words} to {wanted} in cgroup /{path}: {file} reads {str(seen) or 'empty'} "
+                "afterwards (another writer, or a cpuset partition beside it)"
+            )
+
+    @staticmethod
+    def _error(what: str, path: str, error: OSError) -> CgroupError:
+        number = error.errno or 0
+        return CgroupError(
+            f"cannot {what} cgroup /{path}: {explain(number)}", errno.ENOENT if number in _GONE else number
+        )
+
+
+def open_cgroups(root: Path) -> KernelCgroups:
+    """Find the hierarchy with the cpuset controller.
+
+    Args:
+        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a folder made by ``FolderCgroups`` are
+            taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
+            side.
+
+    Raises:
+        CgroupError: There is none; the message says what to do.
+    """
+    from proxy.apply.folder import FolderCgroups, is_folder_tree
+
+    if is_folder_tree(root):
+        return FolderCgroups.open(root)
+    for mount in (root / "cpuset", root):
+        if (mount / "cpuset.cpus").is_file() and not (mount / "cgroup.controllers").exists():
+            return KernelCgroups(mount, 1)
+    for mount in (root, root / "unified"):
+        try:
+            controllers = (mount / "cgroup.controllers").read_text().split()
+        except OSError:
+            continue
+        if "cpuset" in controllers:
+            return KernelCgroups(mount, 2)
+    raise CgroupError(
+        f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "
+        "hierarchy whose cgroup.controllers lists cpuset; mount one, or name its folder with --cgroup-root"
+    )

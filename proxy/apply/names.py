@@ -1,0 +1,120 @@
+"""Where a container's cgroup lies, by the names that runtimes give.
+
+Theory. Two things decide the place: the parent that kubelet sends with the pod and the runtime's cgroup
+driver.
+
+* cgroupfs: the parent is a path, ``/kubepods/burstable/podUID``, and the container is a directory below it,
+  called by its id.
+* systemd: the parent is the name of a slice, ``kubepods-burstable-podUID.slice``. A slice's name spells out
+  its ancestors (systemd.slice(5): each dash opens one level), so ``a-b.slice`` lies in ``a.slice/a-b.slice``.
+  The container is a scope in it, called by the runtime's prefix and the id.
+* no parent (crictl, tests of the runtime): containerd uses its namespace, ``k8s.io/ID``; systemd's default is
+  ``system.slice``.
+
+An OCI ``cgroupsPath`` is understood in the parent's place too, because that is what a runtime tells of a
+running
+container: ``/kubepods/podUID/ID``, or ``slice:prefix:ID``.
+
+Pure: names in, names out; nothing is looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+SCOPE_PREFIXES = ("cri-containerd", "crio", "docker")
+"""Prefixes that containerd, CRI-O and cri-dockerd give to their scopes."""
+
+_NO_CONTAINER = ("crio-conmon-", "libpod-conmon-")
+
+
+def expand_slice(name: str) -> str | None:
+    """Give the path of a slice below the root.
+
+    Args:
+        name: As ``a-b-c.slice``.
+
+    Returns:
+        ``a.slice/a-b.slice/a-b-c.slice``; empty for the root slice ``-.slice``; None for what systemd would
+        not take as a slice's name (no ``.slice``, empty parts, a slash).
+    """
+    stem, dot, rest = name.rpartition(".slice")
+    if not dot or rest or "/" in name:
+        return None
+    if stem == "-":
+        return ""
+    parts = stem.split("-")
+    if not all(parts):
+        return None
+    return "/".join("-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))
+
+
+def is_plain(path: str) -> bool:
+    """Tell whether a path stays where it is put: no ``.`` or ``..`` in it, no NUL."""
+    return "\0" not in path and not {".", ".."}.intersection(path.split("/"))
+
+
+def parent_path(parent: str) -> str | None:
+    """Give the directory that ``cgroup_parent`` names, relative to the root; None where it names none."""
+    if not parent or not is_plain(parent):
+        return None
+    expanded = expand_slice(parent.rstrip("/").rpartition("/")[2])
+    if expanded is not None:
+        return expanded
+    return "/".join(part for part in parent.split("/") if part)
+
+
+def _split(parent: str, container_id: str) -> tuple[str, str | None]:
+    """Take an OCI ``cgroupsPath`` apart: the parent, and the container's own name if it tells one."""
+    if parent.endswith(f":{container_id}") and parent.count(":") == 2:
+        slice_name, prefix, _ = parent.split(":")
+        return slice_name or "system.slice", f"{prefix}-{container_id}.scope" if prefix else None
+    if parent.endswith(f"/{container_id}"):
+        return parent.rpartition("/")[0], container_id
+    return parent, None
+
+
+def home(parent: str, container_id: str) -> str | None:
+    """Give the group below which the container's group is expected; None where the parent names none."""
+    above = _split(parent, container_id)[0]
+    return parent_path(above) if above else "k8s.io"
+
+
+def candidates(parent: str, container_id: str) -> Iterator[str]:
+    """Give the paths at which a container's cgroup is expected, the likeliest first.
+
+    Args:
+        parent: ``cgroup_parent``, or an OCI ``cgroupsPath`` that ends in the id; may be empty.
+        container_id: The runtime's id, without slashes.
+    """
+    above, own = _split(parent, container_id)
+    base = parent_path(above)
+    if own is not None and base is not None and is_plain(own) and "/" not in own:
+        yield _join(base, own)
+    if above:
+        yield from _below(base, container_id, scopes=above.rstrip("/").endswith(".slice"))
+        return
+    yield f"k8s.io/{container_id}"
+    yield container_id
+    yield from _below("system.slice", container_id, scopes=True)
+
+
+def _below(base: str | None, container_id: str, *, scopes: bool) -> Iterator[str]:
+    if base is None:
+        return
+    names = [f"{prefix}-{container_id}.scope" for prefix in SCOPE_PREFIXES]
+    names = [*names, container_id] if scopes else [container_id, *names]
+    # CRI-O with the cgroupfs driver puts its prefix before the id, without a suffix.
+    for name in (*names, f"crio-{container_id}"):
+        yield _join(base, name)
+
+
+def _join(base: str, name: str) -> str:
+    return f"{base}/{name}" if base else name
+
+
+def holds_id(name: str, container_id: str) -> bool:
+    """Tell whether a directory's name is that of the container with the id (and not of its monitor)."""
+    if name.startswith(_NO_CONTAINER):
+        return False
+    return name == container_id or name.removesuffix(".scope").endswith(f"-{container_id}")

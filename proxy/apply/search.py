@@ -1,0 +1,65 @@
+"""Find a container's group in a cpuset tree.
+
+The expected places (``proxy.apply.names``) are looked at first: a few stat calls of a microsecond each. Only
+where the pod's own group is not where its name says (kubelet's ``--cgroup-root``, a node inside a container),
+the tree is searched for the id, breadth first and with a bound, and the place is remembered for as long as it
+exists. A container that was not started yet has no group; its pod's group exists, so that it costs no search.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from proxy.apply import names
+from proxy.apply.files import Files
+
+GROUPS_LIMIT = 4096
+"""A search ends after so many groups (about 15 ms)."""
+
+_REMEMBERED = 1024
+
+
+class Finder:
+    """Finds groups by parent and container id; safe to use from several threads."""
+
+    def __init__(self, files: Files, limit: int = GROUPS_LIMIT) -> None:
+        self._files = files
+        self._limit = limit
+        self._found: dict[str, str] = {}
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Give a container's group, or None where it has none; see ``proxy.keeper.ports.Cgroups.find``."""
+        if not container_id or "/" in container_id or not names.is_plain(container_id):
+            return None
+        for path in names.candidates(parent, container_id):
+            if self._files.is_group(path):
+                return path
+        known = self._found.get(container_id)
+        if known is not None:
+            if self._files.is_group(known):
+                return known
+            self._found.pop(container_id, None)
+        found = self._search(parent, container_id)
+        if found is not None:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            self._found[container_id] = found
+        return found
+
+    def _search(self, parent: str, container_id: str) -> str | None:
+        home = names.home(parent, container_id)
+        if home and self._files.is_group(home):
+            # The pod is where it should be: its container is right below it, under whatever name, or nowhere.
+            below = self._files.children(home)
+            return next((f"{home}/{name}" for name in below if names.holds_id(name, container_id)), None)
+        todo = deque([""])
+        for _ in range(self._limit):
+            if not todo:
+                break
+            at = todo.popleft()
+            for name in self._files.children(at):
+                path = f"{at}/{name}" if at else name
+                if names.holds_id(name, container_id):
+                    return path
+                todo.append(path)
+        return None

@@ -1,0 +1,345 @@
+"""One set of cases for the imitated cpuset tree and for the kernel's own: what passes on both is a fact."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.apply.folder import FolderCgroups
+from proxy.apply.kernel import KernelCgroups
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+
+MOUNT = Path("/sys/fs/cgroup/cpuset")
+
+
+class Bed:
+    """A tree to test on: a group of its own, CPUs that may be used, and tasks to put in."""
+
+    def __init__(self, groups: KernelCgroups, base: str, cpus: CpuSet, mems: Mask) -> None:
+        self.groups, self.base, self.cpus, self.mems = groups, base, cpus, mems
+        self.few = CpuSet([cpus.first()])
+        self.rest = cpus - self.few
+        self.tasks: list[subprocess.Popen[bytes]] = []
+
+    def path(self, name: str) -> str:
+        return f"{self.base}/{name}" if name else self.base
+
+    def mkdir(self, name: str) -> str:
+        path = self.path(name)
+        if isinstance(self.groups, FolderCgroups):
+            self.groups.mkdir(path)
+        else:
+            (self.groups.root / path).mkdir()
+        return path
+
+    def rmdir(self, name: str) -> None:
+        if isinstance(self.groups, FolderCgroups):
+            self.groups.rmdir(self.path(name))
+        else:
+            (self.groups.root / self.path(name)).rmdir()
+
+    def put(self, name: str, file: str, text: str) -> None:
+        """Write as any program would, around our code but not around the rules."""
+        if isinstance(self.groups, FolderCgroups):
+            self.groups._tree.write(self.path(name), file, text)
+            return
+        fd = os.open(self.groups.root / self.path(name) / file, os.O_WRONLY)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def raw(self, name: str, file: str) -> str:
+        return (self.groups.root / self.path(name) / file).read_text()
+
+    def fill(self, name: str, cpus: CpuSet | None = None) -> str:
+        """Make a group that holds CPUs and nodes."""
+        path = self.mkdir(name)
+        self.put(name, "cpuset.cpus", str(self.cpus if cpus is None else cpus))
+        self.put(name, "cpuset.mems", str(self.mems))
+        return path
+
+    def task(self) -> int:
+        task = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        self.tasks.append(task)
+        return task.pid
+
+    def end_tasks(self) -> None:
+        for task in self.tasks:
+            task.send_signal(signal.SIGKILL)
+            task.wait()
+            if isinstance(self.groups, FolderCgroups):
+                self.groups.detach(task.pid)
+        self.tasks.clear()
+
+    def clean(self) -> None:
+        self.end_tasks()
+        top = self.groups.root / self.base
+        for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
+            self.rmdir(str(path.relative_to(top)))
+        if top.is_dir():
+            self.rmdir("")
+
+
+def folder_bed(tmp_path: Path, version: int) -> Bed:
+    groups = FolderCgroups(
+        tmp_path / "tree", CpuSet.parse("0-7"), Mask.parse("0-1"), version, CpuSet.parse("0-9")
+    )
+    groups.mkdir("own")
+    return Bed(groups, "own", CpuSet.parse("0-7"), Mask.parse("0-1"))
+
+
+def real_bed() -> Bed:
+    if os.geteuid() != 0 or not (MOUNT / "cpuset.cpus").is_file():
+        pytest.skip("needs root and a cgroup v1 cpuset mount")
+    groups = KernelCgroups(MOUNT, 1)
+    have = groups.read("")
+    if len(have.cpus) < 2:
+        pytest.skip("needs two CPUs")
+    base = f"topoproxy-test-{os.getpid()}"
+    try:
+        (MOUNT / base).mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cpuset group here: {error}")
+    return Bed(groups, base, have.cpus, have.mems)
+
+
+def refused(number: int, call: Callable[[], object]) -> None:
+    with pytest.raises(OSError) as caught:
+        call()
+    assert caught.value.errno == number, errno.errorcode[caught.value.errno or 0]
+
+
+def cgroup_error(number: int, call: Callable[[], object]) -> str:
+    with pytest.raises(CgroupError) as caught:
+        call()
+    assert caught.value.errno == number, str(caught.value)
+    assert str(caught.value).startswith("cannot ")
+    return str(caught.value)
+
+
+@pytest.fixture
+def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
+    made = real_bed() if request.param == "kernel-v1" else folder_bed(tmp_path, int(request.param[-1]))
+    made.put("", "cpuset.cpus", str(made.cpus))
+    made.put("", "cpuset.mems", str(made.mems))
+    yield made
+    made.clean()
+
+
+both_v1 = pytest.mark.parametrize("bed", ["folder-v1", "kernel-v1"], indirect=True)
+every = pytest.mark.parametrize("bed", ["folder-v1", "folder-v2", "kernel-v1"], indirect=True)
+v2 = pytest.mark.parametrize("bed", ["folder-v2"], indirect=True)
+
+
+@both_v1
+class TestRulesOfV1:
+    """What the kernel itself does; no code of ours but the folder's."""
+
+    def test_a_new_group_is_empty(self, bed: Bed) -> None:
+        bed.mkdir("new")
+        for file in ("cpuset.cpus", "cpuset.mems", "cpuset.effective_cpus", "cpuset.effective_mems"):
+            assert bed.raw("new", file) == "\n"
+        assert bed.raw("new", "cgroup.procs") == ""
+
+    def test_a_child_must_lie_within_its_parent(self, bed: Bed) -> None:
+        bed.mkdir("a")
+        bed.mkdir("a/b")
+        refused(errno.EACCES, lambda: bed.put("a/b", "cpuset.cpus", str(bed.few)))
+        bed.put("a", "cpuset.cpus", str(bed.few))
+        refused(errno.EACCES, lambda: bed.put("a/b", "cpuset.cpus", str(bed.rest)))
+        bed.put("a/b", "cpuset.cpus", str(bed.few))
+        assert bed.raw("a/b", "cpuset.cpus") == f"{bed.few}\n"
+
+    def test_a_parent_cannot_shrink_below_its_child(self, bed: Bed) -> None:
+        bed.fill("a")
+        bed.fill("a/b")
+        refused(errno.EBUSY, lambda: bed.put("a", "cpuset.cpus", str(bed.few)))
+        refused(errno.EBUSY, lambda: bed.put("a", "cpuset.mems", "\n"))
+        bed.put("a/b", "cpuset.cpus", str(bed.few))
+        bed.put("a", "cpuset.cpus", str(bed.few))
+
+    @pytest.mark.parametrize(
+        ("file", "text", "number"),
+        [
+            ("cpuset.cpus", "60000", errno.ERANGE),
+            ("cpuset.mems", "3000", errno.ERANGE),
+            ("cpuset.mems", "900", errno.EINVAL),
+            ("cpuset.cpus", "x", errno.EINVAL),
+            ("cpuset.cpus", "3-1", errno.EINVAL),
+            ("cpuset.cpus", "0;1", errno.EINVAL),
+            ("cpuset.effective_cpus", "0", errno.EINVAL),
+            ("cpuset.nothing", "0", errno.ENOENT),
+        ],
+    )
+    def test_bad_values(self, bed: Bed, file: str, text: str, number: int) -> None:
+        bed.fill("a")
+        if text == "900" and not isinstance(bed.groups, FolderCgroups):
+            possible = Path("/sys/devices/system/node/possible").read_text().strip()
+            text = str(max(Mask.parse(possible)) + 1)
+        refused(number, lambda: bed.put("a", file, text))
+
+    def test_tasks_need_cpus_and_nodes(self, bed: Bed) -> None:
+        bed.mkdir("a")
+        pid = str(bed.task())
+        refused(errno.ENOSPC, lambda: bed.put("a", "cgroup.procs", pid))
+        bed.put("a", "cpuset.cpus", str(bed.cpus))
+        refused(errno.ENOSPC, lambda: bed.put("a", "cgroup.procs", pid))
+        bed.put("a", "cpuset.mems", str(bed.mems))
+        bed.put("a", "cgroup.procs", pid)
+        assert bed.raw("a", "cgroup.procs") == f"{pid}\n"
+        refused(errno.ENOSPC, lambda: bed.put("a", "cpuset.cpus", "\n"))
+        refused(errno.ENOSPC, lambda: bed.put("a", "cpuset.mems", "\n"))
+        bed.put("a", "cpuset.cpus", "")  # a write of nothing does nothing
+        assert bed.raw("a", "cpuset.cpus") == f"{bed.cpus}\n"
+        bed.end_tasks()
+        bed.put("a", "cpuset.cpus", "\n")
+        assert bed.raw("a", "cpuset.cpus") == "\n"
+
+    def test_a_group_in_use_stays(self, bed: Bed) -> None:
+        bed.fill("a")
+        bed.fill("a/b")
+        refused(errno.EBUSY, lambda: bed.rmdir("a"))
+        bed.put("a/b", "cgroup.procs", str(bed.task()))
+        refused(errno.EBUSY, lambda: bed.rmdir("a/b"))
+        refused(errno.ENOENT, lambda: bed.mkdir("x/y"))
+        refused(errno.EEXIST, lambda: bed.mkdir("a"))
+
+    def test_the_root_is_fixed(self, bed: Bed) -> None:
+        base, bed.base = bed.base, ""
+        try:
+            refused(errno.EACCES, lambda: bed.put("", "cpuset.cpus", str(bed.few)))
+        finally:
+            bed.base = base
+
+
+@every
+class TestWrite:
+    def test_write_and_read(self, bed: Bed) -> None:
+        path = bed.mkdir("c")
+        assert bed.groups.write(path, bed.few, bed.mems) is True
+        value = bed.groups.read(path)
+        assert (value.cpus, value.effective_cpus) == (bed.few, bed.few)
+        assert (value.mems, value.effective_mems) == (bed.mems, bed.mems)
+        assert bed.groups.write(path, bed.few, bed.mems) is False
+        assert bed.groups.write(path, bed.rest, None) is True
+        assert bed.groups.read(path).effective_cpus == bed.rest
+
+    def test_an_equal_list_in_other_words_is_not_written(self, bed: Bed) -> None:
+        path = bed.fill("c")
+        assert bed.groups.write(path, CpuSet(reversed(list(bed.cpus))), bed.mems) is False
+
+    def test_another_writer_is_noticed(self, bed: Bed) -> None:
+        path = bed.mkdir("c")
+        bed.groups.write(path, bed.few, bed.mems)
+        bed.put("c", "cpuset.cpus", str(bed.rest))
+        assert bed.groups.write(path, bed.few, None) is True
+        assert bed.groups.read(path).cpus == bed.few
+
+    def test_narrow_parents_are_widened_and_no_others(self, bed: Bed) -> None:
+        bed.put("", "cpuset.cpus", str(bed.few))
+        bed.fill("pod", bed.few)
+        bed.fill("other", bed.few)
+        path = bed.fill("pod/c", bed.few)
+        bed.fill("pod/sidecar", bed.few)
+        assert bed.groups.write(path, bed.rest, None) is True
+        read = bed.groups.read
+        assert (read(path).cpus, read(path).effective_cpus) == (bed.rest, bed.rest)
+        assert read(bed.path("pod")).cpus == bed.cpus
+        assert read(bed.base).cpus == bed.cpus
+        assert read(bed.path("other")).cpus == bed.few
+        assert read(bed.path("pod/sidecar")).cpus == bed.few
+
+    def test_empty_sets_are_never_written(self, bed: Bed) -> None:
+        path = bed.mkdir("c")
+        before = bed.raw("c", "cpuset.cpus")
+        cgroup_error(errno.EINVAL, lambda: bed.groups.write(path, CpuSet(), None))
+        cgroup_error(errno.EINVAL, lambda: bed.groups.write(path, bed.few, Mask()))
+        assert bed.raw("c", "cpuset.cpus") == before
+
+    def test_a_group_that_is_gone(self, bed: Bed) -> None:
+        for call in (
+            lambda: bed.groups.read(bed.path("nobody")),
+            lambda: bed.groups.write(bed.path("nobody"), bed.few, None),
+        ):
+            assert "gone" in cgroup_error(errno.ENOENT, call)
+
+    def test_a_cpu_that_cannot_be(self, bed: Bed) -> None:
+        path = bed.mkdir("c")
+        words = cgroup_error(errno.ERANGE, lambda: bed.groups.write(path, CpuSet([60000]), None))
+        assert "60000" in words
+
+    def test_the_root_is_not_written(self, bed: Bed) -> None:
+        cgroup_error(errno.EACCES, lambda: bed.groups.write("", bed.few, None))
+        cgroup_error(errno.EACCES, lambda: bed.groups.write("/", bed.few, None))
+
+    def test_a_task_follows(self, bed: Bed) -> None:
+        path = bed.fill("c")
+        pid = bed.task()
+        bed.put("c", "cgroup.procs", str(pid))
+        bed.groups.write(path, bed.few, None)
+        if not isinstance(bed.groups, FolderCgroups):
+            assert os.sched_getaffinity(pid) == set(bed.few)
+        assert bed.groups.read(path).effective_cpus == bed.few
+
+    def test_found_by_parent_and_id(self, bed: Bed) -> None:
+        bed.mkdir("podx")
+        path = bed.mkdir("podx/0123456789abcdef")
+        assert bed.groups.find(f"/{bed.base}/podx", "0123456789abcdef") == path
+        assert bed.groups.find(f"/{bed.base}/podx", "fedcba9876543210") is None
+
+
+@v2
+class TestRulesOfV2:
+    """As seen in a virtual machine with cgroup v2; here on the folder."""
+
+    def test_a_new_group_inherits(self, bed: Bed) -> None:
+        value = bed.groups.read(bed.mkdir("c"))
+        assert not value.cpus
+        assert (value.effective_cpus, value.effective_mems) == (bed.cpus, bed.mems)
+
+    def test_outside_the_parent_is_taken_and_has_no_effect(self, bed: Bed) -> None:
+        bed.fill("a", bed.few)
+        bed.fill("a/b", bed.rest)
+        value = bed.groups.read(bed.path("a/b"))
+        assert (value.cpus, value.effective_cpus) == (bed.rest, bed.few)
+        bed.put("a", "cpuset.cpus", str(bed.cpus))
+        assert bed.groups.read(bed.path("a/b")).effective_cpus == bed.rest
+
+    def test_a_value_without_effect_is_not_taken_for_success(self, bed: Bed) -> None:
+        """The file holds it already, but the parent is in the way: the parent is what must change."""
+        bed.fill("a", bed.few)
+        path = bed.fill("a/b", bed.rest)
+        assert bed.groups.write(path, bed.rest, None) is True
+        assert bed.groups.read(path).effective_cpus == bed.rest
+
+    def test_parents_that_inherit_are_left_alone(self, bed: Bed) -> None:
+        bed.mkdir("a")
+        path = bed.mkdir("a/b")
+        bed.groups.write(path, bed.few, None)
+        assert not bed.groups.read(bed.path("a")).cpus
+
+    def test_offline_cpus_are_no_error_while_one_is_online(self, bed: Bed) -> None:
+        path = bed.mkdir("c")
+        assert bed.groups.write(path, CpuSet.parse("7-8"), None) is True
+        assert bed.groups.read(path).effective_cpus == CpuSet.parse("7")
+        cgroup_error(0, lambda: bed.groups.write(path, CpuSet.parse("8-9"), None))
+
+    def test_emptying_with_tasks_below(self, bed: Bed) -> None:
+        bed.fill("a")
+        bed.mkdir("a/b")
+        bed.put("a/b", "cgroup.procs", str(bed.task()))
+        refused(errno.ENOSPC, lambda: bed.put("a", "cpuset.cpus", "\n"))
+        refused(errno.EINVAL, lambda: bed.put("a", "cpuset.mems", "5"))
+
+    def test_effective_cascades(self, bed: Bed) -> None:
+        bed.mkdir("a")
+        bed.mkdir("a/b")
+        bed.put("a", "cpuset.cpus", str(bed.few))
+        assert bed.groups.read(bed.path("a/b")).effective_cpus == bed.few
