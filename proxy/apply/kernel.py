@@ -83,6 +83,10 @@ class KernelCgroups:
 
     # Reading
 
+    def children(self, path: str) -> list[str]:
+        """Give the names of the groups right below a group; none where it is gone."""
+        return list(self._files.children(path))
+
     def read(self, path: str) -> CpusetValue:
         """Read a group's cpuset; see ``proxy.keeper.ports.Cgroups.read``."""
         values: list[IdSet] = []
