@@ -59,8 +59,8 @@ class Cgroups(Protocol):
             True when something was written.
 
         Raises:
-            CgroupError: An empty set was given, the cgroup is gone (ENOENT), the kernel refused, or the value read back
-                differs from the one written.
+            CgroupError: An empty set was given, the cgroup is gone (ENOENT), the kernel refused, or the value
+                read back differs from the one written.
         """
 
 
@@ -95,8 +95,8 @@ class RuntimeDetail:
     """What the runtime tells of one container beyond the list.
 
     Attributes:
-        cgroups_path: ``linux.cgroupsPath`` of the OCI spec (``/kubepods/podX/ID`` or ``slice:prefix:ID``); empty
-            where the runtime does not tell it.
+        cgroups_path: ``linux.cgroupsPath`` of the OCI spec (``/kubepods/podX/ID`` or ``slice:prefix:ID``);
+            empty where the runtime does not tell it.
         cpu_shares, cpu_quota, cpu_period, memory_limit: As in LinuxContainerResources, 0 where not told.
         cpuset_cpus, cpuset_mems: What the runtime has saved for it.
     """

@@ -1,0 +1,326 @@
+"""The composition root: the one place where rooms are wired together.
+
+Start-up is ordered so that the socket is there as early as can be: configuration, machine, lock and socket
+first; then what takes longer to import, while the kernel queues connections. The comparison with the runtime
+runs beside; calls that need a decision wait for it, all others pass at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING
+
+from proxy import __version__
+from proxy.config.checks import check_against
+from proxy.config.schema import Config, CpuManagerPolicy, MemoryNodes, Mode, OnError
+from proxy.cri.lock import Lock
+from proxy.cri.socket import Listener, mirror_mode, open_listener
+from proxy.model.errors import CannotCreateError
+from proxy.notify import Notifier
+from proxy.topology import read_machine
+
+if TYPE_CHECKING:
+    from proxy.admin import AdminServer
+    from proxy.cri.wire import Front
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import Cgroups, Ledger
+    from proxy.keeper.settle import Settler
+    from proxy.keeper.sync import Sync
+    from proxy.model.machine import Machine
+
+
+class Daemon:
+    """A proxy and everything around it."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        machine: Machine | None = None,
+        cgroups: Cgroups | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        """Prepare a daemon; nothing is touched until ``start``.
+
+        Args:
+            config: What to do.
+            machine: The hardware; read from ``sysfsRoot`` by default.
+            cgroups: The cpuset tree; found below ``cgroupRoot`` by default.
+            notifier: Where to report readiness; systemd, if it is there, by default.
+        """
+        self.config = config
+        self._machine = machine
+        self._cgroups = cgroups
+        self._notifier = notifier or Notifier()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = time.time()
+        self._listener: Listener | None = None
+        self._state_lock: Lock | None = None
+        self._ledger: Ledger | None = None
+        self._front: Front | None = None
+        self._admin: AdminServer | None = None
+        self.keeper: Keeper | None = None
+        self.sync: Sync | None = None
+        self._settler: Settler | None = None
+
+    # -- start --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the socket and begin.
+
+        Raises:
+            TopoproxyError: Something that is needed is not there; nothing is left behind.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._undo()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
+        check_against(config, machine)
+        self._listener = open_listener(config.listen, config.runtime)
+        from proxy.cri.wire import Front, set_malloc_thresholds
+
+        set_malloc_thresholds()
+        if config.mode is Mode.PASSTHROUGH:
+            self._front = Front(str(config.runtime), _Nothing(), ())
+        else:
+            self._front = self._wire(machine)
+        await self._front.start(self._listener.socket)
+        await self._start_admin()
+        self._task(self._mirror())
+        self._task(self._watchdog())
+        self._notifier.ready(f"listening on {self._listener.path}, relaying to {config.runtime}")
+        gc.collect()
+        gc.freeze()
+
+    def _wire(self, machine: Machine) -> Front:
+        from proxy import logs
+        from proxy.apply.kernel import open_cgroups
+        from proxy.apply.runtime import GrpcRuntime
+        from proxy.cri.interceptors import METHODS, Interceptors
+        from proxy.cri.wire import Front
+        from proxy.keeper.keeper import Keeper, Options, Voice
+        from proxy.keeper.settle import Settler
+        from proxy.keeper.sync import Sync
+        from proxy.ledger import open_ledger
+        from proxy.place.cputopo import CpuTopology
+        from proxy.plan.state import Node
+
+        config = self.config
+        enforce = config.mode is Mode.ENFORCE
+        node = Node(
+            machine,
+            CpuTopology.of(machine),
+            static=config.cpu_manager_policy is CpuManagerPolicy.STATIC,
+            reserved=config.reserved_system_cpus,
+            follow_mems=config.memory_nodes is MemoryNodes.FOLLOW,
+        )
+        notes: list[str] = []
+        entries = {}
+        if enforce:
+            self._state_lock = self._lock_state()
+            self._ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
+            entries = dict(self._ledger.entries)
+        options = Options(
+            enforce=enforce,
+            refuse_on_error=config.on_error is OnError.REFUSE,
+            call_timeout=config.call_timeout,
+            settle_per_second=config.settle.per_second if config.settle.enabled else 0,
+            reconcile_period=config.reconcile_period,
+        )
+        self.keeper = keeper = Keeper(
+            node,
+            self._cgroups or open_cgroups(config.cgroup_root),
+            GrpcRuntime(str(config.runtime), config.call_timeout),
+            self._ledger,
+            options,
+            Voice(logs.log.info, logs.log.warning, logs.log.debug),
+            time.time,
+        )
+        for note in notes:
+            keeper.problems.note(note)
+        self.sync = Sync(keeper)
+        self.sync.recover(entries)
+        self._settler = Settler(keeper)
+        self._task(self.sync.run())
+        self._task(self._settler.run())
+        return Front(str(config.runtime), Interceptors(keeper, self.sync), METHODS)
+
+    def _lock_state(self) -> Lock:
+        folder = self.config.state_dir
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotCreateError(f"cannot make the state folder {folder}: {error.strerror}") from error
+        return Lock.take(folder / "lock", f"use the state folder {folder}")
+
+    async def _start_admin(self) -> None:
+        from proxy.admin import AdminServer
+
+        self._admin = AdminServer(self.config.admin_path, {"/status": self.status})
+        await self._admin.start()
+
+    # -- run ----------------------------------------------------------------------------------------------
+
+    def _task(self, work: Coroutine[object, object, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def _mirror(self) -> None:
+        """Keep owner and mode of our socket as the runtime's, which may appear after us."""
+        while self._listener is not None and not self._listener.adopted:
+            mirror_mode(self._listener.path, self.config.runtime)
+            await asyncio.sleep(5)
+
+    async def _watchdog(self) -> None:
+        while self._notifier.interval is not None:
+            self._notifier.ping()
+            await asyncio.sleep(self._notifier.interval)
+
+    def status(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        config = self.config
+        page: dict[str, object] = {
+            "version": __version__,
+            "mode": config.mode.value,
+            "pid": os.getpid(),
+            "listen": str(self._listener.path if self._listener else config.listen),
+            "uptime_s": round(time.time() - self._started, 1),
+            "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
+        }
+        if self.keeper is not None and self.sync is not None:
+            from proxy.keeper.page import node_page
+
+            page.update(node_page(self.keeper))
+            page["runtime"] = {
+                "endpoint": str(config.runtime),
+                "connected": self.sync.connected,
+                "version": self.sync.runtime_version,
+            }
+        return page
+
+    # -- stop ---------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Let calls in flight end (with a limit), then leave. Containers stay as they are."""
+        self._notifier.stopping("draining")
+        if self._listener is not None:
+            self._listener.close(keep_lock=True)
+        if self._front is not None:
+            await self._front.drain(self.config.drain_timeout)
+        await self._undo()
+
+    async def _undo(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._admin is not None:
+            await self._admin.stop()
+        if self.keeper is not None:
+            await self.keeper.close()
+            for part in (self.sync, self._settler):
+                if part is not None:
+                    await asyncio.to_thread(part.close)
+            self.keeper.runtime.close()
+        if self._ledger is not None:
+            self._ledger.close()
+        if self._state_lock is not None:
+            self._state_lock.release()
+        if self._listener is not None:
+            self._listener.close()
+
+
+class _Nothing:
+    """The interceptor of a proxy that only relays."""
+
+    def request(self, call: object) -> None:
+        """Never called: nothing is intercepted."""
+
+    def response(self, call: object, message: bytes) -> None:
+        """Never called."""
+
+    def finished(self, call: object, status: int | None) -> None:
+        """Never called."""
+
+
+async def _serve(daemon: Daemon) -> None:
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    await daemon.start()
+    await done.wait()
+    await daemon.stop()
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        TopoproxyError: The daemon cannot start.
+    """
+    from proxy import logs
+
+    logs.setup(config.log.level, config.log.format)
+    asyncio.run(_serve(Daemon(config)))
+    return 0
+
+
+@contextlib.contextmanager
+def running(
+    config: Config, *, machine: Machine | None = None, cgroups: Cgroups | None = None
+) -> Iterator[Daemon]:
+    """Run a daemon in a thread of this process, for demos and tests.
+
+    Yields:
+        The daemon, in step with the runtime; ``status`` may be called from any thread.
+    """
+    started = threading.Event()
+    stop: list[asyncio.Event] = []
+    failed: list[BaseException] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    daemon = Daemon(config, machine=machine, cgroups=cgroups)
+
+    async def body() -> None:
+        loops.append(asyncio.get_running_loop())
+        stop.append(asyncio.Event())
+        try:
+            await daemon.start()
+            if daemon.keeper is not None:
+                await asyncio.wait_for(daemon.keeper.synced.wait(), 10)
+        except BaseException as error:
+            failed.append(error)
+            raise
+        finally:
+            started.set()
+        await stop[0].wait()
+        await daemon.stop()
+
+    def main() -> None:
+        with contextlib.suppress(BaseException):
+            asyncio.run(body())
+
+    thread = threading.Thread(target=main, name="daemon")
+    thread.start()
+    started.wait()
+    try:
+        if failed:
+            raise failed[0]
+        yield daemon
+    finally:
+        if not failed:
+            loops[0].call_soon_threadsafe(stop[0].set)
+        thread.join()

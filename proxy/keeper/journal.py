@@ -1,0 +1,74 @@
+"""Writing the state behind the loop's back.
+
+Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
+restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
+gives CPUs away is written before anybody moves, and waited for (``flush``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from proxy.keeper.codec import dump
+from proxy.keeper.ports import Ledger
+from proxy.keeper.worker import Worker
+from proxy.model.errors import TopoproxyError
+from proxy.model.workload import Container, Pod
+
+DELAY_S = 0.01
+
+
+class Journal:
+    """Collects changes and has them written.
+
+    Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight.
+    """
+
+    def __init__(self, ledger: Ledger | None, worker: Worker, problem: Callable[[str], None]) -> None:
+        self._ledger = ledger
+        self._worker = worker
+        self._problem = problem
+        self._waiting: dict[str, Pod | Container | None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, key: str, value: Pod | Container | None) -> None:
+        """Store a record soon (None: delete it)."""
+        if self._ledger is None:
+            return
+        self._waiting[key] = value
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        if self._waiting:
+            self._worker.start(self._write, self._take())
+
+    def _take(self) -> Mapping[str, Pod | Container | None]:
+        batch, self._waiting = self._waiting, {}
+        return batch
+
+    async def flush(self) -> None:
+        """Write everything that waits, and wait for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            await self._worker.run(self._write, self._take())
+
+    def _write(self, batch: Mapping[str, Pod | Container | None]) -> None:
+        """Runs in the worker. A ledger that cannot be written is told, and does not stop the node."""
+        assert self._ledger is not None
+        there = self._ledger.entries
+        changes = {
+            key: None if value is None else dump(value)
+            for key, value in batch.items()
+            if value is not None or key in there
+        }
+        if not changes:
+            return
+        try:
+            self._ledger.write(changes)
+        except TopoproxyError as error:
+            self._problem(str(error))

@@ -1,0 +1,318 @@
+"""The keeper of a node: the one place where its state changes.
+
+It lives on the event loop. Deciding is pure and done at once; everything that can block (ledger, kernel,
+runtime) is done by workers and awaited. The order of a create that gives CPUs away:
+
+    decide (the state already says that the CPUs are taken)
+    -> ledger: the placement, in flight
+    -> wait for calls in flight that carry wider sets (flights)
+    -> kernel: others leave the CPUs, read back
+    -> the request goes on; the runtime's id arrives -> ledger: the placement, for good
+
+A create that fails takes its container out of the state again, and whoever had moved is moved back. Because
+every kernel write asks for the newest state, plans of different pods need no lock between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+
+from proxy.keeper.enforce import Enforced, Enforcer
+from proxy.keeper.flights import Flights
+from proxy.keeper.journal import Journal
+from proxy.keeper.ports import Cgroups, Ledger, Runtime
+from proxy.keeper.problems import Problems
+from proxy.keeper.worker import Worker
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Pod, Pool, Request
+from proxy.plan.place import Plan, place
+from proxy.plan.state import Node, NodeState, moves
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the keeper behaves.
+
+    Attributes:
+        enforce: False to decide and change nothing (``mode: observe``).
+        refuse_on_error: Refuse a create that we could not decide, instead of letting it pass as it came.
+        call_timeout: Seconds that one wait inside a held call may take.
+        settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
+        reconcile_period: Seconds between comparisons with the runtime and the kernel.
+    """
+
+    enforce: bool = True
+    refuse_on_error: bool = False
+    call_timeout: float = 5.0
+    settle_per_second: float = 10.0
+    reconcile_period: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Where the keeper speaks: one line each."""
+
+    info: Callable[[str], None]
+    warn: Callable[[str], None]
+    debug: Callable[[str], None]
+
+
+class Keeper:
+    """Keeps a node's containers where they belong."""
+
+    def __init__(
+        self,
+        node: Node,
+        cgroups: Cgroups,
+        runtime: Runtime,
+        ledger: Ledger | None,
+        options: Options,
+        voice: Voice,
+        clock: Callable[[], float],
+    ) -> None:
+        self.options = options
+        self.voice = voice
+        self.clock = clock
+        self.runtime = runtime
+        self.state = NodeState.empty(node)
+        self.saved: dict[str, CpuSet] = {}
+        self.counters: Counter[str] = Counter()
+        self.problems = Problems(clock, voice.warn)
+        self.flights = Flights()
+        self.synced = asyncio.Event()
+        self.attention = asyncio.Event()
+        self.lost: dict[str, float] = {}
+        self.unsettled: dict[str, None] = {}
+        self.to_settle = asyncio.Event()
+        self.kernel = Worker("kernel", self.broken)
+        self.lookups = Worker("lookups", self.broken)
+        self.enforcer = Enforcer(cgroups, lambda: self.state)
+        self._loop = asyncio.get_running_loop()
+        self.journal = Journal(ledger if options.enforce else None, self.kernel, self._from_thread)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls = 0
+        self._boot = f"{int(clock() * 1000):x}"
+
+    # -- placing ------------------------------------------------------------------------------------------
+
+    def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
+        """Decide a create and take the CPUs; ``clear`` must follow where the container owns some."""
+        self._calls += 1
+        token = f"call-{self._boot}-{self._calls}"
+        plan = place(self.state, pod, name, attempt, request, token)
+        if plan.problem:
+            self.problems.note(f"{pod.ref}/{name}: {plan.problem}")
+        if plan.container is None:
+            self.counters["creates_refused"] += 1
+            self.voice.info(f"refused {pod.ref}/{name}: {plan.verdict.message}")
+            return plan
+        self.state = plan.state
+        self.saved[token] = self.state.wanted(plan.container)
+        self.counters["creates_placed"] += 1
+        say = self.voice.info if plan.container.placement.pool is Pool.OWN else self.voice.debug
+        say(f"placed {plan.container.ref} on {self.saved[token]}: {plan.container.placement.reasons[0]}")
+        return plan
+
+    async def clear(self, plan: Plan) -> str:
+        """Make the placement durable and have the others leave its CPUs.
+
+        Returns:
+            Empty when the CPUs are free; else why not. The caller then calls ``failed``.
+        """
+        assert plan.container is not None
+        self.journal.put(f"i/{plan.container.id}", plan.container)
+        await self.journal.flush()
+        if not plan.shrink:
+            return ""
+        limits = [(i, self.state.wanted(c)) for i in plan.shrink if (c := self.state.containers.get(i))]
+        if not await self.flights.landed(limits, self.options.call_timeout):
+            return "the runtime is still busy with calls for containers that must move"
+        done = await self._enforce(plan.shrink)
+        return done.errors[0] if done.errors else ""
+
+    async def _enforce(self, ids: Iterable[str] | None) -> Enforced:
+        done = await self.kernel.run(self.enforcer.enforce, ids)
+        self.moved(done)
+        return done
+
+    def moved(self, done: Enforced) -> None:
+        """Take note of what an enforcement did."""
+        self.counters["cpusets_written"] += len(done.written)
+        for container_id in done.written:
+            self.unsettled[container_id] = None
+        if done.written:
+            self.to_settle.set()
+        if done.absent:
+            self.attention.set()
+
+    def created(self, token: str, container_id: str) -> None:
+        """The runtime has made the container and named it."""
+        container = self.state.containers.get(token)
+        if container is None:
+            return
+        container = dataclasses.replace(container, id=container_id, phase=Phase.CREATED)
+        self.state = self.state.changed(put=(container,), drop=(token,))
+        self.saved[container_id] = self.saved.pop(token)
+        self.journal.put(f"c/{container_id}", container)
+        if container.placement.pool is Pool.OWN:
+            self.journal.put(f"i/{token}", None)
+
+    def failed(self, token: str) -> None:
+        """The create came to nothing: whoever moved for it goes back."""
+        self.lost.pop(token, None)
+        self.saved.pop(token, None)
+        if token in self.state.containers:
+            self.counters["creates_failed"] += 1
+            self._retire((), (token,))
+            self.journal.put(f"i/{token}", None)
+
+    def uncertain(self, token: str) -> None:
+        """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
+        if token in self.state.containers:
+            self.lost[token] = self.clock()
+            self.attention.set()
+
+    # -- starting, updating -------------------------------------------------------------------------------
+
+    def is_fresh(self, container: Container) -> bool:
+        """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
+        return container.placement.pool is not Pool.OWN and self.saved.get(container.id) == self.state.wanted(
+            container
+        )
+
+    async def freshen(self, container_id: str) -> None:
+        """See to it that a created container starts with today's set.
+
+        It has no cgroup yet (runc makes it at the start, from the spec), so the spec is corrected through the
+        runtime. If it owns CPUs, the others are checked once more.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime did not take the set.
+        """
+        for _ in range(5):
+            container = self.state.containers.get(container_id)
+            if container is None or not self.options.enforce:
+                return
+            want = self.state.wanted(container)
+            if self.saved.get(container_id) == want:
+                break
+            mems = container.placement.mems
+            await self.lookups.run(self.runtime.update_cpuset, container_id, want, mems)
+            self.saved[container_id] = want
+            self.counters["specs_freshened"] += 1
+        if container is not None and container.placement.pool is Pool.OWN:
+            self.moved(await self.kernel.run(self.enforcer.enforce_pools))
+
+    def depart(self, container_id: str, phase: Phase | None = None) -> asyncio.Future[None]:
+        """A start (with its phase) or an update leaves for the runtime, carrying today's set."""
+        container = self.state.containers[container_id]
+        if phase is not None:
+            self.state = self.state.changed(put=(dataclasses.replace(container, phase=phase),))
+        return self.flights.depart(container_id, self.state.wanted(container))
+
+    def landed(self, container_id: str, flight: asyncio.Future[None], carried: CpuSet | None) -> None:
+        """A start or update has been answered; ``carried`` is the set that the runtime has saved by it."""
+        self.flights.land(container_id, flight)
+        container = self.state.containers.get(container_id)
+        if container is None:
+            return
+        if carried is not None:
+            self.saved[container_id] = carried
+        if self.options.enforce:
+            self.later([container_id])
+
+    def phase(self, container_id: str, phase: Phase) -> None:
+        """A container has entered a phase; a container that has exited gives its CPUs back."""
+        container = self.state.containers.get(container_id)
+        if container is None or container.phase is phase:
+            return
+        changed = dataclasses.replace(container, phase=phase)
+        self._retire((changed,), ())
+        self.journal.put(f"c/{container_id}", changed)
+
+    # -- going --------------------------------------------------------------------------------------------
+
+    def removed(self, ids: Iterable[str]) -> None:
+        """Containers are gone."""
+        gone = [i for i in ids if i in self.state.containers]
+        self._retire((), gone)
+        for container_id in gone:
+            self.saved.pop(container_id, None)
+            self.unsettled.pop(container_id, None)
+            self.journal.put(f"c/{container_id}", None)
+
+    def pod_running(self, pod: Pod) -> None:
+        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes."""
+        old = [
+            c.id
+            for c in self.state.containers.values()
+            if c.pod.uid == pod.uid and c.pod.sandbox_id != pod.sandbox_id and c.pod.attempt < pod.attempt
+        ]
+        for container_id in old:
+            self.phase(container_id, Phase.EXITED)
+        self.state = self.state.with_pod(pod)
+        self.journal.put(f"p/{pod.sandbox_id}", pod)
+
+    def pod_stopped(self, sandbox_id: str) -> None:
+        """A sandbox has been stopped: nothing in it runs any more."""
+        for container in self.state.in_sandbox(sandbox_id):
+            if container.phase is not Phase.CREATING:
+                self.phase(container.id, Phase.EXITED)
+
+    def pod_removed(self, sandbox_id: str) -> None:
+        """A sandbox is gone, and its containers with it."""
+        self.removed([c.id for c in self.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
+        if sandbox_id in self.state.pods:
+            self.state = self.state.without_pod(sandbox_id)
+            self.journal.put(f"p/{sandbox_id}", None)
+
+    def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
+        before = self.state
+        self.state = before.changed(put=put, drop=drop)
+        shrink, grow = moves(before, self.state)
+        if shrink or grow:
+            self.later([*shrink, *grow])
+
+    def later(self, ids: list[str]) -> None:
+        """Have the kernel follow the state for some containers, soon."""
+        if self.options.enforce:
+            self.spawn(self._follow(ids))
+
+    async def _follow(self, ids: list[str]) -> None:
+        for error in (await self._enforce(ids)).errors:
+            self.problems.note(error)
+
+    # -- housekeeping -------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine beside; what it raises is reported."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.broken(error)
+
+    def _from_thread(self, problem: str) -> None:
+        """Note a problem; callable from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.problems.note, problem)
+
+    def broken(self, error: BaseException) -> None:
+        self.counters["internal_errors"] += 1
+        self._from_thread(f"internal error: {type(error).__name__}: {error}")
+
+    async def close(self) -> None:
+        """Write what waits and end the workers."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.journal.flush()
+        for worker in (self.kernel, self.lookups):
+            await asyncio.to_thread(worker.close)

@@ -1,0 +1,62 @@
+"""The state of a node as plain data: what ``topoproxy status`` shows."""
+
+from __future__ import annotations
+
+from proxy.keeper.keeper import Keeper
+from proxy.model.workload import Container, Phase, Pool
+from proxy.plan.invariants import violations
+
+
+def node_page(keeper: Keeper) -> dict[str, object]:
+    """Give pools, owners, containers and problems."""
+    state = keeper.state
+    machine = state.node.machine
+    per_node = state.pools.per_node(machine)
+    return {
+        "ready": keeper.synced.is_set(),
+        "pools": {
+            "shared": str(state.pools.shared),
+            "be": str(state.pools.be),
+            "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
+        },
+        "exclusive": [
+            {
+                "owner": key,
+                "cpus": str(owner.cpus),
+                "hard": owner.hard,
+                "pod": next((c.pod.ref for c in _holders(keeper, key)), ""),
+                "container": ",".join(sorted({c.name for c in _holders(keeper, key)})),
+            }
+            for key, owner in sorted(state.owners.items())
+        ],
+        "containers": [
+            {
+                "id": c.id,
+                "ref": c.ref,
+                "pod_uid": c.pod.uid,
+                "qos": c.pod.qos.value or c.pod.kube_qos.value,
+                "pool": c.placement.pool.value,
+                "cpus": "" if c.phase is Phase.EXITED else str(state.wanted(c)),
+                "mems": str(c.placement.mems),
+                "phase": c.phase.value,
+                "reason": "; ".join(c.placement.reasons),
+            }
+            for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+        ],
+        "problems": keeper.problems.page(),
+        "violations": violations(state),
+        "counters": dict(keeper.counters),
+        "settings": {
+            "cpuManagerPolicy": "static" if state.node.static else "none",
+            "reservedSystemCPUs": str(state.node.reserved),
+            "memoryNodes": "follow" if state.node.follow_mems else "leave",
+        },
+    }
+
+
+def _holders(keeper: Keeper, owner: str) -> list[Container]:
+    return [
+        c
+        for c in keeper.state.containers.values()
+        if c.owner == owner and c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
+    ]

@@ -1,0 +1,68 @@
+"""Making moved containers' sets lasting, off the critical path.
+
+A kernel write is at once but not for ever: runc's saved state undoes it at the next update of anything, and
+systemd at the next daemon-reload. So a container that was moved is also told to the runtime, a few a second.
+A call on its way counts as in flight, so that a shrink that needs the same container waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+
+NOT_FOUND = 5
+
+
+class Settler:
+    """Tells the runtime, one container at a time."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._worker = Worker("settle", keeper.broken)
+
+    async def run(self) -> None:
+        """Settle for ever."""
+        keeper = self._keeper
+        if not keeper.options.enforce or keeper.options.settle_per_second <= 0:
+            return
+        while True:
+            await keeper.to_settle.wait()
+            keeper.to_settle.clear()
+            while keeper.unsettled:
+                container_id = next(iter(keeper.unsettled))
+                del keeper.unsettled[container_id]
+                if await self._settle(container_id):
+                    await asyncio.sleep(1 / keeper.options.settle_per_second)
+
+    async def _settle(self, container_id: str) -> bool:
+        keeper = self._keeper
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING:
+            return False
+        want = keeper.state.wanted(container)
+        if keeper.saved.get(container_id) == want:
+            return False
+        flight = keeper.depart(container_id)
+        carried: CpuSet | None = None
+        try:
+            await self._worker.run(keeper.runtime.update_cpuset, container_id, want, None)
+            carried = want
+            keeper.counters["settled"] += 1
+        except UnavailableError:
+            keeper.unsettled[container_id] = None
+            await asyncio.sleep(1)
+        except RuntimeCallError as error:
+            if error.code != NOT_FOUND:
+                keeper.problems.note(str(error))
+        finally:
+            keeper.landed(container_id, flight, carried)
+        return True
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

@@ -1,0 +1,257 @@
+"""Keeping the state true to the runtime and to the kernel.
+
+One pass lists what the runtime has and compares: containers that we do not know are taken in (made behind our
+back, or before we came), those that have exited or vanished give their CPUs back, creates whose answer was
+lost are resolved, and every live container's kernel value is compared with what it should be. The first pass
+after a start is the recovery: until it is done, calls that need a decision wait. Passes run on a timer, soon
+after something odd was seen, and as soon as a runtime that was gone is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.keeper.codec import load_container, load_pod
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase, Pod, Pool, Request
+from proxy.plan.adopt import adopt
+from proxy.pools.facts import parent_of, pod_facts
+
+GRACE_S = 2.0
+"""How long a create whose answer was lost may still turn up in the runtime's list."""
+GAP_S = 0.2
+PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the runtime has."""
+
+    pods: Mapping[str, RuntimePod]
+    containers: Mapping[str, RuntimeContainer]
+
+
+class Sync:
+    """Compares, repairs, and remembers how the runtime is."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._worker = Worker("sync", keeper.broken)
+        self.connected = False
+        self.runtime_version = ""
+
+    def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Load what the ledger holds; the first pass then compares it with what is there."""
+        keeper = self._keeper
+        node = keeper.state.node
+        pods = [p for k, v in entries.items() if k.startswith("p/") and (p := load_pod(v))]
+        containers = []
+        for key, value in entries.items():
+            if not key.startswith(("c/", "i/")):
+                continue
+            container = load_container(value)
+            if container is None or not container.placement.own <= node.machine.online:
+                keeper.problems.note(f"cannot use the ledger's record {key}: it is rebuilt from the runtime")
+                continue
+            containers.append(container)
+            if key.startswith("i/"):
+                keeper.lost[container.id] = keeper.clock()
+        keeper.state = type(keeper.state).of(node, pods, containers)
+
+    async def run(self) -> None:
+        """Compare for ever."""
+        keeper = self._keeper
+        back_off = 0.05
+        while True:
+            wait = keeper.options.reconcile_period
+            try:
+                await self.once()
+                back_off = 0.05
+            except UnavailableError as error:
+                if self.connected:
+                    keeper.voice.warn(str(error))
+                self.connected = False
+                wait, back_off = back_off, min(back_off * 2, 1.0)
+            except RuntimeCallError as error:
+                keeper.problems.note(str(error))
+                keeper.synced.set()
+            if keeper.lost:
+                wait = min(wait, GRACE_S)
+            try:
+                await asyncio.wait_for(keeper.attention.wait(), wait)
+                await asyncio.sleep(GAP_S)
+            except TimeoutError:
+                pass
+            keeper.attention.clear()
+
+    async def once(self) -> None:
+        """Make one pass.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
+        """
+        keeper = self._keeper
+        known = set(keeper.state.containers)
+        known_pods = set(keeper.state.pods)
+        if not self.connected:
+            self.runtime_version = await self._worker.run(keeper.runtime.version)
+        listing = await self._worker.run(self._list)
+        self.connected = True
+        self._resolve(listing)
+        self._compare(listing, known, known_pods)
+        new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]
+        await self._adopt([c for c in new if self._is_foreign(c)], listing)
+        if keeper.options.enforce:
+            done = await keeper.kernel.run(keeper.enforcer.enforce)
+            keeper.counters["drift_repaired"] += len(done.written)
+            for error in done.errors:
+                keeper.problems.note(error)
+            for container_id in done.written:
+                keeper.unsettled[container_id] = None
+        keeper.counters["passes"] += 1
+        if not keeper.synced.is_set():
+            keeper.synced.set()
+            keeper.voice.info(
+                f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
+                f" {len(keeper.state.owners)} owners of CPUs, shared pool {keeper.state.pools.shared}"
+            )
+
+    async def adopt_one(self, container_id: str) -> bool:
+        """Take in one container that a call names and that we do not know.
+
+        Returns:
+            True when it is known now.
+        """
+        keeper = self._keeper
+
+        def look() -> Listing:
+            return Listing(
+                {p.id: p for p in keeper.runtime.list_pods()},
+                {c.id: c for c in keeper.runtime.list_containers(container_id)},
+            )
+
+        try:
+            listing = await keeper.lookups.run(look)
+            await self._adopt(list(listing.containers.values()), listing)
+        except (UnavailableError, RuntimeCallError) as error:
+            keeper.problems.note(str(error))
+        return container_id in keeper.state.containers
+
+    # -- parts of a pass ----------------------------------------------------------------------------------
+
+    def _list(self) -> Listing:
+        """Runs in the worker. Pods first: a container whose pod is not listed yet waits for the next pass."""
+        pods = {p.id: p for p in self._keeper.runtime.list_pods()}
+        return Listing(pods, {c.id: c for c in self._keeper.runtime.list_containers()})
+
+    def _resolve(self, listing: Listing) -> None:
+        """Find out what became of creates whose answer was lost."""
+        keeper = self._keeper
+        there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
+        for token, since in list(keeper.lost.items()):
+            container = keeper.state.containers.get(token)
+            if container is None:
+                del keeper.lost[token]
+                continue
+            found = there.get((container.pod.sandbox_id, container.name, container.attempt))
+            if found is not None and found not in keeper.state.containers:
+                del keeper.lost[token]
+                keeper.saved.setdefault(token, CpuSet())
+                keeper.created(token, found)
+            elif keeper.clock() - since > GRACE_S:
+                keeper.failed(token)
+
+    def _compare(self, listing: Listing, known: set[str], known_pods: set[str]) -> None:
+        """Let our phases follow the list. Only what was known before it was asked for can have vanished."""
+        keeper = self._keeper
+        containers = keeper.state.containers
+        gone = [i for i in known if i in containers and i not in listing.containers]
+        keeper.removed([i for i in gone if containers[i].phase is not Phase.CREATING])
+        for container_id, seen in listing.containers.items():
+            ours = keeper.state.containers.get(container_id)
+            phase = PHASES.get(seen.state)
+            if ours is None or phase is None or keeper.flights.flying(container_id):
+                continue
+            if ours.phase is Phase.RUNNING and phase is Phase.CREATED:
+                continue
+            keeper.phase(container_id, phase)
+        for sandbox_id in known_pods - set(listing.pods):
+            keeper.pod_removed(sandbox_id)
+
+    def _is_foreign(self, seen: RuntimeContainer) -> bool:
+        """Tell whether a container that we have no record of is none of our creates in flight."""
+        if seen.state == "EXITED":
+            return False
+        return not any(
+            c.phase is Phase.CREATING and (c.pod.sandbox_id, c.name) == (seen.sandbox_id, seen.name)
+            for c in self._keeper.state.containers.values()
+        )
+
+    async def _adopt(self, found: list[RuntimeContainer], listing: Listing) -> None:
+        if not found:
+            return
+        details = await self._worker.run(self._details, [c.id for c in found])
+        for seen in found:
+            listed, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
+            if listed is not None and detail is not None and seen.id not in self._keeper.state.containers:
+                self._take_in(seen, self._pod(listed, detail), detail)
+
+    def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
+        """Runs in the worker. A container that has just gone is left out."""
+        found: dict[str, RuntimeDetail] = {}
+        for container_id in ids:
+            try:
+                found[container_id] = self._keeper.runtime.detail(container_id)
+            except RuntimeCallError:
+                continue
+        return found
+
+    def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:
+        known = self._keeper.state.pods.get(listed.id)
+        if known is not None and known.cgroup_parent:
+            return known
+        return pod_facts(
+            listed.id,
+            listed.uid,
+            listed.namespace,
+            listed.name,
+            listed.attempt,
+            listed.labels,
+            listed.annotations,
+            parent_of(detail.cgroups_path),
+        )
+
+    def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
+        keeper = self._keeper
+        if pod.sandbox_id not in keeper.state.pods:
+            keeper.state = keeper.state.with_pod(pod)
+            keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+        fields = {f.name for f in dataclasses.fields(Request)}
+        request = Request(**{k: v for k, v in dataclasses.asdict(detail).items() if k in fields})
+        phase = PHASES.get(seen.state, Phase.RUNNING)
+        plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
+        assert plan.container is not None
+        keeper.state = plan.state
+        keeper.counters["adopted"] += 1
+        if plan.problem:
+            keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
+        try:
+            keeper.saved[seen.id] = CpuSet.parse(detail.cpuset_cpus)
+        except ValueError:
+            keeper.saved.pop(seen.id, None)
+        keeper.journal.put(f"c/{seen.id}", plan.container)
+        say = keeper.voice.info if plan.container.placement.pool is Pool.OWN else keeper.voice.debug
+        say(f"adopted {plan.container.ref}: {plan.container.placement.reasons[0]}")
+        if plan.shrink:
+            keeper.later(list(plan.shrink))
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

@@ -1,0 +1,93 @@
+"""Taking in a container that exists already: created behind our back, or before we came.
+
+Nothing moves that need not: a container that may own CPUs owns those that it runs on, if they are as many as
+it asks for and nobody else's. What cannot be adopted so runs on a pool, and the plan says why. A container is
+never refused here; it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.plan.place import Plan, named_mems, place
+from proxy.plan.state import NodeState, moves
+from proxy.pools.claims import claim
+
+
+def adopt(
+    state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
+) -> Plan:
+    """Take in a container.
+
+    Args:
+        state: The node as it is.
+        container_id: The runtime's id.
+        pod: Its pod.
+        name: Container name.
+        attempt: Its attempt.
+        request: What it asked for; ``cpuset_cpus`` is the set that it has now.
+        phase: Where it is in its life.
+
+    Returns:
+        A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
+    """
+    if phase is Phase.EXITED:
+        placement = Placement(Pool.SHARED, CpuSet(), state.node.machine.memory_nodes, ("it has exited",))
+        gone = Container(container_id, name, pod, request, placement, phase, attempt)
+        return Plan(Verdict(), state.changed(put=(gone,)), gone)
+    wish = claim(pod, request, state.node.machine.online, static=state.node.static)
+    if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
+        plan = _keep(state, container_id, pod, name, attempt, request, phase)
+        if plan is not None:
+            return plan
+        why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
+        return _pooled(state, container_id, pod, name, attempt, request, phase, why)
+    plan = place(state, pod, name, attempt, request, container_id)
+    if plan.container is None:
+        problem = plan.problem or plan.verdict.message
+        pooled = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
+        return dataclasses.replace(pooled, problem=problem)
+    # Its memory may be in use already, so the nodes that it has now stay.
+    mems = named_mems(state, request) if request.cpuset_mems else plan.container.placement.mems
+    placement = dataclasses.replace(plan.container.placement, mems=mems)
+    taken = dataclasses.replace(plan.container, phase=phase, placement=placement)
+    return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
+
+
+def _keep(
+    state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
+) -> Plan | None:
+    wish = claim(pod, request, state.node.machine.online, static=True)
+    try:
+        has = CpuSet.parse(request.cpuset_cpus)
+    except ValueError:
+        return None
+    owner = f"{pod.uid}/{name}"
+    if len(has) != wish.count or not has <= state.node.machine.online:
+        return None
+    if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
+        return None
+    why = f"{wish.why}; runs on CPUs {has} already"
+    placement = Placement(Pool.OWN, has, named_mems(state, request), (why,), wish.hard)
+    container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
+    after = state.changed(put=(container,))
+    if not after.pools.shared:
+        return None
+    return Plan(Verdict(), after, container, moves(state, after)[0])
+
+
+def _pooled(
+    state: NodeState,
+    container_id: str,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    phase: Phase,
+    why: str,
+) -> Plan:
+    placement = Placement(Pool.SHARED, CpuSet(), named_mems(state, request), (why,))
+    container = Container(container_id, name, pod, request, placement, phase, attempt)
+    return Plan(Verdict(), state.changed(put=(container,)), container)

@@ -1,0 +1,147 @@
+"""Deciding a CreateContainer: event and node state in, plan out.
+
+The order is: claim (what the pod's class and request entitle it to), CPUs (named by somebody, kept from an
+earlier attempt, or picked), verdict (nobody else owns them, the shared pool keeps at least one CPU), memory
+nodes, and who has to move. Nothing here changes anything: the plan holds the whole next state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import (
+    Container,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    Request,
+    Verdict,
+)
+from proxy.place.packed import NotEnoughCpus
+from proxy.place.pick import memory_for, pick
+from proxy.plan.state import NodeState, moves
+from proxy.pools.claims import STRICT, Claim, claim
+
+INVALID_ARGUMENT, FAILED_PRECONDITION = 3, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer to one event.
+
+    Attributes:
+        verdict: Admit or refuse; on a refusal ``state`` is the state before.
+        state: The whole next state.
+        container: The container as placed; None on a refusal.
+        shrink: Ids of containers that must leave CPUs before the request goes on.
+        problem: What was wrong with what was asked, said to the operator; empty if nothing was.
+    """
+
+    verdict: Verdict
+    state: NodeState
+    container: Container | None = None
+    shrink: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class _RefusedError(Exception):
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+def place(state: NodeState, pod: Pod, name: str, attempt: int, request: Request, token: str) -> Plan:
+    """Decide where a container goes.
+
+    Args:
+        state: The node as it is.
+        pod: The container's pod.
+        name: Container name.
+        attempt: Its attempt.
+        request: What it asks for.
+        token: The id that it has until the runtime names it.
+    """
+    wish = claim(pod, request, state.node.machine.online, static=state.node.static)
+    try:
+        placement, owner, problem = _placement(state, pod, name, request, wish)
+    except _RefusedError as refused:
+        return Plan(refused.verdict, state, problem=wish.problem)
+    container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, owner)
+    after = state.changed(put=(container,))
+    shrink: tuple[str, ...] = ()
+    if placement.pool is Pool.OWN:
+        if not after.pools.shared:
+            message = (
+                f"cannot give CPUs {placement.own} to {container.ref}: the shared pool would be left empty"
+            )
+            return Plan(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message), state, problem=problem)
+        shrink, _ = moves(state, after)
+    return Plan(Verdict(), after, container, shrink, problem)
+
+
+def _placement(
+    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim
+) -> tuple[Placement, str, str]:
+    ref = f"{pod.ref}/{name}"
+    if wish.fatal:
+        raise _RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
+    if wish.pool is not Pool.OWN:
+        mems = named_mems(state, request)
+        return Placement(wish.pool, CpuSet(), mems, (wish.why,)), "", wish.problem
+    owner = pod.uid if wish.per_pod else f"{pod.uid}/{name}"
+    others = CpuSet.from_bits(0)
+    for key, held in state.owners.items():
+        if key != owner:
+            others |= held.cpus
+    if wish.cpus is not None:
+        clash = wish.cpus & others
+        if clash:
+            return _clash(state, pod, request, wish, clash, ref)
+        cpus, why = wish.cpus, wish.why
+    else:
+        cpus, why = _pick(state, owner, others, wish, ref)
+    node = state.node
+    mems = memory_for(node.machine, cpus) if node.follow_mems else named_mems(state, request)
+    return Placement(Pool.OWN, cpus, mems, (why,), wish.hard), owner, wish.problem
+
+
+def _clash(
+    state: NodeState, pod: Pod, request: Request, wish: Claim, clash: CpuSet, ref: str
+) -> tuple[Placement, str, str]:
+    holders = sorted(key for key, held in state.owners.items() if not held.cpus.isdisjoint(clash))
+    problem = f"CPUs {clash} are owned by {', '.join(holders)} already"
+    if pod.qos in STRICT:
+        raise _RefusedError(
+            Verdict(FAILED_PRECONDITION, "CPUsInUse", f"cannot give CPUs {wish.cpus} to {ref}: {problem}")
+        )
+    why = f"{wish.why}, but {problem}: it runs on the shared pool"
+    return Placement(Pool.SHARED, CpuSet(), named_mems(state, request), (why,)), "", f"{ref}: {problem}"
+
+
+def _pick(state: NodeState, owner: str, others: CpuSet, wish: Claim, ref: str) -> tuple[CpuSet, str]:
+    held = state.owners.get(owner)
+    if held is not None and len(held.cpus) == wish.count:
+        return held.cpus, f"{wish.why}; keeps the CPUs of its earlier attempt"
+    node = state.node
+    available = node.machine.online - node.reserved - others
+    try:
+        cpus = pick(node.machine, node.topology, available, wish.count)
+    except NotEnoughCpus as short:
+        raise _RefusedError(
+            Verdict(FAILED_PRECONDITION, "UnexpectedAdmissionError", f"cannot give CPUs to {ref}: {short}")
+        ) from short
+    nodes = node.machine.nodes_of(cpus)
+    where = f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
+    return cpus, f"{wish.why}; picked {cpus} on {where}, whole cores first"
+
+
+def named_mems(state: NodeState, request: Request) -> Mask:
+    """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
+    machine = state.node.machine
+    try:
+        named = Mask.parse(request.cpuset_mems)
+    except ValueError:
+        return machine.memory_nodes
+    return named if named and named <= Mask(machine.node_by_id) else machine.memory_nodes

@@ -1,0 +1,148 @@
+"""The state of a node: who is there, who owns what, and what the pools are.
+
+A state is a value. Every change gives a new one, so that a worker thread can hold a consistent picture while
+the loop goes on deciding. What follows from the containers (owners, pools) is computed when an owner comes or
+goes and carried along otherwise: most containers own nothing, and placing them must cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.place.cputopo import CpuTopology
+from proxy.pools.pools import Owner, Pools, pools_of
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What does not change while the daemon runs.
+
+    Attributes:
+        machine: The hardware.
+        topology: The same as the allocator reads it.
+        static: Whole-CPU Guaranteed containers get CPUs of their own (``cpuManagerPolicy: static``).
+        reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
+        follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
+    """
+
+    machine: Machine
+    topology: CpuTopology
+    static: bool = False
+    reserved: CpuSet = field(default_factory=CpuSet)
+    follow_mems: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Pods, containers, and what follows from them.
+
+    Attributes:
+        pods: Sandboxes by id.
+        containers: Containers by id (by token while a create is in flight).
+        owners: Who owns CPUs, by ``Container.owner``.
+        pools: What is left for the others.
+    """
+
+    node: Node
+    pods: Mapping[str, Pod]
+    containers: Mapping[str, Container]
+    owners: Mapping[str, Owner]
+    pools: Pools
+
+    @classmethod
+    def empty(cls, node: Node) -> NodeState:
+        """The state of a node with nothing on it."""
+        return cls(node, {}, {}, {}, pools_of(node.machine.online, ()))
+
+    @classmethod
+    def of(cls, node: Node, pods: Iterable[Pod], containers: Iterable[Container]) -> NodeState:
+        """Build a state from what is known to exist."""
+        there = {c.id: c for c in containers}
+        owners = _owners(there.values())
+        pools = pools_of(node.machine.online, owners.values())
+        return cls(node, {p.sandbox_id: p for p in pods}, there, owners, pools)
+
+    def wanted(self, container: Container) -> CpuSet:
+        """Give the CPUs that a container must run on."""
+        placement = container.placement
+        return placement.own if placement.pool is Pool.OWN else self.pools.of(placement.pool)
+
+    def changed(
+        self, put: Iterable[Container] = (), drop: Iterable[str] = (), pods: Mapping[str, Pod] | None = None
+    ) -> NodeState:
+        """Give the state after containers came, changed or went.
+
+        Args:
+            put: Containers that are new or changed (their id decides).
+            drop: Ids that are gone; unknown ones are ignored.
+            pods: All pods, where they changed.
+        """
+        containers = dict(self.containers)
+        owners_change = False
+        for gone in drop:
+            old = containers.pop(gone, None)
+            owners_change |= old is not None and old.placement.pool is Pool.OWN
+        for new in put:
+            before = containers.get(new.id)
+            containers[new.id] = new
+            owners_change |= new.placement.pool is Pool.OWN
+            owners_change |= before is not None and before.placement.pool is Pool.OWN
+        pods = self.pods if pods is None else pods
+        if not owners_change:
+            return dataclasses.replace(self, containers=containers, pods=pods)
+        owners = _owners(containers.values())
+        pools = pools_of(self.node.machine.online, owners.values())
+        return NodeState(self.node, pods, containers, owners, pools)
+
+    def with_pod(self, pod: Pod) -> NodeState:
+        """Give the state after a sandbox came."""
+        return dataclasses.replace(self, pods={**self.pods, pod.sandbox_id: pod})
+
+    def without_pod(self, sandbox_id: str) -> NodeState:
+        """Give the state after a sandbox and its containers went."""
+        pods = {k: v for k, v in self.pods.items() if k != sandbox_id}
+        return self.changed(drop=[c.id for c in self.in_sandbox(sandbox_id)], pods=pods)
+
+    def in_sandbox(self, sandbox_id: str) -> list[Container]:
+        """Give the containers of a sandbox."""
+        return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]
+
+
+def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tell whose CPUs change from one state to the next because a pool changed.
+
+    Returns:
+        Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
+        Containers that have exited, or are not in both states, do not move.
+    """
+    if before.pools == after.pools:
+        return (), ()
+    shrink: list[str] = []
+    grow: list[str] = []
+    for key, container in after.containers.items():
+        old = before.containers.get(key)
+        if old is None or container.phase is Phase.EXITED:
+            continue
+        have, want = before.wanted(old), after.wanted(container)
+        if not have <= want:
+            shrink.append(key)
+        elif have != want:
+            grow.append(key)
+    return tuple(shrink), tuple(grow)
+
+
+def _owners(containers: Iterable[Container]) -> dict[str, Owner]:
+    owners: dict[str, Owner] = {}
+    for container in containers:
+        placement = container.placement
+        if placement.pool is not Pool.OWN or container.phase is Phase.EXITED:
+            continue
+        old = owners.get(container.owner)
+        cpus = placement.own | old.cpus if old else placement.own
+        owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
+    return owners

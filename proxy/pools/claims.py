@@ -1,0 +1,124 @@
+"""What a container may claim: CPUs of its own, or a place in a pool.
+
+The rules are Koordinator's decision table (reference koordinator c.2 and 3.4 of peers) as far as a node can
+follow it without node objects, with Kubernetes' own classes beside it:
+
+1. A resource-status annotation with CPUs gives its pod those CPUs, whatever the label says, except for BE
+   (row 1). Only LSE takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod.
+2. Label LS and SYSTEM: shared pool. Label BE: BE pool.
+3. No such label: BestEffort goes to the BE pool. A Guaranteed container that asks for a whole number of CPUs
+   owns that many where the policy is ``static``; where it is not and kubelet's own CPU manager pinned the
+   container (the request names exactly that many CPUs), kubelet's choice stands. All others share.
+
+LSE and LSR without an annotation are treated as rule 3 says: nothing was decided for them elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
+
+STRICT = (QosClass.LSE, QosClass.LSR)
+"""Classes that would rather not run than run on CPUs that are not theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a container claims.
+
+    Attributes:
+        pool: OWN, SHARED or BE.
+        cpus: The CPUs that somebody named for it (annotation or kubelet); None where we pick.
+        count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
+        per_pod: True when all containers of the pod own the same CPUs.
+        hard: True when owned CPUs leave the BE pool too.
+        why: One sentence.
+        problem: What is wrong with what was asked, in words; the claim is then what remains of it.
+        fatal: True when the problem refuses the container.
+    """
+
+    pool: Pool
+    why: str
+    cpus: CpuSet | None = None
+    count: int = 0
+    per_pod: bool = False
+    hard: bool = False
+    problem: str = ""
+    fatal: bool = False
+
+
+def whole_cpus(request: Request) -> int:
+    """Give the number of CPUs that a Guaranteed container asks for if it is whole, else 0.
+
+    The limit is quota/period, and the request is shares * 1000 / 1024 (kubelet 1.36, reference F). A
+    container that kubelet pinned has no quota since 1.33 (quota -1 or 0): then the shares alone tell.
+    """
+    if request.cpu_shares < 1024 or request.cpu_shares % 1024:
+        return 0
+    count = request.cpu_shares // 1024
+    if request.cpu_quota > 0 and request.cpu_quota != count * (request.cpu_period or 100_000):
+        return 0
+    return count
+
+
+def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool) -> Claim:
+    """Decide what a container claims.
+
+    Args:
+        pod: Its pod.
+        request: Its request.
+        online: The machine's online CPUs; a named CPU outside them is a problem.
+        static: Whether we give whole-CPU Guaranteed containers CPUs of their own.
+    """
+    problem = pod.problem
+    if pod.cpuset and pod.qos is not QosClass.BE and not problem:
+        missing = pod.cpuset - online
+        if not missing:
+            hard = pod.qos is QosClass.LSE
+            why = f"{_class(pod)} pod: its resource-status annotation names CPUs {pod.cpuset}"
+            return Claim(Pool.OWN, why, cpus=pod.cpuset, per_pod=True, hard=hard)
+        problem = f"resource-status asks for CPUs {pod.cpuset}, but {missing} not online here"
+    if problem and pod.qos in STRICT:
+        return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
+    pool, why = _pool(pod)
+    if pool is Pool.SHARED and _may_own(pod):
+        own = _own(request, online, static=static)
+        if own is not None:
+            return own
+    return Claim(pool, why, problem=problem)
+
+
+def _may_own(pod: Pod) -> bool:
+    return pod.kube_qos is KubeQos.GUARANTEED and pod.qos in (QosClass.NONE, *STRICT) and not pod.problem
+
+
+def _own(request: Request, online: CpuSet, *, static: bool) -> Claim | None:
+    count = whole_cpus(request)
+    if not count:
+        return None
+    if static:
+        return Claim(
+            Pool.OWN, f"Guaranteed container with {count} whole CPUs, policy static", count=count, hard=True
+        )
+    try:
+        named = CpuSet.parse(request.cpuset_cpus)
+    except ValueError:
+        return None
+    if len(named) == count and named <= online:
+        return Claim(
+            Pool.OWN, f"kubelet's CPU manager pinned the container to CPUs {named}", cpus=named, hard=True
+        )
+    return None
+
+
+def _pool(pod: Pod) -> tuple[Pool, str]:
+    best_effort = pod.kube_qos is KubeQos.BEST_EFFORT
+    if pod.qos is QosClass.BE or (best_effort and pod.qos is QosClass.NONE):
+        return Pool.BE, f"{_class(pod)} pod runs on the BE pool"
+    return Pool.SHARED, f"{_class(pod)} pod runs on the shared pool"
+
+
+def _class(pod: Pod) -> str:
+    return pod.qos.value or pod.kube_qos.value
