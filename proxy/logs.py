@@ -1,0 +1,258 @@
+"""The log: one line a record on standard error, in one of three forms.
+
+``text`` is for people, ``klog`` and ``json`` are what Kubernetes' own daemons
+write. Under systemd each line starts with its priority (sd-daemon(3)) and
+carries no time, because the journal has both.
+
+Messages are constant texts; what varies goes into keywords, is quoted, and is
+never used as a format. Values of local variables are never printed, since
+they may hold the environment of a container.
+
+loguru is imported at the first record that is written: it takes 50 ms, which
+neither the time to the listening socket nor a command that logs nothing need hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import loguru
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+QUIET_SECONDS = 60.0
+REPEAT_LIMIT = 1024
+_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+
+Render = Callable[["loguru.Record"], str]
+
+
+@dataclass(slots=True)
+class _Repeat:
+    """A message that came often: since when it is quiet, and how often it came since."""
+
+    since: float
+    level: str
+    message: str
+    count: int = 0
+
+
+class Log:
+    """Writes records; ``log`` is the one that all rooms share."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._threshold = LEVELS["info"]
+        self._form = "text"
+        self._stream: TextIO | None = None
+        self._logger: loguru.Logger | None = None
+        self._clock = clock
+        self._repeats: OrderedDict[object, _Repeat] = OrderedDict()
+
+    def setup(self, level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> None:
+        """Choose what is written and how, and bring the standard library's records here.
+
+        Args:
+            level: debug, info, warning or error.
+            fmt: text, klog or json.
+            stream: Where to write; standard error if None.
+        """
+        import logging
+
+        self._form = fmt
+        self._stream = stream
+        self._threshold = LEVELS[level]
+        self._logger = None
+        root = logging.getLogger()
+        root.handlers[:] = [_forwarder(self._open)]
+        root.setLevel(max(LEVELS[level], logging.WARNING))
+
+    def _open(self) -> loguru.Logger:
+        """Give loguru's logger, configured; the first call imports it."""
+        if self._logger is not None:
+            return self._logger
+        from loguru import logger
+
+        target = self._stream if self._stream is not None else sys.stderr
+        journal = _is_journal(target)
+        render = {"text": _text(not journal), "klog": _klog, "json": _json}[self._form]
+
+        def sink(message: loguru.Message) -> None:
+            record = message.record
+            mark = f"<{_PRIORITY.get(record['level'].name, 6)}>" if journal else ""
+            lines = render(record).split("\n")  # Of a traceback each line is an entry of the journal.
+            target.write("".join(f"{mark}{line}\n" for line in lines))
+            target.flush()
+
+        logger.remove()
+        logger.add(
+            sink, level=self._threshold, format="{message}", diagnose=False, backtrace=False, catch=True
+        )
+        self._logger = logger
+        return logger
+
+    def enabled(self, level: str) -> bool:
+        """Tell whether records of the level are written, before computing what only they need."""
+        return LEVELS[level] >= self._threshold
+
+    def debug(self, message: str, **context: object) -> None:
+        """Write what only a developer asks for."""
+        self._write("debug", message, context)
+
+    def info(self, message: str, **context: object) -> None:
+        """Write what happened: one line a decision."""
+        self._write("info", message, context)
+
+    def warning(self, message: str, **context: object) -> None:
+        """Write what an operator should look at some day."""
+        self._write("warning", message, context)
+
+    def error(self, message: str, **context: object) -> None:
+        """Write what an operator should look at now; ``err=`` takes the cause."""
+        self._write("error", message, context)
+
+    def exception(self, message: str, **context: object) -> None:
+        """Write a fault of ours with the traceback of the exception being handled, without any values."""
+        self._write("error", message, context, trace=True)
+
+    def say_once(self, key: object, level: str, message: str, **context: object) -> None:
+        """Write a record at most once a minute for each key; the next one says how many were left out.
+
+        Args:
+            key: What makes records the same, hashable.
+            level: As in ``setup``.
+            message: What to say.
+            context: What varies.
+        """
+        now = self._clock()
+        known = self._repeats.get(key)
+        if known is not None and now - known.since < QUIET_SECONDS:
+            known.count += 1
+            return
+        if known is not None and known.count:
+            context["repeated"] = known.count
+        self._repeats[key] = _Repeat(now, level, message)
+        self._repeats.move_to_end(key)
+        if len(self._repeats) > REPEAT_LIMIT:
+            self._repeats.popitem(last=False)
+        self._write(level, message, context)
+
+    def flush_repeats(self, everything: bool = False) -> None:
+        """Write the counts of what stopped repeating; at the end of the process of ``everything``."""
+        now = self._clock()
+        for key, repeat in list(self._repeats.items()):
+            if everything or now - repeat.since >= QUIET_SECONDS:
+                del self._repeats[key]
+                if repeat.count:
+                    self._write(repeat.level, repeat.message, {"repeated": repeat.count})
+
+    def _write(self, level: str, message: str, context: dict[str, object], trace: bool = False) -> None:
+        if LEVELS[level] < self._threshold:
+            return
+        # No arguments go along, so loguru does not treat the message as a format.
+        self._open().opt(depth=2, exception=trace).bind(**context).log(level.upper(), message)
+
+
+log = Log()
+"""The log of this process."""
+
+setup = log.setup
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Tell whether the stream is the one that systemd connected to the journal (systemd.exec(5))."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+
+
+def _forwarder(logger: Callable[[], loguru.Logger]) -> Any:
+    """Make the handler that brings records of asyncio, grpc and others here."""
+    import logging
+
+    class Forwarder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            level = record.levelname if record.levelname in _PRIORITY else record.levelno
+            logger().opt(exception=record.exc_info).bind(logger=record.name).log(level, record.getMessage())
+
+    return Forwarder()
+
+
+def _text(with_time: bool) -> Render:
+    def render(record: loguru.Record) -> str:
+        start = f"{record['time']:%H:%M:%S.%f}"[:-3] + " " if with_time else ""
+        level = f"{record['level'].name:<7} " if with_time or record["level"].no >= 30 else ""
+        return f"{start}{level}{_plain(record['message'])}{_pairs(record)}{_trace(record)}"
+
+    return render
+
+
+def _klog(record: loguru.Record) -> str:
+    name = record["level"].name
+    head = f"{name[0] if name != 'DEBUG' else 'I'}{record['time']:%m%d %H:%M:%S.%f} {record['process'].id:>7}"
+    return f"{head} {_caller(record)}] {_quoted(record['message'])}{_pairs(record)}{_trace(record)}"
+
+
+def _json(record: loguru.Record) -> str:
+    level = record["level"].no
+    entry: dict[str, object] = {
+        "ts": record["time"].timestamp(),
+        "caller": _caller(record),
+        "msg": record["message"],
+    }
+    if level < 30:
+        entry["v"] = 4 if level < 20 else 0
+    entry |= {key: value for key, value in record["extra"].items() if key not in entry}
+    if level >= 30:
+        entry["severity"] = record["level"].name.lower()
+    if record["exception"] is not None:
+        entry.setdefault("err", f"{record['exception'].value!r}")
+        entry["stacktrace"] = _trace(record).strip()
+    return json.dumps(entry, default=str)
+
+
+def _caller(record: loguru.Record) -> str:
+    return f"{PurePath(record['file'].path).name}:{record['line']}"
+
+
+def _pairs(record: loguru.Record) -> str:
+    return "".join(f" {key}={_shown(value)}" for key, value in record["extra"].items())
+
+
+def _shown(value: object) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+        if isinstance(value, int | float)
+        else _quoted(value)
+    )
+
+
+def _quoted(value: object) -> str:
+    """Quote as Go's strconv.Quote does for what is likely: no line break and no escape sequence gets out."""
+    return '"' + _plain(str(value).replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _plain(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] if c != "\x7f" else "\\x7f" for c in text)
+
+
+def _trace(record: loguru.Record) -> str:
+    caught = record["exception"]
+    if caught is None or caught.value is None:
+        return ""
+    return "\n" + "".join(traceback.format_exception(caught.value)).rstrip()

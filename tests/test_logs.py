@@ -1,0 +1,168 @@
+"""What log lines look like, and what must never be in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from proxy.logs import Log
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(clock: Clock):
+    """A log of its own; the standard library's root logger is put back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield Log(clock)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def open_as(log: Log, fmt: str, level: str = "info") -> io.StringIO:
+    stream = io.StringIO()
+    log.setup(level, fmt, stream)
+    return stream
+
+
+def test_text(log: Log) -> None:
+    out = open_as(log, "text")
+    log.info("container placed", pod="ns/web", cpus="0-3", count=2, hard=True)
+    assert re.fullmatch(
+        r'\d\d:\d\d:\d\d\.\d{3} INFO    container placed pod="ns/web" cpus="0-3" count=2 hard=true\n',
+        out.getvalue(),
+    )
+
+
+def test_klog(log: Log) -> None:
+    out = open_as(log, "klog")
+    log.warning("pool small", cpus="0")
+    pattern = r'W\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ test_logs\.py:\d+\] "pool small" cpus="0"\n'
+    assert re.fullmatch(pattern, out.getvalue())
+
+
+def test_json(log: Log) -> None:
+    out = open_as(log, "json", "debug")
+    log.debug("a", pod="ns/x", ts="not the time")
+    log.error("b", err="broken", obj=object)
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (first["msg"], first["v"], first["pod"]) == ("a", 4, "ns/x")
+    assert isinstance(first["ts"], float)
+    assert re.fullmatch(r"test_logs\.py:\d+", first["caller"])
+    assert (second["msg"], second["err"], "v" in second) == ("b", "broken", False)
+
+
+def test_levels(log: Log) -> None:
+    out = open_as(log, "text", "warning")
+    log.info("no")
+    log.debug("no")
+    assert out.getvalue() == ""
+    assert (log.enabled("info"), log.enabled("warning")) == (False, True)
+    log.warning("yes")
+    assert "yes" in out.getvalue()
+
+
+@pytest.mark.parametrize("fmt", ["text", "klog", "json"])
+def test_one_record_is_one_line_whatever_it_says(log: Log, fmt: str) -> None:
+    out = open_as(log, fmt)
+    log.info('a\nb\x1b[31m{x} {0} "q"', pod='n"s\n\\/x\u2028\x85', name="{record}")
+    assert len(out.getvalue().splitlines()) == 1
+    assert "\x1b" not in out.getvalue()
+    assert "{x} {0}" in out.getvalue()
+
+
+def test_a_traceback_shows_no_values(log: Log) -> None:
+    out = open_as(log, "text")
+
+    def fail(secret: str) -> None:
+        raise ValueError(len(secret))
+
+    try:
+        fail("PASSWORD=" + "2retnuh"[::-1])
+    except ValueError:
+        log.exception("cannot decide", pod="a/b")
+    assert "ValueError: 16" in out.getvalue()
+    assert "in fail" in out.getvalue()
+    assert "hunter2" not in out.getvalue()
+
+
+def test_records_of_the_standard_library_come_along(log: Log) -> None:
+    out = open_as(log, "text")
+    logging.getLogger("asyncio").warning("slow %s {x}", "callback")
+    logging.getLogger("asyncio").info("chatter")
+    assert 'WARNING slow callback {x} logger="asyncio"' in out.getvalue()
+    assert "chatter" not in out.getvalue()
+
+
+def test_repeats_are_counted_for_a_minute(log: Log, clock: Clock) -> None:
+    out = open_as(log, "text")
+    for _ in range(5):
+        log.say_once(("annotation", "ns/x"), "warning", "malformed annotation", pod="ns/x")
+    log.say_once(("annotation", "ns/y"), "warning", "malformed annotation", pod="ns/y")
+    assert len(out.getvalue().splitlines()) == 2
+    clock.now = 60.0
+    log.say_once(("annotation", "ns/x"), "warning", "malformed annotation", pod="ns/x")
+    assert out.getvalue().splitlines()[2].endswith('malformed annotation pod="ns/x" repeated=4')
+
+
+def test_counts_of_what_stopped_are_flushed_once(log: Log, clock: Clock) -> None:
+    out = open_as(log, "text")
+    for key in "aab":
+        log.say_once(key, "info", f"m{key}")
+    clock.now = 59.0
+    log.flush_repeats()
+    assert len(out.getvalue().splitlines()) == 2
+    clock.now = 60.0
+    log.flush_repeats()
+    log.flush_repeats()
+    assert [line[21:] for line in out.getvalue().splitlines()[2:]] == ["ma repeated=1"]
+    log.say_once("c", "info", "mc")
+    log.say_once("c", "info", "mc")
+    log.flush_repeats(everything=True)
+    assert out.getvalue().endswith("mc repeated=1\n")
+
+
+def test_keys_are_bounded(log: Log) -> None:
+    open_as(log, "text", "error")
+    for i in range(3000):
+        log.say_once(i, "info", "m")
+    assert len(log._repeats) <= 1024
+
+
+def test_the_journal_gets_priorities_and_no_times(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryFile("w+") as stream:
+        found = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        log.setup("debug", "text", stream)
+        log.info("placed", pod="a/b")
+        log.error("two\nlines")
+        log.warning("small")
+        stream.seek(0)
+        lines = stream.read().splitlines()
+    assert lines == ['<6>placed pod="a/b"', "<3>ERROR   two\\nlines", "<4>WARNING small"]
+
+
+def test_loguru_is_not_imported_before_the_first_record() -> None:
+    code = "import sys; from proxy.logs import log, setup; setup('info', 'json'); log.debug('x')"
+    code += "; print('loguru' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
