@@ -191,11 +191,9 @@ def _meant(key: str, known: list[str], prefix: str) -> str:
     """Suggest the key that was probably meant; also where it belongs into a section."""
     import difflib
 
-    lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {prefix}{lower[close[0]]}?"
     for _, section, setting in keys(Config):
         if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), section))}:
             return f"; did you mean {section}.{key}?"
-    return ""
+    lower = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
+    return f"; did you mean {prefix}{lower[close[0]]}?" if close else ""

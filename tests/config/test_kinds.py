@@ -1,0 +1,111 @@
+"""Words to values and back."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config.kinds import (
+    FOLDER,
+    OPTIONAL_SOCKET,
+    TRUTH,
+    duration,
+    parse_duration,
+    quote,
+    show_duration,
+    whole,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10s", 10),
+        ("1m30s", 90),
+        ("500ms", 0.5),
+        ("1h", 3600),
+        ("1.5h", 5400),
+        (".5s", 0.5),
+        ("0", 0),
+        ("0s", 0),
+        ("250us", 0.00025),
+        ("250µs", 0.00025),
+        ("7ns", 7e-9),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "10", "1.5", "-1s", "1s ago", "1 s", "1d", "1:30", "1s" * 30, "٣s", "1e3s"]
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_duration(text)
+
+
+def test_a_number_without_unit_is_told_what_to_write() -> None:
+    with pytest.raises(ValueError, match="'10' has no unit: write 10s"):
+        parse_duration("10")
+
+
+@given(st.integers(0, 10**8))
+def test_a_shown_duration_reads_back(milliseconds: int) -> None:
+    assert round(parse_duration(show_duration(milliseconds / 1000)) * 1000) == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (10, "10s"), (90, "1m30s"), (3600, "1h"), (0.1, "100ms"), (1.5, "1.5s")]
+)
+def test_durations_are_shown_short(seconds: float, text: str) -> None:
+    assert show_duration(seconds) == text
+
+
+def test_bounds_are_allowed_and_what_is_outside_is_not() -> None:
+    kind = duration(0.1, 60)
+    assert (kind.read("100ms"), kind.read("1m")) == (0.1, 60)
+    for text in ("99ms", "61s"):
+        with pytest.raises(ValueError, match="outside 100ms to 1m"):
+            kind.read(text)
+    number = whole(1, 10)
+    assert (number.read("1"), number.read("10")) == (1, 10)
+    for text in ("0", "11", "1.0", "0x1", "ten", "1_0", "9" * 5000):
+        with pytest.raises(ValueError):
+            number.read(text)
+
+
+def test_truth() -> None:
+    assert [TRUTH.read(t) for t in ("true", "Yes", "on", "false", "NO", "off")] == [True] * 3 + [False] * 3
+    with pytest.raises(ValueError):
+        TRUTH.read("1")
+
+
+def test_folders_are_absolute() -> None:
+    assert str(FOLDER.read("//var/./lib/../x/")) == "/var/x"
+    for text in ("", "x", "./x", "/a\0"):
+        with pytest.raises(ValueError, match="not an absolute path"):
+            FOLDER.read(text)
+
+
+def test_an_optional_socket_may_be_empty() -> None:
+    assert OPTIONAL_SOCKET.read(" ") is None
+    assert OPTIONAL_SOCKET.show(None) == ""
+    assert OPTIONAL_SOCKET.show(OPTIONAL_SOCKET.read("unix:///a")) == "unix:///a"
+    with pytest.raises(ValueError, match="'tcp://a': only unix sockets"):
+        OPTIONAL_SOCKET.read("tcp://a")
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_a_quoted_text_is_the_same_text_for_yaml(text: str) -> None:
+    assert yaml.safe_load(f"k: {quote(text)}") == {"k": text} or quote(text)[0] != '"'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "off", "null", "1", "0-1", "a: b", "#", "10", "~", "a:", "- x", "/a b", "y"]
+)
+def test_what_yaml_would_take_for_something_else_is_quoted(text: str) -> None:
+    assert yaml.safe_load(f"k: {quote(text)}") == {"k": text}
+    assert quote(text)[0] == '"'
