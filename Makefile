@@ -22,30 +22,40 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
+	@:
 
 # What a fresh machine may lack is found out here and said in one line. PYTHON=... chooses the interpreter.
+# Debian cuts ensurepip out of python3 into a package of its own; root gets it installed, others are told.
+NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+COMPLETE = -c 'import ensurepip, venv'
+PYTHONS = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3)
+
 $(STAMP): pyproject.toml requirements.lock
 	@say() { echo "make venv: $$*" >&2; }; \
-	if ! $(BIN)/python -c '' 2>/dev/null; then \
-	  py=; \
-	  for p in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
-	    if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then py=$$p; break; fi; \
+	py=; bare=; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  for p in $(PYTHONS); do \
+	    "$$p" $(NEW_ENOUGH) 2>/dev/null || continue; \
+	    if "$$p" $(COMPLETE) 2>/dev/null; then py=$$p; break; else bare=$${bare:-$$p}; fi; \
 	  done; \
+	  if [ -z "$$py$$bare" ]; then \
+	    say "cannot find a Python 3.11 or newer among $(PYTHONS): install one, or name it with PYTHON=/path/to/python3"; \
+	    exit 1; \
+	  fi; \
 	  if [ -z "$$py" ]; then \
-	    say "no Python 3.11 or newer found; install one, or name it: make venv PYTHON=/path/to/python3"; exit 1; \
-	  fi; \
-	  if ! "$$py" -c 'import ensurepip, venv' 2>/dev/null; then \
-	    pkg=$$("$$py" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	    pkg=$$("$$bare" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
 	    if [ "$$(id -u)" = 0 ] && [ -e /etc/debian_version ] && command -v apt-get >/dev/null; then \
-	      say "installing $$pkg"; export DEBIAN_FRONTEND=noninteractive; \
-	      apt-get install -qq -y "$$pkg" >/dev/null 2>&1 || \
-	        { apt-get update -qq && apt-get install -qq -y "$$pkg"; } >/dev/null || \
-	        { say "$$pkg cannot be installed, and $$py has no ensurepip"; exit 1; }; \
-	    else \
-	      say "$$py has no ensurepip; install it (Debian, Ubuntu: sudo apt-get install $$pkg)"; exit 1; \
+	      say "installing $$pkg"; \
+	      get() { DEBIAN_FRONTEND=noninteractive apt-get -qq -y "$$@" </dev/null >/dev/null 2>&1; }; \
+	      get install "$$pkg" || { get update && get install "$$pkg"; } || say "apt-get could not install $$pkg"; \
 	    fi; \
+	    if ! "$$bare" $(COMPLETE) 2>/dev/null; then \
+	      say "cannot make .venv: $$bare has no ensurepip; install it (Debian, Ubuntu: apt-get install $$pkg)"; \
+	      exit 1; \
+	    fi; \
+	    py=$$bare; \
 	  fi; \
-	  say "with $$("$$py" --version) in .venv"; \
+	  say "making .venv with $$("$$py" --version)"; \
 	  rm -rf .venv; "$$py" -m venv .venv; \
 	fi; \
 	say "installing what requirements.lock names"
