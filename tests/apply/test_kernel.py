@@ -1,4 +1,4 @@
-"""Which hierarchy is used, and what errors say; for the rules of writing see tests/contract/test_cgroups.py."""
+"""Which hierarchy is used, and what errors say; the rules of writing are in contract/test_cgroups.py."""
 
 import errno
 from collections.abc import Sequence

@@ -1,0 +1,60 @@
+"""Read a verbose ContainerStatus answer.
+
+The status itself carries resources since CRI of 1.25, where the runtime fills them in (containerd 1.7).
+Beyond that containerd and CRI-O put a JSON document under ``info["info"]`` whose ``runtimeSpec`` is the OCI
+specification as it is saved. Its layout is not promised by anybody, so whatever is missing, of another type,
+or no JSON at all counts as "not told".
+"""
+
+from __future__ import annotations
+
+import json
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.ports import RuntimeDetail
+
+
+def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
+    """Give what a status answer tells of cgroup and resources; never raises."""
+    try:
+        document: object = json.loads(answer.info.get("info", ""))
+    except (ValueError, RecursionError):
+        document = None
+    linux = _get(document, "runtimeSpec", "linux")
+    cgroups_path = _text(_get(linux, "cgroupsPath"))
+    status = answer.status
+    if status.resources.HasField("linux"):
+        told = status.resources.linux
+        return RuntimeDetail(
+            cgroups_path=cgroups_path,
+            cpu_shares=told.cpu_shares,
+            cpu_quota=told.cpu_quota,
+            cpu_period=told.cpu_period,
+            memory_limit=told.memory_limit_in_bytes,
+            cpuset_cpus=told.cpuset_cpus,
+            cpuset_mems=told.cpuset_mems,
+        )
+    cpu = _get(linux, "resources", "cpu")
+    return RuntimeDetail(
+        cgroups_path=cgroups_path,
+        cpu_shares=_number(_get(cpu, "shares")),
+        cpu_quota=_number(_get(cpu, "quota")),
+        cpu_period=_number(_get(cpu, "period")),
+        memory_limit=_number(_get(linux, "resources", "memory", "limit")),
+        cpuset_cpus=_text(_get(cpu, "cpus")),
+        cpuset_mems=_text(_get(cpu, "mems")),
+    )
+
+
+def _get(value: object, *keys: str) -> object:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,245 @@
+"""Calls that we make ourselves at the container runtime, over a gRPC channel of our own.
+
+Nothing here is on the way of a client's request. Importing grpc takes longer than everything else at start,
+so it is imported with the first call. A runtime that does not know ``runtime.v1`` is asked by
+``runtime.v1alpha2``: the messages have the same layout, and UNIMPLEMENTED says that a service is not there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from proxy.apply.detail import parse_detail
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.message import Message
+
+_SERVICES = ("runtime.v1", "runtime.v1alpha2")
+_CANCELLED, _INVALID_ARGUMENT, _DEADLINE_EXCEEDED, _UNIMPLEMENTED, _UNAVAILABLE = 1, 3, 4, 12, 14
+_NO_ANSWER = (_CANCELLED, _DEADLINE_EXCEEDED, _UNAVAILABLE)
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),  # as kubelet's; some runtimes check it
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),  # a list of thousands of containers passes the default of 4 MiB
+    ("grpc.max_send_message_length", -1),
+    # A runtime that comes back is seen within a second; the default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_EVENTS = {0: "created", 1: "started", 2: "stopped", 3: "deleted"}
+_STOP_POLL_S = 0.2
+
+Answer = TypeVar("Answer", bound="Message")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeEvent:
+    """What happened to a container.
+
+    Attributes:
+        container_id: The container, or the sandbox (runtimes report both).
+        kind: ``created``, ``started``, ``stopped``, ``deleted``, or ``unknown``.
+        created_at: Nanoseconds since the epoch, by the runtime's clock.
+    """
+
+    container_id: str
+    kind: str
+    created_at: int
+
+
+class GrpcRuntime:
+    """Implements ``proxy.keeper.ports.Runtime``; safe to use from several threads."""
+
+    def __init__(self, path: str, timeout_s: float = 5.0) -> None:
+        """Take note of the runtime; nothing is dialled before the first call.
+
+        Args:
+            path: Path of its unix socket, with or without ``unix://``.
+            timeout_s: Deadline of each call.
+        """
+        self._path = path.removeprefix("unix://")
+        self._timeout_s = timeout_s
+        self._service = _SERVICES[0]
+        self._lock = threading.Lock()
+        self._opened: grpc.Channel | None = None
+        self._closed = False
+
+    def version(self) -> str:
+        """Ask ``name version``; see ``proxy.keeper.ports.Runtime``."""
+        answer = self._call("ask the version", "Version", pb.VersionRequest(), pb.VersionResponse)
+        return f"{answer.runtime_name} {answer.runtime_version}"
+
+    def list_pods(self) -> Sequence[RuntimePod]:
+        """List all sandboxes; see ``proxy.keeper.ports.Runtime``."""
+        request = pb.ListPodSandboxRequest()
+        answer = self._call("list pods", "ListPodSandbox", request, pb.ListPodSandboxResponse)
+        return [
+            RuntimePod(
+                id=item.id,
+                uid=item.metadata.uid,
+                namespace=item.metadata.namespace,
+                name=item.metadata.name,
+                attempt=item.metadata.attempt,
+                ready=item.state == pb.SANDBOX_READY,
+                labels=dict(item.labels),
+                annotations=dict(item.annotations),
+            )
+            for item in answer.items
+        ]
+
+    def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
+        """List all containers, or the one with the id; see ``proxy.keeper.ports.Runtime``."""
+        request = pb.ListContainersRequest()
+        if container_id:
+            request.filter.id = container_id
+        answer = self._call("list containers", "ListContainers", request, pb.ListContainersResponse)
+        names = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
+        return [
+            RuntimeContainer(
+                id=item.id,
+                sandbox_id=item.pod_sandbox_id,
+                name=item.metadata.name,
+                attempt=item.metadata.attempt,
+                state=names.get(item.state, "UNKNOWN"),
+                labels=dict(item.labels),
+            )
+            for item in answer.containers
+            # The interface lets a runtime match by prefix; we mean this one.
+            if not container_id or item.id == container_id
+        ]
+
+    def detail(self, container_id: str) -> RuntimeDetail:
+        """Ask for one container's status, verbose; see ``proxy.keeper.ports.Runtime``."""
+        request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
+        what = f"ask the status of container {container_id}"
+        return parse_detail(self._call(what, "ContainerStatus", request, pb.ContainerStatusResponse))
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None) -> None:
+        """Make a cpuset lasting; see ``proxy.keeper.ports.Runtime``.
+
+        Fields that are not set mean "leave" to the runtime, so the request holds the cpuset only.
+        """
+        what = f"update the cpuset of container {container_id}"
+        if not cpus or (mems is not None and not mems):
+            raise RuntimeCallError(f"cannot {what}: the set is empty", _INVALID_ARGUMENT)
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+        request.linux.cpuset_cpus = str(cpus)
+        if mems is not None:
+            request.linux.cpuset_mems = str(mems)
+        self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+
+    def watch_events(self, callback: Callable[[RuntimeEvent], None], stop: threading.Event) -> bool:
+        """Report container events until told to stop. Blocks; has no deadline.
+
+        Args:
+            callback: Called with each event, in this thread.
+            stop: Set it to end the call, which then happens within 0.2 s.
+
+        Returns:
+            True when it was stopped; False when the runtime has no events (UNIMPLEMENTED, containerd before
+            1.7).
+
+        Raises:
+            UnavailableError: The runtime went away, or ended the stream.
+            RuntimeCallError: It answered with another error.
+        """
+        import grpc
+
+        method = f"/{self._service}.RuntimeService/GetContainerEvents"
+        stream: Any = self._channel().unary_stream(
+            method,
+            request_serializer=pb.GetEventsRequest.SerializeToString,
+            response_deserializer=pb.ContainerEventResponse.FromString,
+        )(pb.GetEventsRequest())
+        ended = threading.Event()
+        threading.Thread(
+            target=_cancel_on, args=(stop, ended, stream.cancel), name="cri-events-stop", daemon=True
+        ).start()
+        try:
+            for event in _events(stream):
+                callback(event)
+        except grpc.RpcError as error:
+            if stop.is_set():
+                return True
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return False
+            raise self._error("watch container events", error) from None
+        finally:
+            ended.set()
+            stream.cancel()
+        if stop.is_set():
+            return True
+        raise UnavailableError(f"cannot watch container events at {self._path}: the runtime ended the stream")
+
+    def close(self) -> None:
+        """Close the channel; calls after that fail as unavailable."""
+        with self._lock:
+            self._closed = True
+            channel, self._opened = self._opened, None
+        if channel is not None:
+            channel.close()
+
+    def _channel(self) -> grpc.Channel:
+        import grpc
+
+        with self._lock:
+            if self._closed:
+                raise UnavailableError(
+                    f"cannot call the container runtime at {self._path}: the channel is closed"
+                )
+            if self._opened is None:
+                self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=_OPTIONS)
+            return self._opened
+
+    def _call(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+        import grpc
+
+        channel = self._channel()
+        first = self._service
+        for service in (first, *(s for s in _SERVICES if s != first)):
+            call: Any = channel.unary_unary(
+                f"/{service}.RuntimeService/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=answer.FromString,
+            )
+            try:
+                result: Answer = call(request, timeout=self._timeout_s)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    refusal = error
+                    continue
+                raise self._error(what, error) from None
+            except ValueError:  # how grpc says that the channel was closed meanwhile
+                raise UnavailableError(f"cannot {what} at {self._path}: the channel is closed") from None
+            self._service = service
+            return result
+        raise self._error(what, refusal) from None
+
+    def _error(self, what: str, error: Any) -> UnavailableError | RuntimeCallError:
+        number, name = error.code().value[0], error.code().name
+        words = f"cannot {what} at {self._path}: {error.details() or 'no reason given'} ({name})"
+        return UnavailableError(words) if number in _NO_ANSWER else RuntimeCallError(words, number)
+
+
+def _events(stream: Any) -> Iterator[RuntimeEvent]:
+    for item in stream:
+        kind = _EVENTS.get(item.container_event_type, "unknown")
+        yield RuntimeEvent(item.container_id, kind, item.created_at)
+
+
+def _cancel_on(stop: threading.Event, ended: threading.Event, cancel: Callable[[], object]) -> None:
+    while not ended.wait(_STOP_POLL_S):
+        if stop.is_set():
+            cancel()
+            return
