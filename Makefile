@@ -26,6 +26,7 @@ venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
 
 # What a fresh machine may lack is found out here and said in one line. PYTHON=... chooses the interpreter.
 # Debian cuts ensurepip out of python3 into a package of its own; root gets it installed, others are told.
+# PIP_USE_PEP517: some pips otherwise build the one source package of the lock in an old way, with a warning.
 NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 COMPLETE = -c 'import ensurepip, venv'
 PYTHONS = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3)
@@ -59,7 +60,7 @@ $(STAMP): pyproject.toml requirements.lock
 	  rm -rf .venv; "$$py" -m venv .venv; \
 	fi; \
 	say "installing what requirements.lock names"
-	@$(PIP) install --require-hashes -r requirements.lock
+	@PIP_USE_PEP517=1 $(PIP) install --require-hashes -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
