@@ -86,7 +86,8 @@ class Machine:
         nodes: Online NUMA nodes, ascending by id; a machine without node directories has the one node 0.
         online, present, possible, isolated: CPU sets as the kernel tells them.
         caches: Last-level cache groups by name.
-        extra: Facts that placement does not read but ``topoproxy topology`` shows (JSON-ready).
+        extra: Facts that placement does not read but ``topoproxy topology`` shows (JSON-ready); machines
+            that differ in nothing else are equal.
     """
 
     cpus: tuple[Cpu, ...]
@@ -95,7 +96,7 @@ class Machine:
     possible: CpuSet
     isolated: CpuSet = field(default_factory=CpuSet)
     caches: Mapping[int, Cache] = field(default_factory=dict)
-    extra: Mapping[str, object] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     @functools.cached_property
     def online(self) -> CpuSet:

@@ -1,0 +1,120 @@
+"""Which CPUs there are, and which core, package, die and cluster each is in.
+
+A CPU counts when it is online. ``cpu/online`` says so; kernels without that file are asked CPU by CPU: the
+folder ``cpuN`` has ``topology/`` (it is gone while the CPU is offline), and the file ``online`` in it, if
+there is one, is not 0 (cpu0 of many machines has none, as it cannot be taken offline).
+
+The levels carry two generations of names (``core_cpus``, before Linux 5.3 ``thread_siblings``). Ids are no
+names: a package id can be -1, a core id restarts in every package or die, a die or cluster id of -1 (65535
+for an old cluster) means that the machine has no such level, whatever the set beside it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.topology.files import Tree
+from proxy.topology.groups import by_key, each, partition
+
+CPU_DIR = "devices/system/cpu"
+_NO_CLUSTER = (-1, 65535)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLists:
+    """The CPUs of a machine, as bits.
+
+    Attributes:
+        online: CPUs that run.
+        source: ``file`` or ``cpu directories``.
+        folders: CPUs that have a folder ``cpuN``.
+    """
+
+    online: int
+    source: str
+    folders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What the ``topology`` folders tell.
+
+    Attributes:
+        groups: Level to CPU to group (bits). A level that is not told is an empty mapping, but for ``core``.
+        core_id, package_id: Raw kernel ids by CPU.
+        missing: Levels that every machine has and that are not told, in the words of the machine facts.
+    """
+
+    groups: Mapping[str, Mapping[int, int]]
+    core_id: Mapping[int, int]
+    package_id: Mapping[int, int]
+    missing: tuple[str, ...]
+
+
+def read_cpu_lists(tree: Tree) -> CpuLists:
+    """Find the online CPUs; the set is empty where the tree has none."""
+    ids = tree.numbered(CPU_DIR, "cpu")
+    folders = sum(1 << i for i in ids)
+    online = tree.id_list(f"{CPU_DIR}/online")
+    if online is not None:
+        return CpuLists(online, "file", folders)
+    bits = 0
+    for i in ids:
+        here = f"{CPU_DIR}/cpu{i}"
+        if tree.exists(f"{here}/topology") and tree.number(f"{here}/online") != 0:
+            bits |= 1 << i
+    return CpuLists(bits, "cpu directories", folders)
+
+
+def _said(tree: Tree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
+    """Read what each CPU says about one level, the first of ``names`` that holds the CPU itself."""
+    said: dict[int, int] = {}
+    for cpu in cpus:
+        for name in names:
+            bits = tree.id_set(f"{CPU_DIR}/cpu{cpu}/topology/{name}")
+            if bits is not None and bits >> cpu & 1:
+                said[cpu] = bits & online
+                break
+    return said
+
+
+def _numbers(tree: Tree, cpus: Sequence[int], name: str) -> dict[int, int]:
+    found = ((cpu, tree.number(f"{CPU_DIR}/cpu{cpu}/topology/{name}")) for cpu in cpus)
+    return {cpu: number for cpu, number in found if number is not None}
+
+
+def _packages(tree: Tree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
+    said = _said(tree, online, cpus, ("package_cpus", "core_siblings"))
+    # CPUs whose set is missing (old kernels; a CPU that was just brought up) go by their id.
+    rest = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in said and cpu in ids})
+    return partition({**said, **rest})
+
+
+def read_levels(tree: Tree, online: int) -> Levels:
+    """Read all levels above the CPU but the caches.
+
+    Args:
+        tree: The sysfs.
+        online: The online CPUs as bits; groups hold no others.
+    """
+    cpus = list(each(online))
+    package_id = _numbers(tree, cpus, "physical_package_id")
+    with_die = [cpu for cpu, die in _numbers(tree, cpus, "die_id").items() if die >= 0]
+    clusters = _numbers(tree, cpus, "cluster_id")
+    with_cluster = [cpu for cpu, cluster in clusters.items() if cluster not in _NO_CLUSTER]
+    cores = _said(tree, online, cpus, ("core_cpus", "thread_siblings"))
+    packages = _packages(tree, online, cpus, package_id)
+    groups = {
+        "core": partition({cpu: cores.get(cpu, 1 << cpu) for cpu in cpus}),
+        "package": packages,
+        "die": partition(_said(tree, online, with_die, ("die_cpus",))),
+        "cluster": partition(_said(tree, online, with_cluster, ("cluster_cpus",))),
+    }
+    first = f"{CPU_DIR}/cpu{cpus[0]}/topology" if cpus else ""
+    for level in ("book", "drawer"):  # mainframes only; one look spares every other machine two reads a CPU
+        if tree.exists(f"{first}/{level}_siblings"):
+            groups[level] = partition(_said(tree, online, cpus, (f"{level}_siblings",)))
+    told = (("thread siblings", cores), ("package siblings", packages))
+    missing = tuple(name for name, level in told if not level)
+    return Levels(groups, _numbers(tree, cpus, "core_id"), package_id, missing)

@@ -1,0 +1,147 @@
+"""Reading a sysfs tree, file by file.
+
+sysfs is a moving thing: a CPU that goes offline takes its files with it, old kernels have fewer files, and
+what a file says can be nonsense in a container or a virtual machine. So every read here answers with a
+value or with None, never with an exception; what was there but could not be understood is kept as a
+sentence in ``Tree.problems``. Which absences matter is decided by the callers.
+
+Sets come in two spellings, the mask (``ff,00000003``) and the list (``0-1,32-39``). Both become plain
+integers (bit i stands for id i): thousands of them are read, compared and thrown away, and only the few
+that survive become ``CpuSet``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from proxy.model.idset import CpuSet
+
+_CHUNK = 65536
+_LIMIT = 1 << 20
+_LONE_WORD = re.compile(r"(0[xX])?[0-9a-fA-F]+")
+_WORD = re.compile(r"(0[xX])?[0-9a-fA-F]{1,8}")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBERED = re.compile(r"[0-9]{1,6}")
+_WORD_BITS = 32
+
+
+def parse_mask(text: str) -> int:
+    """Read a kernel bit mask: comma-separated 32-bit hexadecimal words, the highest first.
+
+    The first word may be short and words may carry ``0x``; a mask without commas may be longer than a word.
+
+    Raises:
+        ValueError: The text is not a mask, or names an id beyond ``CpuSet.LIMIT``.
+    """
+    words = text.strip().split(",")
+    if len(words) == 1 and _LONE_WORD.fullmatch(words[0]):
+        bits = int(words[0], 16)
+    else:
+        bits = 0
+        for word in words:
+            if not _WORD.fullmatch(word):
+                raise ValueError(f"{text!r} is not a bit mask such as 'ff,00000003'")
+            bits = bits << _WORD_BITS | int(word, 16)
+    if bits.bit_length() > CpuSet.LIMIT:
+        raise ValueError(f"a mask of {bits.bit_length()} bits is larger than any machine")
+    return bits
+
+
+class Tree:
+    """The files below one folder.
+
+    Attributes:
+        root: The folder.
+        problems: What was there and could not be understood, in words.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.problems: list[str] = []
+        self._prefix = f"{root}/"
+        self._masks: dict[str, int] = {}
+        self._lists: dict[str, int] = {}
+
+    def text(self, path: str) -> str | None:
+        """Give a file's text without blanks and NUL bytes at its ends, or None where it cannot be read."""
+        try:
+            # O_NONBLOCK: whatever lies there, a FIFO included, must not stop us.
+            fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            return None
+        try:
+            data = os.read(fd, _CHUNK)
+            while len(data) >= _CHUNK and len(data) < _LIMIT and (more := os.read(fd, _CHUNK)):
+                data += more
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return data.decode("ascii", "replace").strip(" \t\r\n\0")
+
+    def number(self, path: str) -> int | None:
+        """Give the integer in a file; None where there is no file or no integer in it."""
+        text = self.text(path)
+        if not text:
+            return None
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        self._complain(path, f"{text[:40]!r} is not a number")
+        return None
+
+    def mask(self, path: str) -> int | None:
+        """Give the set in a mask file, as bits; None where there is none that can be read."""
+        text = self.text(path)
+        if not text:
+            return None
+        try:
+            if text not in self._masks:
+                self._masks[text] = parse_mask(text)
+            return self._masks[text]
+        except ValueError:
+            self._complain(path, f"{text[:40]!r} is not a bit mask")
+            return None
+
+    def id_list(self, path: str) -> int | None:
+        """Give the set in a list file, as bits (an empty file is the empty set); None where there is none."""
+        text = self.text(path)
+        if text is None:
+            return None
+        try:
+            if text not in self._lists:
+                self._lists[text] = CpuSet.parse(text).bits
+            return self._lists[text]
+        except ValueError:
+            self._complain(path, f"{text[:40]!r} is not a list of ids")
+            return None
+
+    def id_set(self, path: str) -> int | None:
+        """Give a set that the kernel writes as the mask ``path`` and as the list ``path_list``.
+
+        The mask wins: the two never differ on a live kernel, and where a tree was edited the mask was
+        normally the one kept right (machine facts, rule 3).
+        """
+        bits = self.mask(path)
+        return self.id_list(f"{path}_list") if bits is None else bits
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a name is there, also as a link that leads nowhere."""
+        return os.path.lexists(self._prefix + path)
+
+    def names(self, path: str) -> list[str]:
+        """Give the names in a folder in ascending order, none where it cannot be listed."""
+        try:
+            return sorted(os.listdir(self._prefix + path))  # noqa: PTH208 - 1 us, not 10
+        except (OSError, ValueError):
+            return []
+
+    def numbered(self, path: str, prefix: str) -> list[int]:
+        """Give the numbers of the entries ``prefixN`` in a folder, ascending."""
+        tails = (name.removeprefix(prefix) for name in self.names(path) if name.startswith(prefix))
+        ids = (int(tail) for tail in tails if _NUMBERED.fullmatch(tail) and str(int(tail)) == tail)
+        return sorted(i for i in ids if i < CpuSet.LIMIT)
+
+    def _complain(self, path: str, what: str) -> None:
+        self.problems.append(f"{path}: {what}")

@@ -1,0 +1,107 @@
+"""What is told about a machine that placement does not read: kinds of CPUs, kinds of files, SMT, versions.
+
+Everything here is JSON-ready and shaped as ``topoproxy topology --json`` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from proxy.model.idset import CpuSet
+from proxy.topology.cpus import CPU_DIR
+from proxy.topology.files import Tree
+from proxy.topology.groups import each, lowest
+from proxy.topology.nodes import NODE_DIR
+
+_NODE_MASKS = (
+    "online",
+    "possible",
+    "has_cpu",
+    "has_memory",
+    "has_normal_memory",
+    "has_high_memory",
+    "has_generic_initiator",
+)
+_CPU_FILES = {
+    "topology_lists": ("topology/core_cpus_list", "topology/thread_siblings_list"),
+    "core_cpus": ("topology/core_cpus", "topology/core_cpus_list"),
+    "die": ("topology/die_id",),
+    "cluster": ("topology/cluster_id",),
+    "book": ("topology/book_siblings",),
+    "cache": ("cache",),
+    "cache_id": ("cache/index0/id",),
+}
+_HYBRID_DEVICES = ("cpu_core", "cpu_atom", "cpu_lowpower")
+_PER_CORE = (
+    ("midr", "regs/identification/midr_el1"),
+    ("cpu_capacity", "cpu_capacity"),
+    ("max_freq_khz", "cpufreq/cpuinfo_max_freq"),
+)
+
+
+def read_kinds(tree: Tree, cores: Mapping[int, int]) -> dict[str, dict[str, str]] | None:
+    """Find the kinds of CPUs of a hybrid machine.
+
+    Args:
+        tree: The sysfs.
+        cores: CPU to its core, as bits. A core is of one kind, so that one read a core is enough.
+
+    Returns:
+        Criterion to value to CPUs, for each criterion that tells CPUs apart; None where none does.
+    """
+    kinds: dict[str, dict[str, str]] = {}
+    devices = {name: tree.id_list(f"devices/{name}/cpus") for name in _HYBRID_DEVICES}
+    listed = {name: str(CpuSet.from_bits(bits)) for name, bits in devices.items() if bits}
+    if len(listed) > 1:
+        kinds["device"] = listed
+    distinct = sorted(set(cores.values()), key=lowest)
+    for criterion, path in _PER_CORE:
+        values: dict[str, int] = {}
+        for core in distinct:
+            text = tree.text(f"{CPU_DIR}/cpu{lowest(core)}/{path}")
+            if text is None and core == distinct[0]:
+                break
+            if text:
+                values[text] = values.get(text, 0) | core
+        if len(values) > 1:
+            kinds[criterion] = {value: str(CpuSet.from_bits(bits)) for value, bits in values.items()}
+    return kinds or None
+
+
+def read_files(tree: Tree, online: int) -> dict[str, bool]:
+    """Tell which kinds of files the tree has, looking at the first online CPU and at the first node."""
+    cpu = f"{CPU_DIR}/cpu{lowest(online)}"
+    node = f"{NODE_DIR}/node{next(iter(tree.numbered(NODE_DIR, 'node')), 0)}"
+    links: Callable[[], bool] = lambda: any(tree.exists(f"{node}/cpu{c}") for c in each(online))  # noqa: E731
+    found = {f"cpu_{name}": tree.exists(f"{CPU_DIR}/{name}") for name in ("online", "present", "isolated")}
+    for kind, paths in _CPU_FILES.items():
+        found[kind] = any(tree.exists(f"{cpu}/{path}") for path in paths)
+    for kind, name in (("node", ""), ("node_cpulist", "cpulist"), ("node_distance", "distance")):
+        found[kind] = tree.exists(f"{node}/{name}")
+    found["node_hugepages"] = tree.exists(f"{node}/hugepages")
+    found["node_cpu_links"] = links()
+    found["pci"] = bool(tree.names("bus/pci/devices"))
+    return found
+
+
+def read_smt(tree: Tree) -> dict[str, object]:
+    """Read what the kernel says about SMT as a whole."""
+    return {
+        "control": tree.text(f"{CPU_DIR}/smt/control"),
+        "active": tree.number(f"{CPU_DIR}/smt/active"),
+    }
+
+
+def read_node_masks(tree: Tree) -> dict[str, object]:
+    """Read the node sets that the kernel tells, as texts; those without a file are left out."""
+    texts = {name: tree.text(f"{NODE_DIR}/{name}") for name in _NODE_MASKS}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def read_versions(proc: Tree | None) -> dict[str, str | None]:
+    """Read architecture and kernel release from proc; None where it does not tell."""
+    if proc is None:
+        return {"arch": None, "kernel": None}
+    words = (proc.text("version") or "").split()
+    release = proc.text("sys/kernel/osrelease") or (words[2] if len(words) > 2 else None)
+    return {"arch": proc.text("sys/kernel/arch") or None, "kernel": release}

@@ -1,0 +1,113 @@
+"""NUMA nodes.
+
+Every online node has a folder ``nodeN``; ids can have holes. A node may have CPUs and no memory, memory
+and no CPUs (CXL, HBM, a GPU's memory), or neither. A row of ``distance`` has one column per online node in
+ascending order of id: it is never indexed by id.
+
+A CPU is in the one node whose map has it. Where maps overlap (broken firmware), the link ``nodeN/cpuM``
+decides if exactly one node has it, else the node with the fewest CPUs (machine facts, rule 7). ``NumaNode``
+then holds the CPUs that went to it, so that nodes stay disjoint for placement; the maps as they were read
+are kept beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.model.errors import TopologyError
+from proxy.model.idset import CpuSet
+from proxy.model.machine import NumaNode
+from proxy.topology.files import Tree
+from proxy.topology.groups import each
+from proxy.topology.memory import hugepages, mem_total, meminfo
+
+NODE_DIR = "devices/system/node"
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a tree; empty where it has no node folders.
+
+    Attributes:
+        nodes: Ascending by id.
+        of_cpu: CPU to node id; CPUs that are in no node are left out.
+        claimed: Node id to the CPUs of its map, only where maps overlap.
+    """
+
+    nodes: tuple[NumaNode, ...]
+    of_cpu: Mapping[int, int]
+    claimed: Mapping[int, CpuSet]
+
+
+def _claims(tree: Tree, node: int) -> int:
+    """Read the CPUs of a node's map as bits.
+
+    Raises:
+        TopologyError: The files are there and say nothing that can be understood. Taking the node for one
+            without CPUs would bind containers to memory far from them.
+    """
+    here = f"{NODE_DIR}/node{node}"
+    bits = tree.mask(f"{here}/cpumap")
+    if bits is None:
+        bits = tree.id_list(f"{here}/cpulist")
+    if bits is not None:
+        return bits
+    text = tree.text(f"{here}/cpumap") or tree.text(f"{here}/cpulist")
+    if text:
+        raise TopologyError(f"cannot read the CPUs of NUMA node {node}: {text[:40]!r} is no CPU mask or list")
+    return sum(1 << cpu for cpu in tree.numbered(here, "cpu"))
+
+
+def _settle(tree: Tree, claims: Mapping[int, int], cpu: int) -> int | None:
+    """Give the node of one CPU."""
+    nodes = [node for node, bits in claims.items() if bits >> cpu & 1]
+    if len(nodes) > 1:
+        linked = [node for node in nodes if tree.exists(f"{NODE_DIR}/node{node}/cpu{cpu}")]
+        if len(linked) == 1:
+            return linked[0]
+        return min(nodes, key=lambda node: (claims[node].bit_count(), node))
+    return nodes[0] if nodes else None
+
+
+def _distance(tree: Tree, node: int, count: int) -> tuple[int, ...]:
+    """Read a row of distances; empty where there is none or it does not fit the nodes."""
+    path = f"{NODE_DIR}/node{node}/distance"
+    fields = (tree.text(path) or "").split()
+    if not fields:
+        return ()
+    if len(fields) != count or not all(field.isascii() and field.isdigit() for field in fields):
+        tree.problems.append(f"{path}: not a row of {count} distances; ignored")
+        return ()
+    return tuple(int(field) for field in fields)
+
+
+def read_nodes(tree: Tree, online: int) -> Nodes:
+    """Read the NUMA nodes.
+
+    Args:
+        tree: The sysfs.
+        online: The online CPUs as bits; nodes hold no others.
+
+    Raises:
+        TopologyError: The CPUs of a node cannot be understood.
+    """
+    ids = tree.numbered(NODE_DIR, "node")
+    claims = {node: _claims(tree, node) & online for node in ids}
+    settled = {cpu: _settle(tree, claims, cpu) for cpu in each(online)}
+    of_cpu = {cpu: node for cpu, node in settled.items() if node is not None}
+    overlap = sum(bits.bit_count() for bits in claims.values()) > len(of_cpu)
+    nodes = tuple(
+        NumaNode(
+            node,
+            CpuSet(cpu for cpu, owner in of_cpu.items() if owner == node),
+            mem_total(meminfo(tree, f"{NODE_DIR}/node{node}/meminfo")),
+            hugepages(tree, f"{NODE_DIR}/node{node}/hugepages"),
+            _distance(tree, node, len(ids)),
+        )
+        for node in ids
+    )
+    if overlap:
+        tree.problems.append("NUMA nodes overlap: CPUs are in more than one node; memory should not be bound")
+    claimed = {node: CpuSet.from_bits(bits) for node, bits in claims.items()} if overlap else {}
+    return Nodes(nodes, of_cpu, claimed)

@@ -1,0 +1,239 @@
+"""The machine as a picture in the terminal.
+
+Theory. The parts of a machine (sockets, dies, NUMA nodes, L3 groups) are sets of CPUs, and which of two
+levels is the larger differs from machine to machine: an L3 can be part of a NUMA node or span several, one
+node can span four sockets. So nothing is assumed: parts are nested by inclusion, the larger outside, and
+parts with the same CPUs become one line ("socket 0 · node 0 62.9 GiB · L3 32 MiB"). A part that cuts
+through others is named below the tree, as are memory-only nodes and CPUs that do not run.
+
+The cores stand in the innermost parts (``cores.py``). If the tree would be long, neighbours that differ
+only by their position are drawn once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.topology.cores import Tags, core_lines, shape
+from proxy.topology.facts import has_nodes, has_packages
+from proxy.topology.words import cache_size_text, distance_lines, ids_text, memory_text, plural, size_text
+
+_LONG = 40
+"""Lines of tree from which on alike neighbours are drawn once."""
+_UNCORE_LEVEL = 3
+_MIN_WIDTH = 40
+_CPUS_ROOM = 40
+_ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-", "·": ".", "…": ".."})
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """How a part is called: ``node``, ``3``, ``62.9 GiB``."""
+
+    kind: str
+    number: str
+    rest: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(word for word in (self.kind, self.number, self.rest) if word)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A box of the picture: CPUs, the names that it has, and the boxes in it."""
+
+    cpus: CpuSet
+    names: list[_Name]
+    inside: list[_Part] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """What all lines of one picture have in common."""
+
+    machine: Machine
+    owner: Tags | None
+    paint: Callable[[str], str]
+    short: bool
+
+
+def render(
+    machine: Machine,
+    owner: Tags | None = None,
+    width: int = 100,
+    ascii: bool = False,  # noqa: A002 - named as the option of the command
+    paint: Callable[[str], str] = str,
+) -> str:
+    """Draw a machine.
+
+    Args:
+        machine: What to draw.
+        owner: Tag of each CPU's owner; without it the cores are listed.
+        width: Columns of the terminal; lines are kept within it where words allow.
+        ascii: Use ASCII characters only.
+        paint: Adds colour to an owner's tag; must not change what is seen of it.
+
+    Returns:
+        Lines joined by newlines, without one at the end.
+    """
+    width = max(width, _MIN_WIDTH)
+    tree, crossing = _nest(machine)
+    lines = _inside(_Pen(machine, owner, paint, short=False), tree, width)
+    if len(lines) > _LONG:
+        lines = _inside(_Pen(machine, owner, paint, short=True), tree, width)
+    lines = [_headline(machine), *lines, *_memory_only(machine)]
+    lines += [f"{part.names[0]}: CPUs {part.cpus}, across the parts above" for part in crossing]
+    lines += _cpu_notes(machine)
+    lines += distance_lines(machine, width)
+    text = "\n".join(line.rstrip() for line in lines)
+    return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii else text
+
+
+def _headline(machine: Machine) -> str:
+    threads = sorted({len(core) for core in machine.cores.values()})
+    words = [plural(len(machine.packages), "socket")] if has_packages(machine) else []
+    if has_nodes(machine):
+        words.append(plural(len(machine.nodes), "NUMA node"))
+    words += [plural(len(machine.cores), "core"), plural(len(machine.cpus), "CPU")]
+    words.append(f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} per core")
+    if all(node.mem_bytes is not None for node in machine.nodes):
+        words.append(size_text(sum(node.mem_bytes or 0 for node in machine.nodes)))
+    return ", ".join(words)
+
+
+def _parts(machine: Machine) -> list[_Part]:
+    """Give all parts that have CPUs, in the order of their rank from the outside to the inside."""
+    parts: list[_Part] = []
+    if has_packages(machine):
+        parts += [_Part(cpus, [_Name("socket", str(i))]) for i, cpus in enumerate(machine.packages.values())]
+    dies = machine.groups("die")
+    if len(dies) > len(machine.packages):
+        parts += [_Part(cpus, [_Name("die", str(i))]) for i, cpus in enumerate(dies.values())]
+    for node in machine.nodes:
+        if node.cpus:
+            number = str(node.id) if has_nodes(machine) else "0 (assumed)"
+            parts.append(_Part(node.cpus, [_Name("node", number, memory_text(node))]))
+    for cache in machine.caches.values():
+        if cache.level >= _UNCORE_LEVEL:
+            size = cache_size_text(cache.size) if cache.size else ""
+            parts.append(_Part(cache.cpus, [_Name(f"L{cache.level}", "", size)]))
+    return parts
+
+
+def _nest(machine: Machine) -> tuple[_Part, list[_Part]]:
+    """Nest the parts by inclusion; give the tree and the parts that cut through others."""
+    top = _Part(machine.online, [])
+    crossing: list[_Part] = []
+    for part in sorted(_parts(machine), key=lambda part: -len(part.cpus)):
+        outer = top
+        while inner := next((p for p in outer.inside if part.cpus <= p.cpus), None):
+            outer = inner
+        if outer is not top and outer.cpus == part.cpus:
+            outer.names += part.names
+        elif all(part.cpus.isdisjoint(p.cpus) for p in outer.inside):
+            outer.inside.append(part)
+        else:
+            crossing.append(part)
+    _complete(top)
+    return top, crossing
+
+
+def _complete(part: _Part) -> None:
+    """Order the inner parts, and give CPUs that are in none of them a part of their own."""
+    if part.inside:
+        rest = part.cpus
+        for inner in part.inside:
+            rest -= inner.cpus
+        if rest:
+            part.inside.append(_Part(rest, [_Name("others", "")]))
+    part.inside.sort(key=lambda inner: inner.cpus.first())
+    for inner in part.inside:
+        _complete(inner)
+
+
+def _shape(pen: _Pen, part: _Part) -> object:
+    """Give what a part looks like apart from its position."""
+    inside = [_shape(pen, inner) for inner in part.inside] or shape(pen.machine, part.cpus, pen.owner)
+    return [(name.kind, name.rest) for name in part.names], inside
+
+
+def _inside(pen: _Pen, part: _Part, width: int) -> list[str]:
+    """Draw what is in a part: inner parts, or else cores."""
+    if not part.inside:
+        return core_lines(pen.machine, part.cpus, pen.owner, width, pen.paint)
+    alike = [[inner] for inner in part.inside]
+    if pen.short:
+        pairs = [(_shape(pen, inner), inner) for inner in part.inside]
+        alike = [[inner for _, inner in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[0])]
+    boxes: list[tuple[str, list[str]]] = []
+    for run in alike:
+        boxes.append((_title(run[0], width - 3), _inside(pen, run[0], width - 3)))
+        if len(run) > 1:
+            boxes.append((_same(run[1:], width - 3), []))
+    lines: list[str] = []
+    for at, (title, body) in enumerate(boxes):
+        last = at == len(boxes) - 1
+        lines.append(f"{'└─' if last else '├─'} {title}")
+        lines += [f"{'   ' if last else '│  '}{line}" for line in body]
+    return lines
+
+
+def _title(part: _Part, width: int) -> str:
+    names = " · ".join(map(str, part.names))
+    return f"{names}  {_cpus_text(part.cpus, width - len(names) - 7)}"
+
+
+def _cpus_text(cpus: CpuSet, room: int) -> str:
+    return f"{'CPU' if len(cpus) == 1 else 'CPUs'} {ids_text(cpus, min(max(room, 12), _CPUS_ROOM))}"
+
+
+def _same(run: Sequence[_Part], width: int) -> str:
+    """Name parts that look as the one drawn above them."""
+    first, last = run[0].names[0], run[-1].names[0]
+    names = f"{first.kind} {first.number}".rstrip()
+    if len(run) > 1:
+        ends = f"{first.kind}s {first.number} to {last.number}"
+        names = ends if first.number else f"{len(run)} more {first.kind}"
+    cpus = CpuSet.from_bits(sum(part.cpus.bits for part in run))
+    return f"{names}: {'alike' if len(run) == 1 else 'each alike'}  {_cpus_text(cpus, width - 30)}"
+
+
+def _memory_only(machine: Machine) -> list[str]:
+    """Name the nodes without CPUs, those of the same size and distance together."""
+    alike: dict[str, list[int]] = {}
+    empty: list[int] = []
+    for at, node in enumerate(machine.nodes):
+        if node.mem_bytes == 0 and not node.cpus:
+            empty.append(node.id)
+        elif not node.cpus:
+            near = [
+                (other.distance[at], other.id) for other in machine.nodes if other.cpus and other.distance
+            ]
+            nearest = f", nearest to node {min(near)[1]} at {min(near)[0]}" if near else ""
+            alike.setdefault(f"{memory_text(node)}{nearest}", []).append(node.id)
+    lines = [
+        f"memory only: {_nodes_text(ids)} {'each ' if len(ids) > 1 else ''}{words}"
+        for words, ids in alike.items()
+    ]
+    return [*lines, *([f"no CPUs, no memory: {_nodes_text(empty)}"] if empty else [])]
+
+
+def _nodes_text(ids: Sequence[int]) -> str:
+    return f"{'node' if len(ids) == 1 else 'nodes'} {Mask(ids)}"
+
+
+def _cpu_notes(machine: Machine) -> list[str]:
+    offline = machine.present - machine.online
+    isolated = machine.isolated & machine.online
+    notes = [
+        f"{word}: {_cpus_text(ids, 40)}"
+        for word, ids in (("offline", offline), ("isolated", isolated))
+        if ids
+    ]
+    problems = machine.extra.get("problems")
+    notes += [f"problem: {problem}" for problem in problems] if isinstance(problems, list) else []
+    return notes

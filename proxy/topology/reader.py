@@ -1,0 +1,162 @@
+"""sysfs to ``Machine``.
+
+The order matters: first the online CPUs, since every other set is cut down to them; then the levels, the
+caches (which need the cores), the nodes. CPUs can come and go meanwhile, and a CPU that went away in the
+middle looks like one without a package; so the online CPUs are read again at the end, and if they changed
+everything is read once more.
+
+A tree that lacks a level is no error: old kernels, mainframes and containers lack many. Without node
+folders all CPUs and all memory are node 0, as the kernel itself sees such a machine. Without an online CPU
+there is nothing to work with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxy.model.errors import TopologyError
+from proxy.model.idset import CpuSet
+from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
+from proxy.topology.caches import read_caches
+from proxy.topology.cpus import CPU_DIR, CpuLists, Levels, read_cpu_lists, read_levels
+from proxy.topology.files import Tree
+from proxy.topology.groups import lowest
+from proxy.topology.kinds import read_files, read_kinds, read_node_masks, read_smt, read_versions
+from proxy.topology.memory import machine_hugepages, mem_total, meminfo
+from proxy.topology.nodes import Nodes, read_nodes
+
+_ATTEMPTS = 3
+_LOCAL_DISTANCE = 10
+
+
+def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
+    """Read a machine.
+
+    Args:
+        sysfs_root: What stands for ``/sys``; a folder that holds ``sys`` (and ``proc``) is taken as well.
+        procfs_root: What stands for ``/proc``; None: ``proc`` beside the sysfs folder, if it is there.
+
+    Raises:
+        TopologyError: There is no CPU folder, no online CPU, or a NUMA node's CPUs cannot be understood.
+    """
+    root = sysfs_root
+    if not (root / CPU_DIR).is_dir() and (root / "sys" / CPU_DIR).is_dir():
+        root = root / "sys"
+    if not (root / CPU_DIR).is_dir():
+        raise TopologyError(f"cannot read the machine from {sysfs_root}: there is no folder {CPU_DIR} in it")
+    proc = root.absolute().parent / "proc" if procfs_root is None else procfs_root
+    for attempt in range(_ATTEMPTS):
+        tree = Tree(root)
+        lists = read_cpu_lists(tree)
+        if not lists.online:
+            raise TopologyError(f"cannot read the machine from {sysfs_root}: {_why_none(tree)}")
+        machine = _read(tree, Tree(proc), lists)
+        if attempt + 1 == _ATTEMPTS or read_cpu_lists(tree).online == lists.online:
+            break
+    return machine
+
+
+def _why_none(tree: Tree) -> str:
+    text = tree.text(f"{CPU_DIR}/online")
+    if tree.problems:
+        return f"no CPU is known to be online ({tree.problems[0]})"
+    if text is not None:
+        return f"{CPU_DIR}/online names no CPU"
+    return f"{CPU_DIR} has neither a file 'online' nor a folder cpuN with 'topology' in it"
+
+
+def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
+    online = lists.online
+    levels = read_levels(tree, online)
+    llc, caches = read_caches(tree, online, levels.groups["core"])
+    nodes = read_nodes(tree, online)
+    fields = meminfo(proc, "meminfo")
+    pages, pages_source = machine_hugepages(tree, fields)
+    told = {name: _cpu_list(tree, name) for name in ("present", "possible", "isolated", "nohz_full")}
+    present = CpuSet.from_bits(online) | (told["present"] or CpuSet.from_bits(lists.folders))
+    extra: dict[str, object] = {
+        **read_versions(proc),
+        "files": read_files(tree, online),
+        "cpus": {"online_from": lists.source, **_texts(told)},
+        "smt": read_smt(tree),
+        "numa": {"source": "sysfs" if nodes.nodes else "none", **_numa_extra(tree, nodes)},
+        "memory": {
+            "total_bytes": mem_total(fields),
+            "hugepages": pages_json(pages),
+            "hugepages_source": pages_source,
+        },
+        "kinds": read_kinds(tree, levels.groups["core"]),
+        **_tall(levels),
+        "missing": list(levels.missing),
+        "problems": list(dict.fromkeys(tree.problems)),
+    }
+    return Machine(
+        cpus=_cpus(online, levels, llc, nodes),
+        nodes=nodes.nodes or _one_node(online, mem_total(fields), pages),
+        present=present,
+        possible=present | (told["possible"] or present),
+        isolated=present & (told["isolated"] or CpuSet()),
+        caches=caches,
+        extra=extra,
+    )
+
+
+def _cpu_list(tree: Tree, name: str) -> CpuSet | None:
+    path = f"{CPU_DIR}/{name}"
+    # The kernel prints "(null)" for a CPU mask that was never set up.
+    bits = 0 if tree.text(path) == "(null)" else tree.id_list(path)
+    return None if bits is None else CpuSet.from_bits(bits)
+
+
+def _texts(sets: dict[str, CpuSet | None]) -> dict[str, str | None]:
+    return {name: None if cpus is None else str(cpus) for name, cpus in sets.items()}
+
+
+def pages_json(pages: dict[int, HugePages] | None) -> dict[str, dict[str, int]] | None:
+    """Write huge page counts as JSON; counts that are not told are left out."""
+    if pages is None:
+        return None
+    named = {size: {"nr": p.nr, "free": p.free, "surplus": p.surplus} for size, p in pages.items()}
+    return {str(size): {k: v for k, v in counts.items() if v is not None} for size, counts in named.items()}
+
+
+def _numa_extra(tree: Tree, nodes: Nodes) -> dict[str, object]:
+    claimed = {str(node): str(cpus) for node, cpus in nodes.claimed.items()}
+    return {**read_node_masks(tree), **({"claimed": claimed} if claimed else {})}
+
+
+def _tall(levels: Levels) -> dict[str, object]:
+    """Give the mainframe levels above the package, where there are any."""
+    found: dict[str, object] = {}
+    for level in ("book", "drawer"):
+        if level in levels.groups:
+            sets = sorted(set(levels.groups[level].values()), key=lowest)
+            found[f"{level}s"] = {str(lowest(bits)): str(CpuSet.from_bits(bits)) for bits in sets}
+    return found
+
+
+def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tuple[Cpu, ...]:
+    names = {
+        level: {cpu: lowest(bits) for cpu, bits in groups.items()} for level, groups in levels.groups.items()
+    }
+    # A machine that tells no package is one package (machine facts, 2ps3-2t).
+    packages = names["package"] or dict.fromkeys(CpuSet.from_bits(online), lowest(online))
+    return tuple(
+        Cpu(
+            id=cpu,
+            core=names["core"][cpu],
+            package=packages.get(cpu, cpu),
+            die=names["die"].get(cpu),
+            cluster=names["cluster"].get(cpu),
+            llc=lowest(llc[cpu]) if cpu in llc else None,
+            numa=nodes.of_cpu.get(cpu) if nodes.nodes else 0,
+            core_id=levels.core_id.get(cpu),
+            package_id=levels.package_id.get(cpu),
+        )
+        for cpu in CpuSet.from_bits(online)
+    )
+
+
+def _one_node(online: int, mem_bytes: int | None, pages: dict[int, HugePages] | None) -> tuple[NumaNode, ...]:
+    """Make the node 0 of a machine without node folders."""
+    return (NumaNode(0, CpuSet.from_bits(online), mem_bytes, pages, (_LOCAL_DISTANCE,)),)
