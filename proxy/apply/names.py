@@ -92,7 +92,11 @@ def candidates(parent: str, container_id: str) -> Iterator[str]:
     if own is not None and base is not None and is_plain(own) and "/" not in own:
         yield _join(base, own)
     if above:
-        yield from _below(base, container_id, scopes=above.rstrip("/").endswith(".slice"))
+        in_slice = above.rstrip("/").endswith(".slice")
+        yield from _below(base, container_id, scopes=in_slice)
+        if in_slice:
+            # containerd speaks of slices, but its runc is not told to use systemd: a directory by that very name.
+            yield f"{above.rstrip('/').rpartition('/')[2]}:cri-containerd:{container_id}"
         return
     yield f"k8s.io/{container_id}"
     yield container_id
@@ -117,4 +121,6 @@ def holds_id(name: str, container_id: str) -> bool:
     """Tell whether a directory's name is that of the container with the id (and not of its monitor)."""
     if name.startswith(_NO_CONTAINER):
         return False
-    return name == container_id or name.removesuffix(".scope").endswith(f"-{container_id}")
+    return name == container_id or name.removesuffix(".scope").endswith(
+        (f"-{container_id}", f":{container_id}")
+    )

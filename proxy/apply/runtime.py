@@ -228,7 +228,8 @@ class GrpcRuntime:
 
     def _error(self, what: str, error: Any) -> UnavailableError | RuntimeCallError:
         number, name = error.code().value[0], error.code().name
-        words = f"cannot {what} at {self._path}: {error.details() or 'no reason given'} ({name})"
+        details = " ".join((error.details() or "no reason given").split())  # runc's words come with line ends
+        words = f"cannot {what} at {self._path}: {details} ({name})"
         return UnavailableError(words) if number in _NO_ANSWER else RuntimeCallError(words, number)
 
 

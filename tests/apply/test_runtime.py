@@ -183,9 +183,8 @@ def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> N
         {"info": "[" * 100_000},
         {"info": "[1]"},
         {"info": '{"runtimeSpec": 5}'},
-        {
-            "info": '{"runtimeSpec": {"linux": {"cgroupsPath": 7, "resources": {"cpu": {"shares": "x", "quota": true}}}}}'
-        },
+        {"info": '{"runtimeSpec": {"linux": {"cgroupsPath": 7}}}'},
+        {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": {"shares": "x", "quota": true}}}}}'},
         {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": null, "memory": []}}}}'},
     ],
 )
@@ -220,7 +219,7 @@ def test_update_carries_the_cpuset_and_nothing_else(server: Server, runtime: Grp
 def test_errors_of_the_runtime(
     server: Server, runtime: GrpcRuntime, code: Any, kind: type[Exception]
 ) -> None:
-    server.v1("ContainerStatus", refuse(code, "no such thing"))
+    server.v1("ContainerStatus", refuse(code, "no such\n thing"))
     with pytest.raises(kind) as caught:
         runtime.detail("c1")
     words = str(caught.value)
