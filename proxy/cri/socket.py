@@ -166,18 +166,18 @@ def mirror_mode(path: Path, runtime_path: Path) -> bool:
     Where the process may not give files away, the group's bits are left out: they would let in another group.
 
     Returns:
-        True when the runtime's socket exists; False when there was nothing to go by and nothing was changed.
+        True when our socket is as it should be; False when either socket is absent and nothing was changed.
 
     Raises:
         OSError: Our own socket cannot be changed.
     """
     try:
         want = runtime_path.stat()
+        have = path.stat(follow_symlinks=False)
     except OSError:
         return False
     if not stat.S_ISSOCK(want.st_mode):
         return False
-    have = path.stat(follow_symlinks=False)
     mode = stat.S_IMODE(want.st_mode) & 0o777
     if (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid):
         try:

@@ -1,0 +1,83 @@
+"""Asking the daemon from a command: plain sockets, no event loop."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+from proxy.model.errors import PermissionDeniedError, UnavailableError
+
+ANSWER_LIMIT = 64 << 20
+
+
+def ask(path: Path, route: str, timeout: float = 5.0) -> object:
+    """Ask the daemon that listens at an admin socket.
+
+    Args:
+        path: The admin socket.
+        route: What to ask for, as ``/status``.
+        timeout: Seconds for the whole exchange.
+
+    Returns:
+        The decoded JSON, or the text where the answer is text.
+
+    Raises:
+        UnavailableError: Nobody answers there, or with an error.
+        PermissionDeniedError: The socket is not for this user.
+    """
+    request = f"GET {route} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
+    try:
+        data = _exchange(path, request, time.monotonic() + timeout)
+    except PermissionError as error:
+        raise PermissionDeniedError(
+            f"cannot ask the daemon at {path}: {error.strerror} (it answers root)"
+        ) from error
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise UnavailableError(f"cannot ask the daemon at {path}: nobody listens there") from error
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"cannot ask the daemon at {path}: no answer in {timeout:g} seconds"
+        ) from error
+    except OSError as error:
+        raise UnavailableError(f"cannot ask the daemon at {path}: {error.strerror or error}") from error
+    head, gap, body = data.partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is no admin socket")
+    if words[1] != b"200":
+        raise UnavailableError(
+            f"cannot ask the daemon at {path} for {route}: {body[:500].decode(errors='replace').strip()}"
+        )
+    if b"content-type: application/json" not in head.lower():
+        return body.decode(errors="replace")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise UnavailableError(
+            f"cannot ask the daemon at {path}: the answer is cut off or no JSON"
+        ) from error
+
+
+def _exchange(path: Path, request: bytes, deadline: float) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_left(deadline))
+        client.connect(str(path))
+        client.sendall(request)
+        data = bytearray()
+        while True:
+            client.settimeout(_left(deadline))
+            piece = client.recv(65536)
+            if not piece:
+                return bytes(data)
+            data += piece
+            if len(data) > ANSWER_LIMIT:
+                raise OSError(f"the answer is larger than {ANSWER_LIMIT} bytes")
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

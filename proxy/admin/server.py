@@ -1,0 +1,135 @@
+"""The admin socket: HTTP/1.1, one request a connection, GET only, for the owner of the process.
+
+It shares the event loop with the relay, so everything about a client is
+bounded: how many there are, how long one may take, how much it may send.
+``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from proxy.cri.socket import bind_at
+from proxy.logs import log
+
+CLIENT_SECONDS = 5.0
+CLIENT_LIMIT = 16
+HEAD_LIMIT = 8192
+
+Route = Callable[[], object | Awaitable[object]]
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS |= {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_REASONS |= {500: "Internal Server Error", 503: "Service Unavailable"}
+
+
+class AdminServer:
+    """Answers questions about the daemon on a unix socket with mode 0600."""
+
+    def __init__(self, path: Path, routes: Mapping[str, Route]) -> None:
+        """Prepare a server; nothing is opened until ``start``.
+
+        Args:
+            path: Where to listen.
+            routes: Path of the URL to a function that gives the answer: a text, or what JSON can hold. It is
+                called on the event loop and must not block; it may be a coroutine function. ``/healthz`` is
+                there by default and says that the loop turns.
+        """
+        self._path = path
+        self._routes: dict[str, Route] = {"/healthz": lambda: "ok\n", **routes}
+        self._server: asyncio.Server | None = None
+        self._identity: tuple[int, int] | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            CannotCreateError: Somebody answers at the path, or something else stands there.
+            PermissionDeniedError: The process may not write there.
+        """
+        listening = bind_at(self._path, 0o600)
+        found = self._path.stat(follow_symlinks=False)
+        self._identity = (found.st_dev, found.st_ino)
+        self._server = await asyncio.start_server(self._client, sock=listening, limit=HEAD_LIMIT)
+
+    async def stop(self) -> None:
+        """Stop listening, end clients, remove the socket; a second call does nothing."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.close()
+        with contextlib.suppress(OSError):
+            found = self._path.stat(follow_symlinks=False)
+            if (found.st_dev, found.st_ino) == self._identity:
+                self._path.unlink()
+        for task in self._clients:
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+        await server.wait_closed()
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        try:
+            async with asyncio.timeout(2 * CLIENT_SECONDS):
+                writer.write(await self._answer(reader))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError):
+            pass  # The client went away, or does not read.
+        finally:
+            self._clients.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        crowded = len(self._clients) > CLIENT_LIMIT
+        try:
+            async with asyncio.timeout(CLIENT_SECONDS / 10 if crowded else CLIENT_SECONDS):
+                # Read in any case: a close with unread bytes would reset the connection before the answer.
+                head = await reader.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            return _response(408, "the request took too long\n")
+        except asyncio.LimitOverrunError:
+            return _response(431, "the request is too large\n")
+        except asyncio.IncompleteReadError:
+            return _response(400, "the request is not complete\n")
+        if crowded:
+            return _response(503, "too many clients\n")
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response(400, "this is not HTTP/1.1\n")
+        if words[0] != "GET":
+            return _response(405, "only GET is answered\n", "Allow: GET\r\n")
+        return await self._serve(words[1].partition("?")[0])
+
+    async def _serve(self, path: str) -> bytes:
+        route = self._routes.get(path)
+        if route is None:
+            return _response(404, f"there is {', '.join(sorted(self._routes))}\n")
+        try:
+            answer = route()
+            if inspect.isawaitable(answer):
+                async with asyncio.timeout(CLIENT_SECONDS):
+                    answer = await answer
+            return _response(200, answer)
+        except Exception as error:  # noqa: BLE001 - a fault in a page must not reach the relay's loop
+            log.say_once(
+                ("admin", path), "error", "cannot answer on the admin socket", path=path, err=repr(error)
+            )
+            return _response(500, f"cannot answer: {type(error).__name__}: {error}\n")
+
+
+def _response(status: int, answer: object, more: str = "") -> bytes:
+    if isinstance(answer, str):
+        kind, body = "text/plain; charset=utf-8", answer.encode()
+    else:
+        kind, body = "application/json", json.dumps(answer, default=str).encode() + b"\n"
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{more}Connection: close\r\n\r\n".encode() + body

@@ -1,0 +1,135 @@
+"""The page of ``topoproxy status``."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admin.page import render
+
+STATUS = {
+    "version": "1.2.3",
+    "mode": "enforce",
+    "pid": 42,
+    "listen": "/run/topoproxy/cri.sock",
+    "runtime": {"endpoint": "/run/c.sock", "connected": True, "version": "containerd 1.6.20"},
+    "uptime_s": 93784.2,
+    "ready": True,
+    "pools": {
+        "shared": "4-7",
+        "be": "2-7",
+        "nodes": [{"node": 0, "shared": "", "be": "2-3"}, {"node": 1, "shared": "4-7", "be": "4-7"}],
+    },
+    "exclusive": [
+        {"owner": "u1", "cpus": "0-1", "pod": "ns/hard", "container": "", "hard": True},
+        {"owner": "u2/c", "cpus": "2-3", "pod": "ns/soft", "container": "c", "hard": False},
+        {"owner": "u3", "cpus": "9", "pod": "", "container": ""},
+    ],
+    "containers": [
+        {
+            "id": "0123456789abcdef",
+            "ref": "ns/web/app",
+            "qos": "LS",
+            "pool": "shared",
+            "cpus": "4-7",
+            "mems": "",
+            "phase": "running",
+            "reason": "runs on the shared pool",
+        },
+        {
+            "id": "ff",
+            "ref": "ns/a/b",
+            "qos": "LSE",
+            "pool": "own",
+            "cpus": "0-1",
+            "mems": "0",
+            "phase": "created",
+        },
+    ],
+    "problems": [{"count": 3, "what": "ns/x: the annotation is malformed"}, {"count": 1, "what": "once"}],
+    "violations": [],
+    "counters": {"creates": 4},
+}
+
+PAGE = """\
+topoproxy 1.2.3, mode enforce, pid 42, up 1d 2h, ready
+/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected)
+
+POOL    CPUS  NODE 0  NODE 1
+shared  4-7   -       4-7
+BE      2-7   2-3     4-7
+
+Exclusive CPUs
+CPUS  OWNER      BE MAY USE THEM
+0-1   ns/hard    no
+2-3   ns/soft/c  yes
+9     u3
+
+Containers (2)
+CONTAINER   QOS  POOL    CPUS  MEMS  PHASE    ID
+ns/a/b      LSE  own     0-1   0     created  ff
+ns/web/app  LS   shared  4-7   -     running  0123456789abc
+    runs on the shared pool
+
+Problems (2)
+  ns/x: the annotation is malformed (3 times)
+  once
+"""
+
+
+def test_the_whole_page() -> None:
+    assert render(STATUS) == PAGE
+
+
+def test_an_idle_node() -> None:
+    page = render(
+        {
+            "version": "1",
+            "ready": False,
+            "runtime": {"connected": False},
+            "pools": {"shared": "0", "nodes": []},
+        }
+    )
+    assert page == (
+        "topoproxy 1, NOT READY\n? -> ? (NOT CONNECTED)\n\n"
+        "POOL    CPUS\nshared  0\n\nNo containers.\n\nNo problems.\n"
+    )
+
+
+def test_broken_rules_stand_out() -> None:
+    assert "Problems (1)\n  RULE BROKEN: 0 is owned twice\n" in render({"violations": ["0 is owned twice"]})
+
+
+def test_when_a_problem_was_last_seen() -> None:
+    page = render(
+        {"problems": [{"what": "w", "count": 2, "last": time.time() - 125}, {"what": "v", "last": "noon"}]}
+    )
+    assert "w (2 times, last 2m 5s ago)" in page
+    assert "v (last noon)" in page
+
+
+def test_no_control_character_gets_to_the_terminal() -> None:
+    page = render({"containers": [{"ref": "a\x1b[2Jb\nc", "reason": "x\x9b"}], "problems": [{"what": "p\r"}]})
+    assert all(c.isprintable() or c == "\n" for c in page)
+    assert "a [2Jb c" in page
+
+
+def test_long_reasons_are_cut_at_the_terminal() -> None:
+    page = render({"containers": [{"ref": "a", "reason": "r" * 200}]}, width=40)
+    assert "    " + "r" * 33 + "...\n" in page
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1e9) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*STATUS, "what", "nodes"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(list(STATUS)), JSON) | JSON)
+def test_whatever_the_daemon_says_there_is_a_page(status: object) -> None:
+    assert render(status).startswith("topoproxy")

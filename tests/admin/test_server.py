@@ -1,0 +1,220 @@
+"""The admin socket with good, slow, greedy and confused clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.admin import AdminServer, ask
+from proxy.admin import server as module
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, UnavailableError
+
+
+async def later() -> dict[str, str]:
+    await asyncio.sleep(0)
+    return {"late": "yes"}
+
+
+def broken() -> object:
+    raise ValueError("no page")
+
+
+ROUTES = {"/status": lambda: {"mode": "enforce", "path": Path("/x")}, "/late": later, "/broken": broken}
+
+
+def with_server(path: Path, check: Callable[[], Awaitable[None]]) -> None:
+    """Run a check while a server is up, and see that nothing is left behind."""
+
+    async def body() -> None:
+        server = AdminServer(path, ROUTES)
+        await server.start()
+        try:
+            async with asyncio.timeout(20):
+                await check()
+        finally:
+            await server.stop()
+            await server.stop()
+        assert not path.exists()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(body())
+
+
+async def send(path: Path, data: bytes, end: bool = False) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        writer.write(data)
+        if end:
+            writer.write_eof()
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Path:
+    return tmp_path / "admin.sock"
+
+
+def test_the_client_gets_what_the_routes_give(at: Path) -> None:
+    async def check() -> None:
+        assert stat.S_IMODE(at.stat().st_mode) == 0o600
+        assert await asyncio.to_thread(ask, at, "/status") == {"mode": "enforce", "path": "/x"}
+        assert await asyncio.to_thread(ask, at, "/status?x=1") == {"mode": "enforce", "path": "/x"}
+        assert await asyncio.to_thread(ask, at, "/late") == {"late": "yes"}
+        assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
+        with pytest.raises(UnavailableError, match=r"for /no: there is /broken, /healthz, /late, /status"):
+            await asyncio.to_thread(ask, at, "/no")
+        with pytest.raises(UnavailableError, match="for /broken: cannot answer: ValueError: no page"):
+            await asyncio.to_thread(ask, at, "/broken")
+
+    with_server(at, check)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /status HTTP/1.1\r\n\r\n", 200),
+        (b"GET /status HTTP/1.0\r\nX: " + b"a" * 4000 + b"\r\n\r\n", 200),
+        (b"POST /status HTTP/1.1\r\n\r\n", 405),
+        (b"GET /../status HTTP/1.1\r\n\r\n", 404),
+        (b"GET /status\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x00\xff\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\n" + b"X" * 20000, 431),
+    ],
+)
+def test_requests(at: Path, data: bytes, status: int) -> None:
+    async def check() -> None:
+        head, _, body = (await send(at, data)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        length = next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
+        assert int(length.split()[1]) == len(body) > 0
+
+    with_server(at, check)
+
+
+def test_a_cut_off_request(at: Path) -> None:
+    async def check() -> None:
+        assert b" 400 " in (await send(at, b"GET /sta", end=True)).splitlines()[0]
+
+    with_server(at, check)
+
+
+def test_a_silent_client_is_sent_away(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENT_SECONDS", 0.1)
+
+    async def check() -> None:
+        assert b" 408 " in (await send(at, b"GET /")).splitlines()[0]
+
+    with_server(at, check)
+
+
+def test_a_slow_page_is_given_up(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENT_SECONDS", 0.1)
+    monkeypatch.setitem(ROUTES, "/slow", lambda: asyncio.sleep(60))
+
+    async def check() -> None:
+        assert b" 500 " in (await send(at, b"GET /slow HTTP/1.1\r\n\r\n")).splitlines()[0]
+
+    with_server(at, check)
+
+
+def test_a_client_that_does_not_read_is_given_up(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENT_SECONDS", 0.1)
+    monkeypatch.setitem(ROUTES, "/big", lambda: "x" * (8 << 20))
+
+    async def check() -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(at))
+            client.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(0.6)
+            client.settimeout(5)
+            got = 0
+            with pytest.raises(ConnectionResetError):  # noqa: PT012
+                while piece := await asyncio.to_thread(client.recv, 1 << 20):
+                    got += len(piece)
+                raise ConnectionResetError
+            assert got < 8 << 20
+
+    with_server(at, check)
+
+
+def test_too_many_clients(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENT_LIMIT", 2)
+
+    async def check() -> None:
+        idle = [await asyncio.open_unix_connection(str(at)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert b" 503 " in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]
+        for _, writer in idle:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert b" 200 " in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]
+
+    with_server(at, check)
+
+
+def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(at))
+
+    async def check() -> None:
+        with pytest.raises(CannotCreateError, match="somebody answers there"):
+            await AdminServer(at, {}).start()
+        assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
+
+    with_server(at, check)
+
+
+class TestClient:
+    def test_nobody_there(self, at: Path) -> None:
+        with pytest.raises(UnavailableError, match=f"cannot ask the daemon at {at}: nobody listens there"):
+            ask(at, "/status")
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(at))
+        with pytest.raises(UnavailableError, match="nobody listens there"):
+            ask(at, "/status")
+
+    def test_no_answer_in_time(self, at: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(str(at))
+            silent.listen()
+            with pytest.raises(UnavailableError, match=r"no answer in 0\.1 seconds"):
+                ask(at, "/status", timeout=0.1)
+
+    def test_not_for_this_user(self, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("proxy.admin.client._exchange", refuse)
+        with pytest.raises(PermissionDeniedError, match="Permission denied"):
+            ask(at, "/status")
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            (b"", "what answers there is no admin socket"),
+            (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "what answers there is no admin socket"),
+            (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{", "cut off or no JSON"),
+            (b"HTTP/1.1 500 Oops\r\n\r\nno page\n", "for /status: no page"),
+        ],
+    )
+    def test_other_answers(
+        self, monkeypatch: pytest.MonkeyPatch, at: Path, answer: bytes, words: str
+    ) -> None:
+        monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: answer)
+        with pytest.raises(UnavailableError, match=words):
+            ask(at, "/status")
+
+    def test_json_is_decoded(self, monkeypatch: pytest.MonkeyPatch, at: Path) -> None:
+        body = json.dumps({"a": [1]}).encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+        monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: head + body)
+        assert ask(at, "/x") == {"a": [1]}
