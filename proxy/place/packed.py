@@ -68,7 +68,7 @@ def take_packed(
         raise ValueError(f"cannot take {n} CPUs: the number is negative")
     work = _Accumulator(topo, available.bits & topo.cpus.bits, n)
     if n > work.free.bit_count():
-        raise NotEnoughCpus(n, len(available))
+        raise NotEnoughCpus(n, work.free.bit_count())
     for step in _steps(work, prefer_uncore=prefer_uncore, spread=spread):
         if work.needed == 0:
             break

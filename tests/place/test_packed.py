@@ -79,7 +79,7 @@ def test_says_what_is_missing_in_the_words_users_know() -> None:
         take(ONE_SOCKET, "0,2", 3)
     assert str(caught.value) == "not enough cpus available to satisfy request: requested=3, available=2"
     assert (caught.value.requested, caught.value.available) == (3, 2)
-    with pytest.raises(NotEnoughCpus):
+    with pytest.raises(NotEnoughCpus, match="requested=2, available=1"):
         take(ONE_SOCKET, "0,90-95", 2)
     with pytest.raises(ValueError, match="negative"):
         take(ONE_SOCKET, "0-7", -1)
@@ -101,11 +101,24 @@ def test_spread_takes_one_thread_of_every_core_first() -> None:
         ("1-11", 3, "1,6-7", "a part that one cache can give exactly"),
         ("1-11", 2, "2,8", "two cores of the first cache have three free CPUs, one core has one: next cache"),
         ("0-11", 3, "0-1,6", "an odd number leaves the highest thread"),
+        ("0,2-6,8-11", 3, "2-3,8", "one cache that has all three, although another one has a free core"),
+        ("1-11", 8, "2-5,8-11", "two whole caches"),
         ("0,2,4", 2, "0,2", "no cache has two: single CPUs"),
     ],
 )
 def test_uncore_alignment(available: str, n: int, expected: str, why: str) -> None:
     assert take(CACHED, available, n, prefer_uncore=True) == expected, why
+
+
+def test_uncore_alignment_with_four_threads_splits_no_core_for_an_even_number() -> None:
+    topo = grid(1, 1, 2, 4, caches=2)  # core 0: 0,4,8,12; core 2: 2,6,10,14
+    assert take(topo, "0,4,8,2,6,3,7", 2, prefer_uncore=True) == "2,6"
+
+
+def test_uncore_alignment_takes_whole_caches_from_the_average_size_on() -> None:
+    topo = CpuTopology.of_rows(Row(cpu, cpu, 0, 0, int(cpu > 1)) for cpu in range(8))  # caches of 2 and 6
+    assert take(topo, "0-7", 3, prefer_uncore=True) == "2-4"
+    assert take(topo, "0-7", 4, prefer_uncore=True) == "0-3"
 
 
 def test_without_uncore_alignment_caches_do_not_matter() -> None:
@@ -120,6 +133,13 @@ def test_orders() -> None:
     assert free_cores(TWO_SOCKETS, CpuSet.parse("0-3,5-11,13-15")) == [5, 6, 7, 0, 1, 2, 3]
     assert free_cpus(TWO_SOCKETS, busy) == [8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
     assert free_cpus(TWO_SOCKETS, busy, spread=True) == [1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
+
+
+def test_a_socket_that_straddles_nodes_is_listed_once() -> None:
+    rows = [Row(cpu, cpu, 0, cpu // 2, 0) for cpu in range(4)]
+    topo = CpuTopology.of_rows(rows, Counts(cpus=4, cores=4, sockets=1))  # NUMA nodes are not stated
+    assert free_sockets(topo, topo.cpus) == [0]
+    assert free_cpus(topo, topo.cpus) == [0, 1, 2, 3]
 
 
 def test_nodes_above_sockets_when_a_node_holds_several() -> None:
