@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.adopt import adopt
+from proxy.plan.place import place
+from proxy.plan.state import Node, NodeState
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+
+
+def empty() -> NodeState:
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True))
+
+
+def pod(uid: str, qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus: str = "") -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", CpuSet.parse(cpus) or None)
+
+
+def runs_on(cpus: str, count: int = 2, mems: str = "") -> Request:
+    return Request(1024 * count, 100_000 * count, 100_000, 0, cpus, mems)
+
+
+def test_a_running_owner_keeps_the_cpus_that_it_has() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("5,13", mems="1"), Phase.RUNNING)
+    assert plan.container is not None
+    assert (plan.container.placement.own, plan.container.placement.mems) == (CpuSet.parse("5,13"), Mask((1,)))
+    assert plan.state.pools.shared == MACHINE.online - CpuSet.parse("5,13")
+
+
+def test_a_running_container_without_cpus_of_its_own_is_not_moved_to_some() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    assert "while it runs" in plan.container.placement.reasons[0]
+
+
+def test_cpus_of_somebody_else_are_not_adopted() -> None:
+    state = place(empty(), pod("lse", QosClass.LSE, cpus="5"), "c", 0, runs_on(""), "x").state
+    plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_a_created_container_is_placed_as_a_new_one() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.CREATED)
+    assert plan.container is not None
+    assert (plan.container.id, plan.container.phase) == ("id", Phase.CREATED)
+    assert len(plan.container.placement.own) == 2
+
+
+def test_what_would_be_refused_runs_on_the_shared_pool_and_is_told() -> None:
+    plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="40"), "c", 0, runs_on(""), Phase.RUNNING)
+    assert plan.container is not None
+    assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
+    assert "40 not online" in plan.problem
+
+
+def test_annotated_pods_get_their_cpus_back_and_move_others() -> None:
+    ls = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING)
+    plan = adopt(ls.state, "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.RUNNING)
+    assert plan.shrink == ("ls",)
+    assert plan.state.owners["lse"].cpus == CpuSet.parse("3")
+
+
+def test_exited_containers_hold_nothing() -> None:
+    plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.EXITED)
+    assert plan.state.pools == empty().pools
+
+
+def test_the_memory_of_a_live_container_stays_where_it_is() -> None:
+    lse = pod("lse", QosClass.LSE, cpus="3")
+    plan = adopt(empty(), "id", lse, "c", 0, runs_on("3", mems="0-1"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.mems == Mask((0, 1))

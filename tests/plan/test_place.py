@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.invariants import violations
+from proxy.plan.place import Plan, place
+from proxy.plan.state import Node, NodeState, moves
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # two sockets, one node each; 16 CPUs
+NODE0, NODE1 = MACHINE.nodes[0].cpus, MACHINE.nodes[1].cpus
+
+
+def empty(*, static: bool = True, reserved: str = "", follow: bool = True) -> NodeState:
+    return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static, CpuSet.parse(reserved), follow))
+
+
+def pod(uid: str, qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus: str = "") -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", CpuSet.parse(cpus) or None)
+
+
+def whole(count: int) -> Request:
+    return Request(cpu_shares=1024 * count, cpu_quota=100_000 * count, cpu_period=100_000)
+
+
+SMALL = Request(cpu_shares=512)
+
+
+def put(state: NodeState, the_pod: Pod, request: Request = SMALL, name: str = "c", key: str = "") -> Plan:
+    return place(state, the_pod, name, 0, request, key or f"{the_pod.uid}/{name}")
+
+
+def settled(*wishes: tuple[Pod, Request], static: bool = True, reserved: str = "") -> NodeState:
+    state = empty(static=static, reserved=reserved)
+    for the_pod, request in wishes:
+        plan = put(state, the_pod, request)
+        assert plan.verdict.admitted, plan.verdict
+        state = plan.state
+    return state
+
+
+def test_pools_shrink_by_class() -> None:
+    lse = pod("lse", QosClass.LSE, cpus="0-1")
+    lsr = pod("lsr", QosClass.LSR, cpus="2-3")
+    state = settled((lse, SMALL), (lsr, SMALL), (pod("g"), whole(2)))
+    picked = state.containers["g/c"].placement.own
+    assert len(picked) == 2
+    assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3") - picked
+    assert state.pools.be == MACHINE.online - CpuSet.parse("0-1") - picked
+
+
+def test_an_owner_moves_exactly_those_who_are_on_its_cpus() -> None:
+    ls = pod("ls", QosClass.LS)
+    be = pod("be", kube=KubeQos.BEST_EFFORT)
+    state = settled((ls, SMALL), (be, SMALL))
+    assert put(state, pod("x", QosClass.LSR, cpus="4")).shrink == ("ls/c",)
+    assert put(state, pod("x", QosClass.LSE, cpus="4")).shrink == ("ls/c", "be/c")
+    assert put(state, pod("y", QosClass.LS)).shrink == ()
+
+
+def test_whole_cpus_are_packed_on_one_node_in_whole_cores() -> None:
+    state = empty()
+    for uid in ("a", "b"):
+        state = put(state, pod(uid), whole(4)).state
+        cpus = state.containers[f"{uid}/c"].placement.own
+        assert len(MACHINE.nodes_of(cpus)) == 1
+        assert all(core <= cpus or core.isdisjoint(cpus) for core in MACHINE.cores.values())
+    a, b = (state.containers[f"{uid}/c"].placement.own for uid in ("a", "b"))
+    assert MACHINE.nodes_of(a) == MACHINE.nodes_of(b), "best fit fills the node that is in use already"
+
+
+def test_a_request_that_fits_a_node_is_not_split_although_free_cores_are_elsewhere() -> None:
+    # Node 0 has three CPUs left (a fuller core first would draw the packed allocator there), node 1 is empty.
+    state = settled((pod("x", QosClass.LSE, cpus=str(CpuSet(list(NODE0)[:5]))), SMALL))
+    cpus = put(state, pod("g"), whole(4)).container.placement.own
+    assert cpus <= NODE1
+
+
+def test_more_than_a_node_spans_nodes() -> None:
+    plan = put(empty(), pod("g"), whole(10))
+    assert plan.container.placement.mems == Mask((0, 1))
+    assert len(plan.container.placement.own) == 10
+
+
+def test_reserved_cpus_are_never_given_but_stay_shared() -> None:
+    state = settled((pod("g"), whole(6)), reserved="0,8")
+    assert CpuSet.parse("0,8") <= state.pools.shared
+    refused = put(state, pod("h"), whole(9))
+    assert refused.verdict.code == 9
+    assert refused.verdict.reason == "UnexpectedAdmissionError"
+    assert "requested=9, available=8" in refused.verdict.message
+    assert refused.state is state
+
+
+def test_memory_follows_the_cpus_or_is_left() -> None:
+    lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
+    assert put(empty(), lse).container.placement.mems == Mask((1,))
+    assert put(empty(follow=False), lse).container.placement.mems == Mask((0, 1))
+    named = Request(cpu_shares=512, cpuset_mems="1")
+    assert put(empty(), pod("ls", QosClass.LS), named).container.placement.mems == Mask((1,))
+    garbage = Request(cpu_shares=512, cpuset_mems="9")
+    assert put(empty(), pod("ls", QosClass.LS), garbage).container.placement.mems == Mask((0, 1))
+
+
+def test_the_shared_pool_is_never_emptied() -> None:
+    plan = put(empty(), pod("lse", QosClass.LSE, cpus="0-15"))
+    assert (plan.verdict.code, plan.verdict.reason) == (9, "SharedPoolExhausted")
+    assert plan.container is None
+    assert put(empty(), pod("lse", QosClass.LSE, cpus="0-14")).verdict.admitted
+
+
+def test_cpus_are_not_given_twice() -> None:
+    state = settled((pod("one", QosClass.LSR, cpus="2-4"), SMALL))
+    clash = put(state, pod("two", QosClass.LSE, cpus="4-5"))
+    assert clash.verdict.code == 9
+    assert "4 are owned by one" in clash.verdict.message
+    ls = put(state, pod("ls", QosClass.LS, cpus="4"))
+    assert ls.container.placement.pool is Pool.SHARED
+    assert "owned by one" in ls.problem
+    for uid in ("a", "b", "c"):
+        state = put(state, pod(uid), whole(4)).state
+    assert violations(state) == []
+    assert not put(state, pod("d"), whole(2)).verdict.admitted
+
+
+def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
+    lse = pod("lse", QosClass.LSE, cpus="0-3")
+    state = put(empty(), lse, name="a").state
+    plan = put(state, lse, name="b")
+    assert plan.verdict.admitted
+    assert plan.container.placement.own == CpuSet.parse("0-3")
+    gone = plan.state.changed(drop=["lse/a"])
+    assert gone.pools == plan.state.pools, "the other container still holds them"
+    assert gone.changed(drop=["lse/b"]).pools == empty().pools
+
+
+def test_a_new_attempt_keeps_the_cpus_of_the_old_one() -> None:
+    state = settled((pod("a"), whole(2)), (pod("g"), whole(3)))
+    first = state.containers["g/c"].placement.own
+    running = dataclasses.replace(state.containers["g/c"], phase=Phase.RUNNING)
+    plan = put(state.changed(put=[running]), pod("g"), whole(3), key="second")
+    assert plan.container.placement.own == first
+    assert plan.shrink == ()
+
+
+def test_exited_containers_own_nothing() -> None:
+    state = settled((pod("g"), whole(4)))
+    exited = dataclasses.replace(state.containers["g/c"], phase=Phase.EXITED)
+    after = state.changed(put=[exited])
+    assert after.pools == empty().pools
+    assert after.owners == {}
+
+
+def test_invalid_argument_for_strict_pods_only() -> None:
+    bad = dataclasses.replace(pod("lse", QosClass.LSE), problem="annotation is not JSON")
+    assert put(empty(), bad).verdict.code == 3
+    assert "annotation is not JSON" in put(empty(), bad).verdict.message
+    ls = dataclasses.replace(pod("ls", QosClass.LS), problem="annotation is not JSON")
+    plan = put(empty(), ls)
+    assert plan.verdict.admitted
+    assert plan.problem == "annotation is not JSON"
+
+
+CPUS = st.sets(st.integers(0, 17), min_size=1, max_size=6).map(lambda s: str(CpuSet(s)))
+PODS = st.builds(
+    pod,
+    st.sampled_from([f"p{i}" for i in range(8)]),
+    st.sampled_from(list(QosClass)),
+    st.sampled_from(list(KubeQos)),
+    st.one_of(st.just(""), CPUS),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(PODS, st.sampled_from([SMALL, *map(whole, range(1, 6))]), st.sampled_from("ab")),
+        st.integers(0, 40),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.booleans(), st.sampled_from(["", "0,8"]))
+def test_any_history_keeps_the_invariants(steps: list[object], static: bool, reserved: str) -> None:
+    state = empty(static=static, reserved=reserved)
+    for number, step in enumerate(steps):
+        before = state
+        if isinstance(step, int):
+            keys = list(state.containers)
+            if not keys:
+                continue
+            state = state.changed(drop=[keys[step % len(keys)]])
+            assert moves(before, state)[0] == (), "nobody loses CPUs when somebody goes"
+        else:
+            the_pod, request, name = step
+            plan = place(state, the_pod, name, 0, request, f"k{number}")
+            if not plan.verdict.admitted:
+                assert plan.state is state
+                assert plan.verdict.message.startswith("cannot ")
+                continue
+            state = plan.state
+            placed = plan.container
+            lost = {
+                k
+                for k, c in before.containers.items()
+                if not before.wanted(c) <= state.wanted(state.containers[k])
+            }
+            assert set(plan.shrink) == lost
+            if placed.placement.pool is Pool.OWN and placed.owner not in before.owners:
+                assert all(not before.wanted(before.containers[k]).isdisjoint(placed.placement.own) for k in lost)
+            if placed.placement.pool is Pool.OWN and not the_pod.cpuset:
+                assert placed.placement.own.isdisjoint(CpuSet.parse(reserved))
+            assert placed.placement.mems
+        assert violations(state) == []
+        assert state.pools.shared <= state.pools.be
+        assert state.pools.shared
+        rebuilt = NodeState.of(state.node, state.pods.values(), state.containers.values())
+        assert (rebuilt.owners, rebuilt.pools) == (state.owners, state.pools), "what is carried along is true"
+
+
+@pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
+def test_moves_tell_shrink_from_growth(phase: Phase) -> None:
+    state = settled((pod("ls", QosClass.LS), SMALL), (pod("be", kube=KubeQos.BEST_EFFORT), SMALL))
+    state = state.changed(put=[dataclasses.replace(c, phase=phase) for c in state.containers.values()])
+    owned = put(state, pod("lse", QosClass.LSE, cpus="0-3")).state
+    assert moves(state, owned) == (("ls/c", "be/c"), ())
+    assert moves(owned, owned.changed(drop=["lse/c"])) == ((), ("ls/c", "be/c"))
+    exited = dataclasses.replace(owned.containers["ls/c"], phase=Phase.EXITED)
+    assert moves(owned, owned.changed(put=[exited], drop=["lse/c"])) == ((), ("be/c",))

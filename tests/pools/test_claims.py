@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
+from proxy.pools.claims import claim, whole_cpus
+
+ONLINE = CpuSet.parse("0-7")
+WHOLE_TWO = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+
+
+def pod(qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus: str = "", problem: str = ""):
+    return Pod("s", "u", "ns", "p", 0, qos, kube, "", CpuSet.parse(cpus) or None, problem)
+
+
+@pytest.mark.parametrize(
+    ("shares", "quota", "period", "count"),
+    [
+        (2048, 200_000, 100_000, 2),
+        (2048, 200_000, 0, 2),  # the period's default is 100 ms
+        (2048, -1, 100_000, 2),  # pinned by kubelet: quota off since 1.33
+        (1024, 0, 0, 1),
+        (2048, 150_000, 100_000, 0),  # request 2, limit 1.5
+        (2048, 400_000, 100_000, 0),  # request below the limit: not Guaranteed
+        (1536, 150_000, 100_000, 0),
+        (2, 0, 0, 0),  # no request
+        (0, 0, 0, 0),
+        (512, 50_000, 100_000, 0),
+        (2048, 100_000, 50_000, 2),
+    ],
+)
+def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
+    assert whole_cpus(Request(shares, quota, period)) == count
+
+
+@pytest.mark.parametrize(
+    ("the_pod", "static", "pool", "hard"),
+    [
+        (pod(QosClass.LSE, cpus="2-3"), False, Pool.OWN, True),
+        (pod(QosClass.LSR, cpus="2-3"), False, Pool.OWN, False),
+        (pod(QosClass.LS, cpus="2-3"), False, Pool.OWN, False),
+        (pod(QosClass.NONE, KubeQos.BURSTABLE, cpus="2-3"), False, Pool.OWN, False),
+        (pod(QosClass.BE, KubeQos.BEST_EFFORT, cpus="2-3"), False, Pool.BE, False),
+        (pod(QosClass.LS), True, Pool.SHARED, False),
+        (pod(QosClass.LS, KubeQos.BEST_EFFORT), True, Pool.SHARED, False),
+        (pod(QosClass.SYSTEM), True, Pool.SHARED, False),
+        (pod(QosClass.BE), True, Pool.BE, False),
+        (pod(kube=KubeQos.BURSTABLE), True, Pool.SHARED, False),
+        (pod(kube=KubeQos.BEST_EFFORT), True, Pool.BE, False),
+        (pod(), True, Pool.OWN, True),
+        (pod(), False, Pool.SHARED, False),
+        (pod(QosClass.LSE), True, Pool.OWN, True),
+        (pod(QosClass.LSR), False, Pool.SHARED, False),
+    ],
+)
+def test_who_goes_where(the_pod: Pod, static: bool, pool: Pool, hard: bool) -> None:
+    made = claim(the_pod, WHOLE_TWO, ONLINE, static=static)
+    assert (made.pool, made.hard, made.fatal, made.problem) == (pool, hard, False, "")
+    if pool is Pool.OWN:
+        assert (made.cpus, made.count) == ((the_pod.cpuset, 0) if the_pod.cpuset else (None, 2))
+        assert made.per_pod is bool(the_pod.cpuset)
+
+
+@pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
+@pytest.mark.parametrize("bad", [{"problem": "annotation is not JSON"}, {"cpus": "6-9"}])
+def test_a_bad_annotation_refuses_those_who_want_cpus_of_their_own(qos: QosClass, bad: dict[str, str]) -> None:
+    made = claim(pod(qos, **bad), WHOLE_TWO, ONLINE, static=True)
+    assert made.fatal
+    assert bad.get("problem", "8-9 not online") in made.problem
+
+
+def test_a_bad_annotation_leaves_the_others_in_their_pool() -> None:
+    for qos, pool in ((QosClass.LS, Pool.SHARED), (QosClass.NONE, Pool.SHARED), (QosClass.BE, Pool.BE)):
+        made = claim(pod(qos, problem="nonsense"), WHOLE_TWO, ONLINE, static=True)
+        assert (made.pool, made.fatal, made.problem) == (pool, False, "nonsense")
+
+
+def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
+    pinned = Request(cpu_shares=2048, cpu_quota=-1, cpu_period=100_000, cpuset_cpus="4-5")
+    made = claim(pod(), pinned, ONLINE, static=False)
+    assert (made.pool, made.cpus, made.hard) == (Pool.OWN, CpuSet.parse("4-5"), True)
+    for other in ("0-7", "", "x", "8-9", "4"):  # its default set, none, garbage, not here, another number
+        request = Request(cpu_shares=2048, cpuset_cpus=other)
+        assert claim(pod(), request, ONLINE, static=False).pool is Pool.SHARED
+    assert claim(pod(kube=KubeQos.BURSTABLE), pinned, ONLINE, static=False).pool is Pool.SHARED
+    assert claim(pod(), pinned, ONLINE, static=True).cpus is None

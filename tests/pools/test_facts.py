@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, QosClass
+from proxy.pools.facts import kube_qos, parent_of, pod_facts, qos_class, resource_status
+
+
+@pytest.mark.parametrize(
+    ("parent", "qos"),
+    [
+        ("/kubepods/besteffort/podx", KubeQos.BEST_EFFORT),
+        ("kubepods-besteffort-podx.slice", KubeQos.BEST_EFFORT),
+        ("/kubepods/burstable/podx", KubeQos.BURSTABLE),
+        ("kubepods-burstable-podx.slice", KubeQos.BURSTABLE),
+        ("/kubepods/podx", KubeQos.GUARANTEED),
+        ("kubepods-podx.slice", KubeQos.GUARANTEED),
+        ("", KubeQos.GUARANTEED),
+    ],
+)
+def test_kube_qos(parent: str, qos: KubeQos) -> None:
+    assert kube_qos(parent) is qos
+
+
+def test_qos_label() -> None:
+    assert qos_class("LSE") is QosClass.LSE
+    assert qos_class("lse") is QosClass.NONE
+    assert qos_class("whatever") is QosClass.NONE
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("", None),
+        ("{}", None),
+        ('{"cpuset": ""}', None),
+        ('{"cpuset": "0-3,8"}', "0-3,8"),
+        ('{"cpuset":"2","numaNodeResources":[{"node":0}],"unknown":1}', "2"),
+    ],
+)
+def test_resource_status(text: str, cpus: str | None) -> None:
+    assert resource_status(text) == (None if cpus is None else CpuSet.parse(cpus), "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "3", '{"cpuset": 3}', '{"cpuset": "3-1"}', '{"cpuset": "a"}', '{"cpuset": "1:2"}', "[" * 100_000],
+)
+def test_resource_status_that_is_wrong_is_named(text: str) -> None:
+    cpus, problem = resource_status(text)
+    assert cpus is None
+    assert "resource-status" in problem
+
+
+@given(st.text())
+def test_resource_status_never_raises(text: str) -> None:
+    cpus, problem = resource_status(text)
+    assert cpus is None or not problem
+
+
+def test_pod_facts() -> None:
+    pod = pod_facts(
+        "s",
+        "u",
+        "ns",
+        "n",
+        3,
+        {"koordinator.sh/qosClass": "LSR"},
+        {"scheduling.koordinator.sh/resource-status": '{"cpuset":"1-2"}'},
+        "/kubepods/burstable/podu",
+    )
+    assert (pod.ref, pod.attempt, pod.qos, pod.kube_qos) == ("ns/n", 3, QosClass.LSR, KubeQos.BURSTABLE)
+    assert pod.cpuset == CpuSet.parse("1-2")
+
+
+def test_parent_of() -> None:
+    assert parent_of("/kubepods/burstable/podx/abc") == "/kubepods/burstable/podx"
+    assert parent_of("kubepods-podx.slice:cri-containerd:abc") == "kubepods-podx.slice"
+    assert parent_of("/k8s.io/abc") == "/k8s.io"
+    assert parent_of("") == ""
