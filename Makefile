@@ -102,4 +102,4 @@ wheel: venv ## build the wheel into dist/
 
 clean: ## remove what the other targets made, .venv included
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	@find proxy tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
