@@ -1,7 +1,7 @@
 """What is done with each intercepted call: messages to values, values to the keeper, answers to calls.
 
-Calls that need no waiting are decided and sent on before the loop turns: a container that goes to a pool costs
-a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
+Calls that need no waiting are decided and sent on before the loop turns: a container that goes to a pool
+costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
 
 Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
 as it came and has the container looked at soon, unless its pod would rather not run (LSE, LSR).

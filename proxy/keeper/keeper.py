@@ -305,6 +305,7 @@ class Keeper:
             self._loop.call_soon_threadsafe(self.problems.note, problem)
 
     def broken(self, error: BaseException) -> None:
+        """Report a fault of ours; callable from any thread."""
         self.counters["internal_errors"] += 1
         self._from_thread(f"internal error: {type(error).__name__}: {error}")
 

@@ -2,8 +2,10 @@
 
 The packed allocator (kubelet 1.36, reference C.4) keeps sockets, nodes and cores whole, but on its own it may
 split a request over two nodes although one of them could hold it, because it fills the fullest core first.
-So it is asked node by node: of the nodes that can hold the request alone, the one with the fewest free CPUs
-(best fit, ties by id). Only when no node can hold it, all free CPUs are offered at once.
+So it is asked node by node. Of the nodes that can hold the request alone, those come first that have enough
+wholly free cores for it (a thread beside somebody else's on one core is not worth much to a container that
+wants CPUs of its own), then the one with the fewest free CPUs (best fit), then the lowest id. Only when no
+node can hold it, all free CPUs are offered at once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ def pick(machine: Machine, topology: CpuTopology, available: CpuSet, count: int)
         NotEnoughCpus: ``available`` holds fewer.
     """
     fitting = [free for node in machine.nodes if len(free := node.cpus & available) >= count]
-    return take_packed(topology, min(fitting, key=len, default=available), count)
+
+    def cost(free: CpuSet) -> tuple[int, int]:
+        whole = sum(len(core) for core in machine.cores.values() if core <= free)
+        threads = max(len(core) for core in machine.cores.values())
+        return max(0, count - count % threads - whole), len(free)
+
+    return take_packed(topology, min(fitting, key=cost, default=available), count)
 
 
 def memory_for(machine: Machine, cpus: CpuSet) -> Mask:

@@ -213,7 +213,9 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             }
             assert set(plan.shrink) == lost
             if placed.placement.pool is Pool.OWN and placed.owner not in before.owners:
-                assert all(not before.wanted(before.containers[k]).isdisjoint(placed.placement.own) for k in lost)
+                assert all(
+                    not before.wanted(before.containers[k]).isdisjoint(placed.placement.own) for k in lost
+                )
             if placed.placement.pool is Pool.OWN and not the_pod.cpuset:
                 assert placed.placement.own.isdisjoint(CpuSet.parse(reserved))
             assert placed.placement.mems

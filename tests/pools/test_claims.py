@@ -64,7 +64,9 @@ def test_who_goes_where(the_pod: Pod, static: bool, pool: Pool, hard: bool) -> N
 
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
 @pytest.mark.parametrize("bad", [{"problem": "annotation is not JSON"}, {"cpus": "6-9"}])
-def test_a_bad_annotation_refuses_those_who_want_cpus_of_their_own(qos: QosClass, bad: dict[str, str]) -> None:
+def test_a_bad_annotation_refuses_those_who_want_cpus_of_their_own(
+    qos: QosClass, bad: dict[str, str]
+) -> None:
     made = claim(pod(qos, **bad), WHOLE_TWO, ONLINE, static=True)
     assert made.fatal
     assert bad.get("problem", "8-9 not online") in made.problem

@@ -47,7 +47,16 @@ def test_resource_status(text: str, cpus: str | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "3", '{"cpuset": 3}', '{"cpuset": "3-1"}', '{"cpuset": "a"}', '{"cpuset": "1:2"}', "[" * 100_000],
+    [
+        "{",
+        "[]",
+        "3",
+        '{"cpuset": 3}',
+        '{"cpuset": "3-1"}',
+        '{"cpuset": "a"}',
+        '{"cpuset": "1:2"}',
+        "[" * 100_000,
+    ],
 )
 def test_resource_status_that_is_wrong_is_named(text: str) -> None:
     cpus, problem = resource_status(text)

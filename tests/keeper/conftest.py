@@ -1,0 +1,313 @@
+"""A node in memory: the keeper and the interceptors between a client that we play and a runtime that we play."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from proxy.cri.interceptors import Interceptors
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.keeper import Keeper, Options, Voice
+from proxy.keeper.ports import CpusetValue, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.sync import Sync
+from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.invariants import violations
+from proxy.plan.state import Node
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+
+
+class MemoryLedger:
+    """A ledger that a test can look into and break."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.entries: dict[str, Mapping[str, object]] = {}
+        self.log = log
+
+    def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
+        for key, value in changes.items():
+            self.log.append(f"ledger {'+' if value is not None else '-'}{key[:2]}")
+            if value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = value
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class MemoryCgroups:
+    """Cgroups by container id; ``broken`` ids refuse to be written."""
+
+    log: list[str]
+    sets: dict[str, CpuSet] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    version: int = 1
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        return container_id if container_id in self.sets else None
+
+    def read(self, path: str) -> CpusetValue:
+        return CpusetValue(self.sets[path], Mask((0,)), self.sets[path], Mask((0,)))
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+        if path not in self.sets:
+            raise CgroupError("cannot write: gone", errno.ENOENT)
+        if path in self.broken:
+            raise CgroupError(f"cannot write {path}: busy", errno.EBUSY)
+        assert cpus, "an empty set must never be written"
+        if self.sets[path] == cpus:
+            return False
+        self.sets[path] = cpus
+        self.log.append(f"kernel {path} {cpus}")
+        return True
+
+
+class PlayedRuntime:
+    """The runtime's side: what it has, and our own calls at it."""
+
+    def __init__(self, log: list[str], cgroups: MemoryCgroups) -> None:
+        self.log = log
+        self.cgroups = cgroups
+        self.pods: dict[str, RuntimePod] = {}
+        self.containers: dict[str, RuntimeContainer] = {}
+        self.details: dict[str, RuntimeDetail] = {}
+        self.specs: dict[str, str] = {}
+        self.down = False
+        self.update_error: Exception | None = None
+        self.on_update: Callable[[str], None] | None = None
+
+    def _up(self) -> None:
+        if self.down:
+            raise UnavailableError("cannot reach the runtime: down")
+
+    def version(self) -> str:
+        self._up()
+        return "played 1"
+
+    def list_pods(self) -> Sequence[RuntimePod]:
+        self._up()
+        return list(self.pods.values())
+
+    def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
+        self._up()
+        return [c for c in self.containers.values() if container_id in ("", c.id)]
+
+    def detail(self, container_id: str) -> RuntimeDetail:
+        self._up()
+        if container_id not in self.containers:
+            raise RuntimeCallError("cannot ask: not found", 5)
+        return self.details.get(container_id, RuntimeDetail(f"/kubepods/burstable/podx/{container_id}"))
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None) -> None:
+        self._up()
+        if self.update_error is not None:
+            raise self.update_error
+        if self.on_update is not None:
+            self.on_update(container_id)
+        self.specs[container_id] = str(cpus)
+        self.log.append(f"runtime {container_id} {cpus}")
+        if container_id in self.cgroups.sets:
+            self.cgroups.sets[container_id] = cpus
+
+    def close(self) -> None:
+        pass
+
+
+class PlayedCall:
+    """A held call."""
+
+    def __init__(self, method: str, message: Any, log: list[str]) -> None:
+        self.method = method
+        self.body = message.SerializeToString()
+        self.state: object = None
+        self.done = False
+        self.sent: bytes | None = None
+        self.refused: tuple[int, str] | None = None
+        self.over = asyncio.Event()
+        self.log = log
+
+    def release(self, body: bytes | None = None) -> None:
+        assert not self.over.is_set(), "answered twice"
+        self.sent = self.body if body is None else body
+        self.log.append(f"forward {self.method}")
+        self.over.set()
+
+    def refuse(self, code: int, message: str) -> None:
+        assert not self.over.is_set(), "answered twice"
+        self.refused = (code, message)
+        self.done = True
+        self.over.set()
+
+
+class World:
+    """Everything, with helpers that read like a client's day."""
+
+    def __init__(self, options: Options, *, static: bool = True, entries: Any = None) -> None:
+        self.log: list[str] = []
+        self.said: list[str] = []
+        self.now = 1000.0
+        self.cgroups = MemoryCgroups(self.log)
+        self.runtime = PlayedRuntime(self.log, self.cgroups)
+        self.ledger = MemoryLedger(self.log)
+        self.ledger.entries.update(entries or {})
+        self.options = options
+        self.static = static
+        self.serial = 0
+        self.boot()
+
+    def boot(self) -> None:
+        """Start (again) with what the ledger holds."""
+        say = self.said.append
+        node = Node(MACHINE, CpuTopology.of(MACHINE), self.static)
+        self.keeper = Keeper(
+            node,
+            self.cgroups,
+            self.runtime,
+            self.ledger,
+            self.options,
+            Voice(say, say, say),
+            lambda: self.now,
+        )
+        self.sync = Sync(self.keeper)
+        self.sync.recover(dict(self.ledger.entries))
+        self.wire = Interceptors(self.keeper, self.sync)
+
+    async def call(self, method: str, message: Any) -> PlayedCall:
+        call = PlayedCall(method, message, self.log)
+        self.wire.request(call)
+        await asyncio.wait_for(call.over.wait(), 5)
+        return call
+
+    async def quiet(self) -> None:
+        """Let everything that was queued happen."""
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            await self.keeper.kernel.run(lambda: None)
+            await self.keeper.lookups.run(lambda: None)
+
+    async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns", attempt=more.get("attempt", 0)),
+            labels={"koordinator.sh/qosClass": qos} if qos else {},
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent=f"/kubepods/{kube}/pod{uid}".replace("//", "/")),
+        )
+        status = more.get("annotation", f'{{"cpuset":"{cpus}"}}' if cpus else "")
+        if status:
+            config.annotations["scheduling.koordinator.sh/resource-status"] = status
+        call = await self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
+        assert call.sent == call.body
+        sandbox = more.get("sandbox", f"s-{uid}")
+        self.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox).SerializeToString())
+        self.wire.finished(call, 0)
+        self.runtime.pods[sandbox] = RuntimePod(
+            sandbox, uid, "ns", uid, 0, True, dict(config.labels), dict(config.annotations)
+        )
+        return sandbox
+
+    async def begin(self, sandbox: str, name: str = "c", **resources: Any) -> PlayedCall:
+        """A create, up to the point where it has left for the runtime (or is refused)."""
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        request.config.metadata.name = name
+        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**resources))
+        return await self.call("CreateContainer", request)
+
+    def finish(self, call: PlayedCall, container_id: str) -> str:
+        """The runtime has made the container."""
+        request = pb.CreateContainerRequest.FromString(call.sent or b"")
+        self.runtime.specs[container_id] = request.config.linux.resources.cpuset_cpus
+        self.wire.response(call, pb.CreateContainerResponse(container_id=container_id).SerializeToString())
+        self.wire.finished(call, 0)
+        meta = request.config.metadata
+        self.runtime.containers[container_id] = RuntimeContainer(
+            container_id, request.pod_sandbox_id, meta.name, meta.attempt, "CREATED", {}
+        )
+        return container_id
+
+    async def create(self, sandbox: str, name: str = "c", **resources: Any) -> str:
+        call = await self.begin(sandbox, name, **resources)
+        assert call.refused is None, call.refused
+        self.serial += 1
+        return self.finish(call, f"{sandbox}-{name}-{self.serial}")
+
+    def _state(self, container_id: str, state: str) -> None:
+        old = self.runtime.containers[container_id]
+        self.runtime.containers[container_id] = RuntimeContainer(
+            old.id, old.sandbox_id, old.name, old.attempt, state, {}
+        )
+
+    async def start(self, container_id: str) -> PlayedCall:
+        call = await self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+        if call.refused is None:
+            self.cgroups.sets[container_id] = CpuSet.parse(self.runtime.specs[container_id])
+            self.wire.finished(call, 0)
+            self._state(container_id, "RUNNING")
+            await self.quiet()
+        return call
+
+    async def run(self, sandbox: str, name: str = "c", **resources: Any) -> str:
+        container_id = await self.create(sandbox, name, **resources)
+        await self.start(container_id)
+        return container_id
+
+    async def stop(self, container_id: str) -> None:
+        call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
+        self.cgroups.sets.pop(container_id, None)
+        self._state(container_id, "EXITED")
+        self.wire.finished(call, 0)
+        await self.quiet()
+
+    async def remove(self, container_id: str) -> None:
+        call = await self.call("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id))
+        self.cgroups.sets.pop(container_id, None)
+        del self.runtime.containers[container_id]
+        self.wire.finished(call, 0)
+        await self.quiet()
+
+    def on(self, container_id: str) -> str:
+        """What the kernel says."""
+        return str(self.cgroups.sets[container_id])
+
+    def check(self) -> None:
+        """Nothing is owned twice, nobody shares owned CPUs, and the kernel says what the state says."""
+        state = self.keeper.state
+        assert violations(state) == []
+        for container_id, cpus in self.cgroups.sets.items():
+            assert cpus == state.wanted(state.containers[container_id]), container_id
+
+    async def close(self) -> None:
+        await self.keeper.close()
+        self.sync.close()
+
+
+Day = Callable[[World], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[..., None]]:
+    """Run a day in a world; ``synced=False`` leaves the first comparison to the test."""
+
+    def runner(
+        day: Day, *, synced: bool = True, static: bool = True, entries: Any = None, **options: Any
+    ) -> None:
+        async def whole() -> None:
+            world = World(Options(call_timeout=0.5, **options), static=static, entries=entries)
+            if synced:
+                await world.sync.once()
+            try:
+                await day(world)
+            finally:
+                await world.close()
+
+        asyncio.run(whole())
+
+    yield runner

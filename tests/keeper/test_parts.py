@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.codec import dump, load_container, load_pod
+from proxy.keeper.flights import Flights
+from proxy.keeper.journal import Journal
+from proxy.keeper.page import node_page
+from proxy.keeper.problems import Problems
+from proxy.keeper.settle import Settler
+from proxy.keeper.worker import Worker
+from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+
+POD = Pod("s", "u", "ns", "p", 1, QosClass.LSR, KubeQos.BURSTABLE, "/kubepods", CpuSet.parse("1-2"), "odd")
+OWNER = Container(
+    "id",
+    "c",
+    POD,
+    Request(1, 2, 3, 4, "5", "6"),
+    Placement(Pool.OWN, CpuSet.parse("1-2"), Mask((0, 3)), ("because",), True),
+    Phase.STARTING,
+    2,
+    "u",
+    "path",
+)
+
+
+def test_records_come_back_as_they_were() -> None:
+    assert load_container(dump(OWNER)) == OWNER
+    assert load_pod(dump(POD)) == POD
+    assert dump(OWNER)["placement"]["own"] == "1-2"
+
+
+def test_records_that_are_none_are_not_read() -> None:
+    for broken in ({}, {**dump(OWNER), "phase": "flying"}, {**dump(OWNER), "placement": {"own": "x"}}):
+        assert load_container(broken) is None
+    assert load_pod({"uid": 3}) is None
+
+
+def test_flights() -> None:
+    async def day() -> None:
+        flights = Flights()
+        wide, narrow = CpuSet.parse("0-7"), CpuSet.parse("4-7")
+        old = flights.depart("a", wide)
+        new = flights.depart("a", narrow)
+        assert flights.flying("a")
+        assert await flights.landed([("b", narrow)], 0.01)
+        assert await flights.landed([("a", wide)], 0.01), "nothing in flight exceeds it"
+        assert not await flights.landed([("a", narrow)], 0.01)
+        waiting = asyncio.create_task(flights.landed([("a", narrow)], 5))
+        await asyncio.sleep(0)
+        flights.land("a", old)
+        assert await waiting
+        flights.land("a", old)  # twice is harmless
+        flights.land("a", new)
+        assert not flights.flying("a")
+
+    asyncio.run(day())
+
+
+def test_problems_are_said_once_and_bounded() -> None:
+    said: list[str] = []
+    now = [5.0]
+    problems = Problems(lambda: now[0], said.append, limit=2)
+    problems.note("a")
+    now[0] = 6.0
+    problems.note("a")
+    assert said == ["a"]
+    assert problems.page() == [{"what": "a", "count": 2, "first": 5.0, "last": 6.0}]
+    problems.note("b")
+    problems.note("c")
+    assert [p["what"] for p in problems.page()] == ["b", "c"]
+
+
+class Broken:
+    """A ledger on a full disk."""
+
+    entries: dict[str, object] = {}
+
+    def write(self, changes: object) -> None:
+        raise CannotCreateError("cannot write the ledger: no space left")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_ledger_that_cannot_be_written_is_told_and_does_not_stop_the_node() -> None:
+    async def day() -> None:
+        told: list[str] = []
+        worker = Worker("w", lambda e: told.append(repr(e)))
+        journal = Journal(Broken(), worker, told.append)
+        journal.put("c/x", OWNER)
+        await journal.flush()
+        assert told == ["cannot write the ledger: no space left"]
+        worker.close()
+
+    asyncio.run(day())
+
+
+def test_the_worker_keeps_order_and_reports() -> None:
+    async def day() -> None:
+        seen: list[int] = []
+        failed: list[BaseException] = []
+        worker = Worker("w", failed.append)
+        gate = threading.Event()
+        worker.start(gate.wait)
+        for i in range(20):
+            worker.start(seen.append, i)
+        worker.start(lambda: 1 / 0)
+        gate.set()
+        assert await worker.run(lambda: len(seen)) == 20
+        assert seen == list(range(20))
+        worker.close()
+        assert isinstance(failed[0], ZeroDivisionError)
+
+    asyncio.run(day())
+
+
+def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
+    async def day(w) -> None:
+        settler = Settler(w.keeper)
+        task = asyncio.create_task(settler.run())
+        one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        await asyncio.sleep(0.1)
+        assert (w.runtime.specs[one], w.runtime.specs[two]) == ("4-15", "4-15")
+        assert w.runtime.specs[lse] == "0-3"
+        assert w.keeper.counters["settled"] == 2
+        w.log.clear()
+        await w.quiet()
+        assert w.log == [], "what is settled is left alone"
+        w.check()
+        task.cancel()
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
+    async def day(w) -> None:
+        settler = Settler(w.keeper)
+        task = asyncio.create_task(settler.run())
+        ls = await w.run(await w.pod("ls", "LS"))
+        gate, inside = threading.Event(), threading.Event()
+
+        def slow(_: str) -> None:
+            inside.set()
+            gate.wait(5)
+
+        w.runtime.on_update = slow
+        await w.run(await w.pod("a", "LSE", "", "0"))
+        await asyncio.to_thread(inside.wait, 5)
+        second = asyncio.create_task(w.begin(await w.pod("b", "LSE", "", "1")))
+        await asyncio.sleep(0.1)
+        assert not second.done(), "the runtime may still write the set that it was told"
+        gate.set()
+        w.finish(await second, "b")
+        assert w.on(ls) == "2-15"
+        await w.quiet()
+        await asyncio.sleep(0.05)
+        assert w.runtime.specs[ls] == "2-15"
+        w.check()
+        task.cancel()
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_settling_survives_errors(live) -> None:
+    async def day(w) -> None:
+        settler = Settler(w.keeper)
+        task = asyncio.create_task(settler.run())
+        ls = await w.run(await w.pod("ls", "LS"))
+        for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
+            w.runtime.update_error = error
+            w.keeper.unsettled[ls] = None
+            w.keeper.saved.pop(ls, None)
+            w.keeper.to_settle.set()
+            await w.quiet()
+        assert [p["what"] for p in w.keeper.problems.page()] == ["cannot: odd"]
+        w.runtime.update_error = UnavailableError("cannot: down")
+        w.keeper.unsettled[ls] = None
+        w.keeper.to_settle.set()
+        await w.quiet()
+        assert ls in w.keeper.unsettled, "kept for later"
+        task.cancel()
+        settler.close()
+
+    live(day, settle_per_second=1000)
+
+
+def test_the_page_tells_what_is(live) -> None:
+    async def day(w) -> None:
+        await w.run(await w.pod("ls", "LS"))
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        gone = await w.run(await w.pod("gone", "LSR", "", "4"))
+        await w.stop(gone)
+        page = node_page(w.keeper)
+        assert page["ready"] is True
+        assert page["pools"]["shared"] == page["pools"]["be"] == "4-15"
+        assert page["pools"]["nodes"][0] == {"node": 0, "shared": "8-11", "be": "8-11"}
+        assert page["exclusive"] == [
+            {"owner": "lse", "cpus": "0-3", "hard": True, "pod": "ns/lse", "container": "c"}
+        ]
+        rows = {c["ref"]: c for c in page["containers"]}
+        assert rows["ns/lse/c"]["id"] == lse
+        assert (rows["ns/lse/c"]["cpus"], rows["ns/gone/c"]["cpus"]) == ("0-3", "")
+        assert page["violations"] == []
+
+    live(day)
+
+
+def test_start_of_what_has_exited_is_the_runtimes_to_refuse(live) -> None:
+    async def day(w) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        await w.stop(ls)
+        call = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
+        assert call.sent == call.body
+        w.wire.finished(call, 2)
+        assert w.keeper.state.containers[ls].phase is Phase.EXITED
+
+    live(day)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.place.cputopo import CpuTopology
+from proxy.place.packed import NotEnoughCpus
+from proxy.place.pick import memory_for, pick
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings n and n+8
+
+
+@pytest.mark.parametrize(
+    ("available", "count", "cpus"),
+    [
+        ("0-15", 2, "0,8"),
+        ("0-15", 1, "0"),
+        ("1-15", 2, "1,9"),
+        ("3-15", 4, "4-5,12-13"),  # node 0 has five CPUs left but one whole core: node 1
+        ("2-15", 4, "2-3,10-11"),  # node 0 has two whole cores left: best fit
+        ("0-7", 2, "0-1"),  # no whole core anywhere: the lower node
+        ("8-15", 3, "8-10"),
+        ("0-15", 10, "0-4,8-12"),
+    ],
+)
+def test_pick(available: str, count: int, cpus: str) -> None:
+    got = pick(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
+    assert str(got) == cpus
+
+
+def test_pick_from_too_few() -> None:
+    with pytest.raises(NotEnoughCpus):
+        pick(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse("0-2"), 4)
+
+
+def without_memory(machine: Machine, *ids: int) -> Machine:
+    nodes = [dataclasses.replace(n, mem_bytes=0) if n.id in ids else n for n in machine.nodes]
+    return dataclasses.replace(machine, nodes=tuple(nodes))
+
+
+def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
+    machine = described(2, 2, 2, 1)  # nodes 0 and 1 in one socket, 2 and 3 in the other
+    cpus = machine.nodes[1].cpus
+    assert memory_for(machine, cpus) == Mask((1,))
+    assert memory_for(machine, machine.nodes[2].cpus | cpus) == Mask((1, 2))
+    assert memory_for(without_memory(machine, 1), cpus) == Mask((0,))
+    assert memory_for(without_memory(machine, 0, 1), cpus) == Mask((2, 3))
+    lost = without_memory(machine, 1)
+    untold = dataclasses.replace(lost, nodes=tuple(dataclasses.replace(n, distance=()) for n in lost.nodes))
+    assert memory_for(untold, cpus) == Mask((0, 2, 3))
