@@ -1,0 +1,56 @@
+"""``topoproxy check-config``: is the configuration good, and what is in force."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import click
+
+from proxy.cli.settings import read_config, setting_options
+from proxy.config import Config, as_yaml, check_against
+from proxy.model.errors import TopologyError
+
+
+@click.command()
+@setting_options
+@click.option(
+    "--defaults", is_flag=True, help="Print all settings with their defaults and explanations instead."
+)
+def check_config(file: Path | None, defaults: bool, **words: str | None) -> None:
+    """Check a configuration and print what is in force.
+
+    Takes the same options as serve. What is printed is a configuration file itself, with remarks as comments.
+    Ends with 0 when the configuration is good, and with 78 and the reasons when it is refused.
+
+    \b
+    Start a file of your own:
+      topoproxy check-config --defaults > /etc/topoproxy/config.yaml
+    """  # noqa: D301 - click wants the real backspace
+    if defaults:
+        click.echo(as_yaml(Config()), nl=False)
+        return
+    config = read_config(file, words)
+    remarks = [f"from {config.source}", _machine(config), _runtime(config)]
+    click.echo("".join(f"# {remark}\n" for remark in remarks if remark), nl=False)
+    click.echo(as_yaml(config, comments=False), nl=False)
+
+
+def _machine(config: Config) -> str:
+    from proxy.topology import read_machine
+
+    try:
+        machine = read_machine(config.sysfs_root, config.procfs_root)
+    except TopologyError as error:
+        return f"not checked against the machine: {error}"
+    check_against(config, machine)
+    left = machine.online - config.reserved_system_cpus
+    return f"checked against the machine: CPUs {machine.online} are online, {left} can be given to containers"
+
+
+def _runtime(config: Config) -> str:
+    try:
+        found = config.runtime.stat()
+    except OSError as error:
+        return f"note: the runtime's socket {config.runtime}: {error.strerror}"
+    return "" if stat.S_ISSOCK(found.st_mode) else f"note: {config.runtime} is no socket"

@@ -1,0 +1,126 @@
+"""The command ``topoproxy``: finds the subcommand, and turns every end into words and an exit code.
+
+A subcommand is a module of this package that holds a click command of its own
+name. It is imported when it is called, so that ``version`` does not pay for
+the daemon, and a fault in one does not break the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from proxy.model.errors import TopoproxyError
+
+COMMANDS = {
+    "serve": "Run the proxy between kubelet and the container runtime.",
+    "status": "Show what the running proxy does: pools, owners, containers, problems.",
+    "topology": "Show the machine as a picture, or as JSON.",
+    "check-config": "Check a configuration and print what is in force.",
+    "demo": "Show the whole thing at work, without root and without a runtime.",
+    "version": "Print the version.",
+}
+
+
+class Commands(click.Group):
+    """A group that imports a subcommand when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Give the names, in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand; None where there is none of the name."""
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        try:
+            module = importlib.import_module(f"proxy.cli.{name}")
+        except ImportError as error:
+            raise TopoproxyError(
+                f"cannot run {cmd_name}: this installation lacks {error.name or error}"
+            ) from error
+        command = getattr(module, name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand, or suggest the one that was meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"There is no command {args[0]!r}.{f' Did you mean {close[0]}?' if close else ''}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=Commands,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Each command explains itself: topoproxy COMMAND --help",
+)
+def cli() -> None:
+    """A transparent CRI proxy that places containers on CPUs and memory nodes.
+
+    It stands between kubelet and the container runtime on the CRI socket. Every call passes untouched, except
+    the few that place a container: there it chooses CPUs and memory nodes, and moves those who share CPUs out
+    of the way first.
+
+    \b
+    First steps
+      topoproxy demo                            see it work, on nothing real
+      topoproxy topology                        see this machine as it sees it
+      topoproxy check-config --defaults         see what can be set, and how
+      topoproxy serve --mode observe            decide and log, change nothing
+
+    \b
+    On a node
+      /etc/topoproxy/config.yaml                the configuration, if the defaults do not fit
+      systemctl enable --now topoproxy.socket topoproxy.service
+      crictl -r unix:///run/topoproxy/cri.sock ps
+      containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock       in kubelet's configuration
+      topoproxy status
+    """  # noqa: D301 - click wants the real backspace
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process.
+
+    Args:
+        args: The words after the program's name; those of the process if None.
+    """
+    try:
+        code = cli.main(args, "topoproxy", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except TopoproxyError as error:
+        click.echo(f"topoproxy: {error}", err=True)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    except BrokenPipeError:
+        # Who read us has left. What is still buffered must not raise again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except Exception as error:
+        if os.environ.get("TOPOPROXY_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        click.echo(f"topoproxy: internal error: {what} (TOPOPROXY_DEBUG=1 shows where)", err=True)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)

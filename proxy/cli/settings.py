@@ -1,0 +1,71 @@
+"""Options that replace settings of the file, the same ones for every command that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from proxy.config import Config, load, override
+from proxy.config.load import DEFAULT_FILE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Option, its argument, the key that it replaces, and what it is for.
+_OPTIONS = (
+    ("--listen", "unix://SOCKET", "listen", "Where kubelet connects."),
+    ("--runtime", "unix://SOCKET", "runtime", "The container runtime's socket."),
+    ("--state-dir", "DIR", "stateDir", "Where placements are kept."),
+    ("--sysfs-root", "DIR", "sysfsRoot", "What stands for /sys."),
+    ("--procfs-root", "DIR", "procfsRoot", "What stands for /proc."),
+    ("--cgroup-root", "DIR", "cgroupRoot", "What stands for /sys/fs/cgroup."),
+    ("--admin", "unix://SOCKET", "adminSocket", "Where status is asked for."),
+    ("--mode", "enforce|observe|passthrough", "mode", "What is done with a decision."),
+    ("--log-level", "LEVEL", "log.level", "debug, info, warning or error."),
+    ("--log-format", "FORMAT", "log.format", "text, klog or json."),
+)
+_BY_PARAMETER = {option[2:].replace("-", "_"): (option, key) for option, _, key, _ in _OPTIONS}
+_FOLDERS = {"stateDir", "sysfsRoot", "procfsRoot", "cgroupRoot"}
+
+
+def config_option(command: F) -> F:
+    """Add ``--config``."""
+    add = click.option(
+        "--config",
+        "file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"The configuration; {DEFAULT_FILE} (which may be missing) by default.",
+    )
+    return add(command)
+
+
+def setting_options(command: F) -> F:
+    """Add ``--config`` and the options that replace its settings."""
+    for option, metavar, key, text in reversed(_OPTIONS):
+        command = click.option(option, metavar=metavar, help=f"{text} Replaces {key} of the configuration.")(
+            command
+        )
+    return config_option(command)
+
+
+def read_config(file: Path | None, words: dict[str, str | None]) -> Config:
+    """Read the file and let the command line have the last word.
+
+    Args:
+        file: What ``--config`` said.
+        words: The options of ``setting_options``, by parameter name.
+
+    Raises:
+        ConfigError: The file is refused.
+        UsageError: An option is refused.
+    """
+    values: dict[str, tuple[str, str | None]] = {}
+    for parameter, text in words.items():
+        option, key = _BY_PARAMETER[parameter]
+        if text and key in _FOLDERS:
+            text = str(Path(text).absolute())  # On a command line a relative folder means what it says.
+        values[key] = (option, text)
+    return override(load(file), values)

@@ -1,0 +1,44 @@
+"""``topoproxy status``: ask the running daemon."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from proxy.admin.client import ask
+from proxy.admin.page import render
+from proxy.cli.settings import config_option, read_config
+from proxy.config import Config, override
+from proxy.model.errors import UnavailableError
+
+
+@click.command()
+@config_option
+@click.option(
+    "--admin", metavar="unix://SOCKET", help="The daemon's admin socket, if the configuration does not tell."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
+)
+def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
+    """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
+
+    Ends with 69 when nobody answers.
+    """
+    # With a socket named, a configuration that cannot be read is no reason to say nothing.
+    config = (
+        read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+    )
+    try:
+        answer = ask(config.admin_path, "/status", timeout)
+    except UnavailableError as error:
+        hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
+        raise UnavailableError(f"{error} ({hint})") from error
+    if as_json:
+        click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+    else:
+        click.echo(render(answer, shutil.get_terminal_size((120, 24)).columns), nl=False)
