@@ -1,10 +1,10 @@
-"""A node in memory: the keeper and the interceptors between a client that we play and a runtime that we play."""
+"""A node in memory: keeper and interceptors between a client and a runtime that are both played."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -293,7 +293,7 @@ Day = Callable[[World], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def live() -> Iterator[Callable[..., None]]:
+def live() -> Callable[..., None]:
     """Run a day in a world; ``synced=False`` leaves the first comparison to the test."""
 
     def runner(
@@ -310,4 +310,4 @@ def live() -> Iterator[Callable[..., None]]:
 
         asyncio.run(whole())
 
-    yield runner
+    return runner

@@ -79,7 +79,8 @@ def test_problems_are_said_once_and_bounded() -> None:
 class Broken:
     """A ledger on a full disk."""
 
-    entries: dict[str, object] = {}
+    def __init__(self) -> None:
+        self.entries: dict[str, object] = {}
 
     def write(self, changes: object) -> None:
         raise CannotCreateError("cannot write the ledger: no space left")
