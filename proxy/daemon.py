@@ -29,6 +29,7 @@ from proxy.topology import read_machine
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
     from proxy.cri.wire import Front
+    from proxy.keeper.events import Watcher
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.ports import Cgroups, Ledger
     from proxy.keeper.settle import Settler
@@ -69,6 +70,7 @@ class Daemon:
         self.keeper: Keeper | None = None
         self.sync: Sync | None = None
         self._settler: Settler | None = None
+        self._watcher: Watcher | None = None
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ class Daemon:
         from proxy.apply.runtime import GrpcRuntime
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
+        from proxy.keeper.events import Watcher
         from proxy.keeper.keeper import Keeper, Options, Voice
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
@@ -139,10 +142,11 @@ class Daemon:
             settle_per_second=config.settle.per_second if config.settle.enabled else 0,
             reconcile_period=config.reconcile_period,
         )
+        runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
         self.keeper = keeper = Keeper(
             node,
             self._cgroups or open_cgroups(config.cgroup_root),
-            GrpcRuntime(str(config.runtime), config.call_timeout),
+            runtime,
             self._ledger,
             options,
             Voice(logs.log.info, logs.log.warning, logs.log.debug),
@@ -155,6 +159,8 @@ class Daemon:
         self._settler = Settler(keeper)
         self._task(self.sync.run())
         self._task(self._settler.run())
+        self._watcher = Watcher(keeper, runtime.watch_events)
+        self._watcher.start()
         return Front(str(config.runtime), Interceptors(keeper, self.sync), METHODS)
 
     def _lock_state(self) -> Lock:
@@ -228,7 +234,7 @@ class Daemon:
             await self._admin.stop()
         if self.keeper is not None:
             await self.keeper.close()
-            for part in (self.sync, self._settler):
+            for part in (self.sync, self._settler, self._watcher):
                 if part is not None:
                     await asyncio.to_thread(part.close)
             self.keeper.runtime.close()
