@@ -18,8 +18,8 @@ from proxy.model.workload import KubeQos
 QOS_LABEL = "koordinator.sh/qosClass"
 STATUS_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 
-# LinuxPodSandboxConfig{security_context{namespace_options{network: NODE}}}, as of a pod with hostNetwork: it needs no
-# CNI. Our messages do not declare these fields, and carry them as unknown ones.
+# LinuxPodSandboxConfig{security_context{namespace_options{network: NODE}}}, as of a pod with hostNetwork: it
+# needs no CNI. Our messages do not declare these fields, and carry them as unknown ones.
 _HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
 
 _QOS_FOLDER = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.BEST_EFFORT: "/besteffort"}
@@ -44,6 +44,21 @@ class PodSpec:
     cpuset: str = ""
     cpus: int = 0
     shares: int = 0
+
+    @property
+    def label(self) -> str:
+        """The class that decides, for people: Koordinator's where there is one, else Kubernetes'."""
+        return self.qos or self.kube_qos.value
+
+    @property
+    def owns(self) -> bool:
+        """True when its container is to have CPUs of its own."""
+        return self.qos in ("LSE", "LSR") or (self.label == KubeQos.GUARANTEED and self.cpus > 0)
+
+    @property
+    def background(self) -> bool:
+        """True when its container belongs to the BE pool."""
+        return self.label in ("BE", KubeQos.BEST_EFFORT)
 
 
 @dataclass(slots=True)
@@ -146,12 +161,12 @@ class CriClient:
         answer = self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
         return Started(spec, answer.pod_sandbox_id, config)
 
-    def create(self, pod: Started) -> str:
-        """Create the pod's container; a second time it is the next attempt."""
+    def create(self, pod: Started, image: str = "") -> str:
+        """Create the pod's container; a second time it is the next attempt. ``image``: another image."""
         attempt = next(pod.attempts)
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name="main", attempt=attempt),
-            image=pb.ImageSpec(image=self._image),
+            image=pb.ImageSpec(image=image or self._image),
             command=["/bin/sleep", "86400"],
             labels={
                 "io.kubernetes.container.name": "main",

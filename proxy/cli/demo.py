@@ -1,0 +1,73 @@
+"""``topoproxy demo``: the whole thing at work."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+_PAUSE = 1.5
+
+
+@click.command("demo")
+@click.option(
+    "--runtime",
+    type=click.Choice(["standin", "containerd"]),
+    default="standin",
+    show_default=True,
+    help="standin: everything imagined, no root needed. containerd: this machine's, with its real cgroups.",
+)
+@click.option(
+    "--containerd-socket",
+    type=click.Path(path_type=Path),
+    default=Path("/run/containerd/containerd.sock"),
+    show_default=True,
+    help="With --runtime containerd: the one to use; where none answers, a private one is started.",
+)
+@click.option(
+    "--cgroup-version",
+    type=click.Choice(["1", "2"]),
+    default="1",
+    show_default=True,
+    help="With --runtime standin: which kernel's rules the imagined cgroup tree has.",
+)
+@click.option(
+    "--pause",
+    type=click.FloatRange(0, 60),
+    metavar="SECONDS",
+    default=None,
+    show_default=f"{_PAUSE} in a terminal, else 0",
+    help="Wait so long after each step.",
+)
+@click.option("--fast", is_flag=True, help="Do not wait between steps.")
+@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR=1 does the same.")
+@click.option(
+    "--width", type=click.IntRange(60, 240), default=None, help="Columns, instead of the terminal's."
+)
+@click.option(
+    "--keep", is_flag=True, help="Leave its folder (configuration, log, cgroup tree) and say where."
+)
+def demo(
+    runtime: str,
+    containerd_socket: Path,
+    cgroup_version: str,
+    pause: float | None,
+    fast: bool,
+    no_color: bool,
+    width: int | None,
+    keep: bool,
+) -> None:
+    """Show the whole thing at work.
+
+    Pods of every QoS class come and go through the real proxy; after each step the cgroup files are read and
+    compared with the rules. Ends with exit status 1 if anything is not as claimed.
+    """
+    from proxy.demo.play import Options, play
+    from proxy.demo.screen import Screen
+
+    screen = Screen(colour=False if no_color else None, width=width)
+    wait = 0.0 if fast else pause if pause is not None else _PAUSE if sys.stdout.isatty() else 0.0
+    options = Options(runtime, containerd_socket, wait, keep, int(cgroup_version))
+    if not play(screen, options):
+        raise SystemExit(1)

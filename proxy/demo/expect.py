@@ -1,0 +1,72 @@
+"""What the kernel's files must say, worked out beside the proxy, from the rules alone.
+
+LSE, LSR and Guaranteed whole-CPU containers own their CPUs. The shared pool is every CPU that nobody owns;
+the BE pool is every CPU that neither an LSE nor a Guaranteed container owns.
+"""
+
+from __future__ import annotations
+
+from proxy.demo.client import Started
+from proxy.demo.snapshot import DemoError, Snapshot
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+
+
+class Expectation:
+    """Keeps the books of who should own what, and compares snapshots with them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._running: dict[str, Started] = {}
+        self.owned: dict[str, CpuSet] = {}
+
+    def started(self, pod: Started, own: CpuSet | None = None) -> None:
+        """A container runs; with CPUs of its own if there are any."""
+        self._running[pod.spec.name] = pod
+        if own is not None:
+            self.owned[pod.spec.name] = own
+
+    def ended(self, name: str) -> None:
+        """A container is gone."""
+        self._running.pop(name, None)
+        self.owned.pop(name, None)
+
+    @property
+    def shared(self) -> CpuSet:
+        """The shared pool."""
+        return self._left(self.owned)
+
+    @property
+    def background(self) -> CpuSet:
+        """The BE pool."""
+        return self._left([name for name in self.owned if self._running[name].spec.qos != "LSR"])
+
+    def _left(self, names: object) -> CpuSet:
+        left = self._machine.online
+        for name, cpus in self.owned.items():
+            if name in names:  # type: ignore[operator]
+                left -= cpus
+        return left
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Compare with the files.
+
+        Raises:
+            DemoError: They say something else, or something that must never be.
+        """
+        snapshot.check()
+        if snapshot.names != tuple(self._running):
+            raise DemoError(f"cgroups are there for {snapshot.names}, expected {tuple(self._running)}")
+        for one in snapshot.seen:
+            cpus, mems = self._wanted(one.name, one.background)
+            if one.cpus != cpus:
+                raise DemoError(f"the cgroup of {one.name} has CPUs {one.cpus}, expected {cpus}")
+            if one.mems != mems:
+                raise DemoError(f"the cgroup of {one.name} has memory nodes {one.mems}, expected {mems}")
+
+    def _wanted(self, name: str, background: bool) -> tuple[CpuSet, Mask]:
+        machine = self._machine
+        if name in self.owned:
+            near = machine.nodes_of(self.owned[name]) & machine.memory_nodes
+            return self.owned[name], near or machine.memory_nodes
+        return (self.background if background else self.shared), machine.memory_nodes

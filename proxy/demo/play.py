@@ -1,0 +1,120 @@
+"""The whole demonstration: set up the stage, tell what it is, perform, sum up."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.demo.performance import Performance
+from proxy.demo.scenario import Scenario
+from proxy.demo.screen import Screen
+from proxy.demo.snapshot import DemoError
+from proxy.demo.stage import Stage, containerd_stage, standin_stage
+from proxy.model.errors import TopoproxyError
+from proxy.model.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        runtime: ``standin`` or ``containerd``.
+        socket: The containerd to look for.
+        pause: Seconds to wait after each step.
+        keep: Leave the folder.
+        version: Version of the imitated cgroup tree.
+    """
+
+    runtime: str = "standin"
+    socket: Path = Path("/run/containerd/containerd.sock")
+    pause: float = 0.0
+    keep: bool = False
+    version: int = 1
+
+
+def play(screen: Screen, options: Options) -> bool:
+    """Give the demonstration.
+
+    Returns:
+        True when everything that was claimed was true.
+
+    Raises:
+        TopoproxyError: The stage cannot be set up.
+    """
+    begun = time.monotonic()
+    with _folder(screen, options.keep) as folder, _stage(folder, options) as stage:
+        _welcome(screen, stage)
+        show = Performance(stage, screen, options.pause)
+        try:
+            steps = Scenario(show).steps()
+            for step in steps:
+                show.perform(step)
+        except (DemoError, TopoproxyError) as error:
+            screen.line()
+            screen.failure(str(error))
+            _last_words(screen, stage)
+            return False
+        screen.title(0, "That was it")
+        screen.paragraph(
+            f"{len(steps)} steps, {show.checks} claims compared with the cgroup files and found true, "
+            f"{time.monotonic() - begun:.0f} s."
+        )
+    return True
+
+
+def _welcome(screen: Screen, stage: Stage) -> None:
+    screen.title(0, "topoproxy: containers on the CPUs and memory nodes that were chosen for them")
+    screen.paragraph(stage.about)
+    screen.line()
+    screen.paragraph(f"The machine: {_words(stage.machine)}.")
+    glyph = screen.glyph
+    screen.paragraph(
+        "Every step shows the CPUs from left to right: who owns them before and after, then each container's "
+        f"cgroup file: {glyph('■', '#')} may run there, {glyph('▲', '+')} gained, {glyph('✗', 'x')} left."
+    )
+
+
+def _words(machine: Machine) -> str:
+    def count(number: int, word: str) -> str:
+        return f"{number} {word}{'' if number == 1 else 's'}"
+
+    return ", ".join(
+        (
+            count(len(machine.packages), "socket"),
+            count(len(machine.nodes), "NUMA node"),
+            count(len(machine.cores), "core"),
+            count(len(machine.cpus), "CPU"),
+        )
+    )
+
+
+def _last_words(screen: Screen, stage: Stage) -> None:
+    """Show the end of the proxy's log: the reason is often there."""
+    lines = stage.proxy.log.read_text(errors="replace").splitlines()[-8:]
+    for line in lines:
+        screen.line(screen.paint(f"    {line}", "2"))
+
+
+def _stage(folder: Path, options: Options) -> contextlib.AbstractContextManager[Stage]:
+    if options.runtime == "containerd":
+        return containerd_stage(folder, options.socket)
+    return standin_stage(folder, version=options.version)
+
+
+@contextlib.contextmanager
+def _folder(screen: Screen, keep: bool) -> Iterator[Path]:
+    # /tmp, not TMPDIR: a unix socket's path has 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="topoproxy-demo-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            screen.paragraph(f"Its files are left in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""The proxy of the demonstration: ``topoproxy serve`` as a process of its own, so that it can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from proxy.demo.client import CriClient
+from proxy.model.errors import TopoproxyError, UnavailableError
+
+_START = "from proxy.cli.main import main; main()"
+
+
+class ProxyProcess:
+    """Starts, kills and asks one proxy.
+
+    Args:
+        folder: Its files: configuration, state, log.
+        settings: The configuration's keys and values, without ``listen`` and ``stateDir``.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
+        self.socket = folder / "cri.sock"
+        self.admin = folder / "admin.sock"
+        self.log = folder / "topoproxy.log"
+        self._config = folder / "config.yaml"
+        self._process: subprocess.Popen[bytes] | None = None
+        values = {
+            "apiVersion": "topoproxy/v1",
+            "kind": "TopoproxyConfiguration",
+            **settings,
+            "listen": f"unix://{self.socket}",
+            "adminSocket": f"unix://{self.admin}",
+            "stateDir": str(folder / "state"),
+        }
+        self._config.write_text(yaml.safe_dump(values, sort_keys=False))
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 when it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self, seconds: float = 20.0) -> float:
+        """Start it and wait for the first good answer through it.
+
+        Returns:
+            Seconds until that answer.
+
+        Raises:
+            UnavailableError: It ended, or gave no answer in time; the end of its log is in the message.
+        """
+        begun = time.monotonic()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - no part of it is input
+                [sys.executable, "-c", _START, "serve", "--config", str(self._config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"},
+            )
+        while time.monotonic() < begun + seconds and self._process.poll() is None:
+            if self._answers():
+                return time.monotonic() - begun
+            time.sleep(0.02)
+        self.kill()
+        lines = self.log.read_text(errors="replace").splitlines()[-3:]
+        raise UnavailableError("cannot start the proxy: " + ("\n".join(lines) or "it gave no answer"))
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL)."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as systemd would (SIGTERM, and SIGKILL after ten seconds)."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(with_signal)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _answers(self) -> bool:
+        """Tell whether somebody answers through the socket; a dead one is left by a killed proxy."""
+        if not self.socket.exists():
+            return False
+        try:
+            with CriClient(str(self.socket), timeout=0.5) as client:
+                client.version()
+        except TopoproxyError:
+            return False
+        return True

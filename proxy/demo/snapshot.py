@@ -1,0 +1,112 @@
+"""The node as the kernel's files say it is, and what must hold for it at any moment.
+
+Nothing here asks the proxy: a claim of the demonstration is compared with the cgroup files alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxy.demo.client import Started
+from proxy.keeper.ports import Cgroups
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+
+
+class DemoError(Exception):
+    """What is there is not what was claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One container's cpuset, as read.
+
+    Attributes:
+        name: Name of its pod.
+        label: Its class, for people.
+        owns: True when it is meant to own its CPUs.
+        hard: True when BE containers must not be on them either.
+        background: True for a container of the BE pool.
+    """
+
+    name: str
+    label: str
+    cpus: CpuSet
+    mems: Mask
+    owns: bool
+    hard: bool
+    background: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All containers that have a cgroup, in the order in which they were started."""
+
+    seen: tuple[Seen, ...] = ()
+
+    def get(self, name: str) -> Seen:
+        """Find a container by its pod's name.
+
+        Raises:
+            DemoError: It has no cgroup.
+        """
+        for one in self.seen:
+            if one.name == name:
+                return one
+        raise DemoError(f"{name} has no cgroup")
+
+    def cpus(self, name: str) -> str:
+        """Give the CPUs of a container, as text."""
+        return str(self.get(name).cpus)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The pods whose containers have a cgroup."""
+        return tuple(one.name for one in self.seen)
+
+    def owner_of(self, cpu: int) -> Seen | None:
+        """Tell which container owns a CPU."""
+        return next((one for one in self.seen if one.owns and cpu in one.cpus), None)
+
+    def check(self) -> None:
+        """Check what must hold at any moment.
+
+        Raises:
+            DemoError: An empty set, a CPU with two owners, or a shared container on an owned CPU.
+        """
+        for one in self.seen:
+            if not one.cpus or not one.mems:
+                raise DemoError(f"{one.name} has an empty cpuset")
+        for owner in (one for one in self.seen if one.owns):
+            for other in self.seen:
+                clash = owner.cpus & other.cpus
+                if other is owner or not clash or (other.background and not owner.hard):
+                    continue
+                raise DemoError(f"{other.name} may run on CPUs {clash}, which {owner.name} owns")
+
+
+def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:
+    """Read the cgroup files of the pods' containers."""
+    seen: list[Seen] = []
+    for pod in pods:
+        path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id) if pod.container_id else None
+        if path is None:
+            continue
+        try:
+            value = cgroups.read(path)
+        except CgroupError:
+            continue  # it ended while we looked
+        spec = pod.spec
+        seen.append(
+            Seen(
+                spec.name,
+                spec.label,
+                value.cpus or value.effective_cpus,
+                value.mems or value.effective_mems,
+                spec.owns,
+                spec.owns and spec.qos != "LSR",
+                spec.background,
+            )
+        )
+    return Snapshot(tuple(seen))
