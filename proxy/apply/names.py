@@ -95,7 +95,7 @@ def candidates(parent: str, container_id: str) -> Iterator[str]:
         in_slice = above.rstrip("/").endswith(".slice")
         yield from _below(base, container_id, scopes=in_slice)
         if in_slice:
-            # containerd speaks of slices, but its runc is not told to use systemd: a directory by that very name.
+            # containerd speaks of slices and its runc knows nothing of systemd: a directory by that name.
             yield f"{above.rstrip('/').rpartition('/')[2]}:cri-containerd:{container_id}"
         return
     yield f"k8s.io/{container_id}"
