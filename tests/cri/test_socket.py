@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -390,3 +392,32 @@ def test_what_cannot_be_adopted_is_refused(kind: str, tmp_path: Path, runtime: P
         said = activated([wrong], tmp_path / "s", runtime).process.communicate(timeout=20)[1]
     assert "CannotCreateError: cannot adopt " in said
     assert {"not listening": "not a listening", "internet": "not a listening"}.get(kind, "path") in said
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is not installed"
+)
+def test_systemds_own_tool_hands_the_socket_over(at: Path, runtime: Path) -> None:
+    words = [
+        "systemd-socket-activate",
+        "-l",
+        str(at),
+        "--fdname=cri",
+        "-E",
+        f"PYTHONPATH={os.pathsep.join(sys.path)}",
+    ]
+    words += [sys.executable, "-c", SERVE, "/nowhere/cri.sock", str(runtime)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        for _ in range(500):
+            if at.is_socket():
+                break
+            time.sleep(0.01)
+        with connect(at) as client:
+            assert process.stdout.readline() == f"adopted {at}\n"
+            process.stdin.write("answer\n")
+            process.stdin.flush()
+            assert client.recv(10) == b"hello"
+        process.communicate("close\n", timeout=20)
+    assert at.is_socket()

@@ -1,0 +1,89 @@
+"""``topoproxy check-config``."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli.check_config import check_config
+from proxy.config import Config, parse
+from proxy.model.errors import ConfigError, UsageError
+from proxy.topology import described, write_sysfs
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A machine with 8 CPUs as a sysfs tree."""
+    root = tmp_path / "machine"
+    write_sysfs(described(sockets=1, nodes_per_socket=1, cores_per_node=4), root)
+    return root
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(check_config, [str(w) for w in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "c.yaml").write_text(text)
+    return tmp_path / "c.yaml"
+
+
+def test_the_defaults_are_a_commented_file() -> None:
+    text = run("--defaults")
+    assert "# CPUs that are never given away" in text
+    assert parse(text, "f") == Config()
+
+
+def test_what_is_in_force_is_printed_as_a_file(tmp_path: Path, machine: Path) -> None:
+    file = write(tmp_path, "cpuManagerPolicy: static\nreservedSystemCPUs: 0\n")
+    out = run("--config", file, "--sysfs-root", machine, "--mode", "observe")
+    assert out.splitlines()[:2] == [
+        f"# from {file}",
+        "# checked against the machine: CPUs 0-7 are online, 1-7 can be given to containers",
+    ]
+    config = parse(out, "again")
+    assert (config.cpu_manager_policy, str(config.reserved_system_cpus), config.mode) == (
+        "static",
+        "0",
+        "observe",
+    )
+
+
+def test_a_machine_that_does_not_fit_is_refused(tmp_path: Path, machine: Path) -> None:
+    file = write(tmp_path, "reservedSystemCPUs: 0,8-9\n")
+    with pytest.raises(
+        ConfigError, match=r"c\.yaml: reservedSystemCPUs: there is no CPU 8-9 \(online: 0-7\)"
+    ):
+        run("--config", file, "--sysfs-root", machine)
+
+
+def test_without_a_machine_the_rest_is_checked(tmp_path: Path) -> None:
+    file = write(tmp_path, "reservedSystemCPUs: 4000\n")
+    assert "# not checked against the machine: cannot read" in run("--config", file, "--sysfs-root", tmp_path)
+
+
+def test_the_runtimes_socket_is_looked_at(tmp_path: Path, machine: Path) -> None:
+    file = write(tmp_path, f"runtime: {tmp_path}/r.sock\n")
+    assert f"# note: the runtime's socket {tmp_path}/r.sock: No such" in run(
+        "--config", file, "--sysfs-root", machine
+    )
+    (tmp_path / "r.sock").write_text("")
+    assert f"# note: {tmp_path}/r.sock is no socket" in run("--config", file, "--sysfs-root", machine)
+    (tmp_path / "r.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as runtime:
+        runtime.bind(f"{tmp_path}/r.sock")
+        assert "note" not in run("--config", file, "--sysfs-root", machine)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: mode: 'x' is not"):
+        run("--config", write(tmp_path, "mode: x"))
+    with pytest.raises(UsageError, match="cannot use --mode: 'x' is not"):
+        run("--config", write(tmp_path, ""), "--mode", "x")

@@ -1,0 +1,149 @@
+"""Ends of the command line: words and exit codes, no tracebacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from proxy.cli import main as module
+from proxy.model.errors import ConfigError, LockedError
+
+CODE = "from proxy.cli.main import main; main()"
+
+
+def process(*words: str, **more: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", CODE, *words], capture_output=True, text=True, timeout=60, **more
+    )
+
+
+def modules_after(word: str) -> str:
+    """Name the modules that a command line imports."""
+    code = f"import sys\nfrom proxy.cli.main import main\ntry: main([{word!r}])\n"
+    code += "finally: print(sorted(sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        module.main(list(words))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+    """Run a command that ends with an exception."""
+
+    def start(error: BaseException) -> int:
+        @click.command()
+        def version() -> None:
+            raise error
+
+        monkeypatch.setitem(sys.modules, "proxy.cli.version", types.SimpleNamespace(version=version))
+        return run("version")
+
+    return start
+
+
+def test_help_teaches_and_imports_no_command() -> None:
+    done = process("--help")
+    assert done.returncode == 0
+    for word in (*module.COMMANDS, "containerRuntimeEndpoint", "crictl", "/etc/topoproxy/config.yaml"):
+        assert word in done.stdout
+    said = modules_after("--help")
+    assert "'proxy.cli.main'" in said
+    assert "'proxy.cli.serve'" not in said
+
+
+def test_version_imports_little() -> None:
+    said = modules_after("version")
+    for name in ("asyncio", "yaml", "grpc", "loguru", "proxy.config", "proxy.topology"):
+        assert f"'{name}'" not in said
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture) -> None:
+    assert run() in {0, 2}
+    assert "First steps" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["statsu"], "There is no command 'statsu'. Did you mean status?"),
+        (["zzz"], "There is no command 'zzz'."),
+        (["--frob"], "No such option"),
+        (["serve", "--frob"], "No such option"),
+        (["version", "more"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("cannot use x: y"), 78, "topoproxy: cannot use x: y\n"),
+        (LockedError("cannot listen on x: pid 1"), 75, "topoproxy: cannot listen on x: pid 1\n"),
+        (KeyboardInterrupt(), 130, "\n"),
+        (
+            ValueError("odd"),
+            1,
+            "topoproxy: internal error: ValueError: odd (TOPOPROXY_DEBUG=1 shows where)\n",
+        ),
+        (ValueError(), 1, "topoproxy: internal error: ValueError (TOPOPROXY_DEBUG=1 shows where)\n"),
+        (SystemExit(7), 7, ""),
+    ],
+)
+def test_ends(ends, error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture) -> None:
+    assert ends(error) == code
+    assert capsys.readouterr().err == said
+
+
+def test_developers_see_where(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPOPROXY_DEBUG", "1")
+    with pytest.raises(ValueError, match="odd"):
+        ends(ValueError("odd"))
+
+
+def test_a_missing_part_breaks_only_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "proxy.cli.demo", None)
+    assert run("demo") == 1
+    assert capsys.readouterr().err == "topoproxy: cannot run demo: this installation lacks proxy.cli.demo\n"
+    assert run("version") == 0
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, "check-config", "--defaults"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode in {1, 141}, done.stderr) == (True, b"")
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture) -> None:
+    for name in module.COMMANDS:
+        if not (Path(module.__file__).parent / f"{name.replace('-', '_')}.py").exists():
+            continue
+        assert run(name, "--help") == 0
+        said = capsys.readouterr().out
+        assert f"Usage: topoproxy {name}" in said
+        assert "\b" not in said

@@ -1,0 +1,69 @@
+"""Options over the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.settings import _OPTIONS, read_config
+from proxy.config import Config
+from proxy.config.schema import keys
+from proxy.model.errors import ConfigError, UsageError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "c.yaml").write_text("mode: observe\nlisten: /a/b.sock\nlog: {level: debug}\n")
+    return tmp_path / "c.yaml"
+
+
+def test_every_option_names_a_setting_and_explains_it() -> None:
+    known = {key for _, key, setting in keys(Config()) if setting}
+    known |= {
+        f"{s}.{key}"
+        for _, s, none in keys(Config())
+        if none is None
+        for _, key, _ in keys(getattr(Config(), s))
+    }
+    assert {key for _, _, key, _ in _OPTIONS} <= known
+
+
+def test_the_command_line_has_the_last_word(file: Path) -> None:
+    words = {
+        "listen": "unix:///x/y.sock",
+        "mode": None,
+        "log_format": "json",
+        "state_dir": "/s",
+        "admin": "/z/a.sock",
+    }
+    config = read_config(file, words)
+    assert (str(config.listen), config.mode, config.log.level, config.log.format) == (
+        "/x/y.sock",
+        "observe",
+        "debug",
+        "json",
+    )
+    assert (str(config.state_dir), str(config.admin_path)) == ("/s", "/z/a.sock")
+
+
+def test_a_relative_folder_means_what_it_says(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_config(file, {"state_dir": "state", "sysfs_root": "./sys"}).state_dir == tmp_path / "state"
+    assert os.fspath(read_config(file, {"cgroup_root": "../g"}).cgroup_root) == str(tmp_path.parent / "g")
+
+
+def test_refusals(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"cannot use --listen: 'x\.sock': the path of the socket must be absolute"
+    ):
+        read_config(file, {"listen": "x.sock"})
+    with pytest.raises(UsageError, match="cannot use --state-dir: '' is not an absolute path"):
+        read_config(file, {"state_dir": ""})
+    with pytest.raises(UsageError, match=r"listen: /a/b\.sock is the runtime's own socket"):
+        read_config(file, {"runtime": "/a/b.sock"})
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_config(tmp_path / "no", {})

@@ -1,0 +1,104 @@
+"""The shipped units: what they must say, and that systemd understands them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from proxy.config import Config
+from proxy.cri.activation import FD_NAME
+from proxy.cri.socket import DEFAULT_FOLDER
+
+UNITS = Path(__file__).parents[2] / "systemd"
+
+
+def read(name: str) -> dict[str, dict[str, list[str]]]:
+    """Read a unit file: section, key, and all values of the key."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    section: dict[str, list[str]] = {}
+    for line in (UNITS / name).read_text().splitlines():
+        if line.startswith("["):
+            section = sections.setdefault(line.strip("[]"), {})
+        elif line and not line.startswith("#"):
+            key, found, value = line.partition("=")
+            assert found, line
+            section.setdefault(key, []).append(value)
+    return sections
+
+
+def test_the_service_tells_systemd_when_it_is_ready_and_alive() -> None:
+    service = read("topoproxy.service")["Service"]
+    assert service["Type"] == ["notify"]
+    assert service["NotifyAccess"] == ["main"]
+    assert service["ExecStart"] == ["topoproxy serve"]
+    assert int(service["WatchdogSec"][0]) == 30
+    assert service["Restart"] == ["always"]
+    assert service["RestartPreventExitStatus"] == ["78"]
+    assert float(service["TimeoutStopSec"][0]) > Config().drain_timeout
+    assert service["OOMScoreAdjust"] == ["-999"]
+
+
+def test_the_service_survives_the_runtime_and_starts_before_kubelet() -> None:
+    unit = read("topoproxy.service")["Unit"]
+    assert "containerd.service" in unit["Wants"][0].split()
+    assert "containerd.service" in unit["After"][0].split()
+    assert unit["Before"] == ["kubelet.service"]
+    assert not {"Requires", "BindsTo", "PartOf", "Requisite"} & unit.keys()
+    kubelet = read("kubelet.service.d/20-topoproxy.conf")["Unit"]
+    assert kubelet == {"Wants": ["topoproxy.service"], "After": ["topoproxy.service"]}
+
+
+def test_cgroups_stay_writable_and_the_rest_does_not() -> None:
+    service = read("topoproxy.service")["Service"]
+    assert service["ProtectSystem"] == ["strict"]
+    assert service["ProtectKernelTunables"] == ["yes"]
+    assert not {"ProtectControlGroups", "ProtectProc", "Delegate", "PrivateNetwork"} & service.keys()
+    assert service["NoNewPrivileges"] == ["yes"]
+
+
+def test_large_answers_are_not_mapped_anew_each_time() -> None:
+    words = read("topoproxy.service")["Service"]["Environment"][0].split()
+    assert words == ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
+
+
+def test_folders_are_the_programs_own() -> None:
+    service = read("topoproxy.service")["Service"]
+    config = Config()
+    assert Path("/run") / service["RuntimeDirectory"][0] == DEFAULT_FOLDER == config.listen.parent
+    assert Path("/var/lib") / service["StateDirectory"][0] == config.state_dir
+    # The socket lies in the runtime directory: if that went with the service, so would the socket.
+    assert service["RuntimeDirectoryPreserve"] == ["yes"]
+    assert service["RuntimeDirectoryMode"] == ["0711"]
+    tmpfiles = (UNITS / "tmpfiles.d/topoproxy.conf").read_text().splitlines()
+    assert f"d {DEFAULT_FOLDER} 0711 root root -" in tmpfiles
+
+
+def test_the_socket_is_the_one_that_the_program_adopts() -> None:
+    section = read("topoproxy.socket")["Socket"]
+    assert section["ListenStream"] == [str(Config().listen)]
+    assert section["FileDescriptorName"] == [FD_NAME]
+    assert section["SocketMode"] == ["0660"]
+    assert read("topoproxy.service")["Install"]["Also"] == ["topoproxy.socket"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    text = (UNITS / "topoproxy.service").read_text()
+    assert "ExecStart=topoproxy serve" in text
+    # The program need not be installed where systemd looks for it.
+    (tmp_path / "topoproxy.service").write_text(text.replace("ExecStart=topoproxy", "ExecStart=/bin/true"))
+    shutil.copy(UNITS / "topoproxy.socket", tmp_path)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "./topoproxy.service", "./topoproxy.socket"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = [line for line in done.stderr.splitlines() if "topoproxy" in line]
+    if done.returncode and not said:
+        pytest.skip(f"systemd-analyze does not work here: {done.stderr.strip()[:200]}")
+    assert (done.returncode, said) == (0, [])
