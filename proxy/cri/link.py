@@ -1,0 +1,293 @@
+"""One client connection, its connection to the runtime, and the session between them.
+
+Theory of operation. Two asyncio transports feed one sans-IO session. What a read makes leave goes out in one
+write for each side before the loop turns. Back-pressure: when one side's write buffer is above the high-water
+mark, reading from the other side stops until it is below the low one; what is held in the session is bounded
+by the session itself.
+
+Ends. The runtime's end of file ends everything, as it would for a client that talks to it directly: what is
+pending goes to the client, then its connection is closed. The client's end of file is passed on behind its
+pending bytes, and the runtime may still answer what it has; calls that wait for a decision are over. Where a
+side is gone (or a peer broke the protocol), the other is closed behind its pending bytes, or, if it does not
+read them, after a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from proxy.relay.events import RelayError
+from proxy.relay.session import Session
+
+HIGH_WATER: Final = 512 << 10
+_LOW_WATER: Final = 128 << 10
+_LINGER_S: Final = 5.0
+
+
+class Call:
+    """One intercepted call.
+
+    Attributes:
+        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``.
+        service: The part before the last slash, without the leading one.
+        method: The part behind it.
+        body: The request message as the client sent it.
+        state: Free for the interceptor.
+        done: The call is over.
+    """
+
+    __slots__ = ("_link", "_stream", "body", "decided", "done", "method", "path", "service", "state")
+
+    def __init__(self, link: Link, stream: int, path: str, body: bytes) -> None:
+        self._link = link
+        self._stream = stream
+        self.path = path
+        service, _, self.method = path.rpartition("/")
+        self.service = service[1:]
+        self.body = body
+        self.state: object | None = None
+        self.decided = False
+        self.done = False
+
+    def __repr__(self) -> str:
+        return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
+
+    def release(self, body: bytes | None = None) -> None:
+        """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
+
+        Args:
+            body: The message instead of the original one; None: the original, byte for byte.
+        """
+        if not self.decided:
+            self.decided = True
+            self._link.release(self._stream, body)
+
+    def refuse(self, code: int, message: str) -> None:
+        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes before this returns."""
+        if not self.decided:
+            self.decided = True
+            self._link.refuse(self._stream, code, message)
+
+
+class Interceptor(Protocol):
+    """Who decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
+
+    def request(self, call: Call) -> None:
+        """A call waits for ``release`` or ``refuse``, now or later."""
+
+    def response(self, call: Call, message: bytes) -> None:
+        """The first message of the answer is about to reach the client."""
+
+    def finished(self, call: Call, status: int | None) -> None:
+        """The call is over; comes once for every ``request``.
+
+        Args:
+            call: The call.
+            status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
+                lost).
+        """
+
+
+class Side(asyncio.Protocol):
+    """One of the two ends; ``client`` says which."""
+
+    __slots__ = ("client", "link", "other", "transport")
+
+    transport: asyncio.Transport | None
+    other: Side
+
+    def __init__(self, link: Link, *, client: bool) -> None:
+        self.link = link
+        self.client = client
+        self.transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is registered with the loop."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(HIGH_WATER, _LOW_WATER)
+        self.transport = transport
+        if self.link.closed:  # the other end went away meanwhile
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self.link.received(data, client=self.client)
+
+    def eof_received(self) -> bool:
+        """The peer sends no more; the transport stays open where we may still write."""
+        return self.link.ended(client=self.client)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        self.transport = None
+        self.link.lost()
+
+    def pause_writing(self) -> None:
+        """The peer does not read: take nothing more from the other side."""
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        if self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def write(self, chunks: list[bytes]) -> None:
+        """Send in one piece."""
+        if self.transport is not None:
+            self.transport.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+
+    def close(self) -> None:
+        """Close behind what is pending, or without it if the peer does not read."""
+        transport = self.transport
+        if transport is not None:
+            transport.close()
+            if transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+
+
+class Link:
+    """The relay between one client and the runtime; also the session's handler.
+
+    Attributes:
+        client, server: The two ends.
+        closed: The link is over.
+    """
+
+    __slots__ = (
+        "_busy", "_calls", "_eof", "_gone", "_interceptor", "_log", "_session", "client", "closed", "server",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        interceptor: Interceptor,
+        intercepts: Callable[[str], bool],
+        gone: Callable[[Link], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Begin a relay.
+
+        Args:
+            interceptor: Who decides.
+            intercepts: Says which paths are intercepted.
+            gone: Called once, when the link is over.
+            log: Takes a line about a peer that misbehaves or a fault of the interceptor.
+        """
+        self._session = Session(self, intercepts)
+        self._interceptor = interceptor
+        self._gone = gone
+        self._log = log
+        self._calls: dict[int, Call] = {}
+        self._busy = False
+        self._eof = False
+        self.closed = False
+        self.client = Side(self, client=True)
+        self.server = Side(self, client=False)
+        self.client.other, self.server.other = self.server, self.client
+
+    # -- what the transports tell -------------------------------------------------------------------------
+
+    def received(self, data: bytes, *, client: bool) -> None:
+        """Give bytes to the session and send what it makes of them."""
+        if self.closed:
+            return
+        self._busy = True
+        try:
+            (self._session.from_client if client else self._session.from_server)(data)
+        except RelayError as error:
+            self._log(f"cannot go on with a {'client' if client else 'runtime'} connection: {error}")
+            self.lost()
+        finally:
+            self._busy = False
+        self.flush()
+
+    def ended(self, *, client: bool) -> bool:
+        """Handle an end of file; says whether the transport stays open for writing."""
+        if not client or self.closed:
+            self.lost()
+            return False
+        self._eof = True
+        self._session.client_closed()
+        self.flush()
+        return True
+
+    def lost(self) -> None:
+        """One side is gone, or nothing good can come any more: end everything."""
+        if self.closed:
+            return
+        self._session.lost()
+        self.flush()
+        self.closed = True
+        self.client.close()
+        self.server.close()
+        self._gone(self)
+
+    def flush(self) -> None:
+        """Send what the session has ready, unless a read is being handled, which ends with this anyway."""
+        if self._busy or self.closed:
+            return
+        session = self._session
+        if chunks := session.to_server():
+            self.server.write(chunks)
+        if chunks := session.to_client():
+            self.client.write(chunks)
+        if self._eof and not session.unsent and self.server.transport is not None:
+            self.server.transport.write_eof()
+
+    # -- what the owner asks ------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        transport = self.client.transport
+        return not self._session.open_streams and not (transport and transport.get_write_buffer_size())
+
+    def goaway(self) -> None:
+        """Ask the client to begin nothing more on this connection."""
+        self._session.goaway()
+        self.flush()
+
+    def release(self, stream: int, body: bytes | None) -> None:
+        """See ``Call.release``."""
+        if not self.closed:
+            self._session.release(stream, body)
+            self.flush()
+
+    def refuse(self, stream: int, code: int, message: str) -> None:
+        """See ``Call.refuse``."""
+        if not self.closed:
+            self._session.refuse(stream, code, message)
+            self.flush()
+
+    # -- what the session tells ---------------------------------------------------------------------------
+
+    def request(self, stream: int, path: str, message: bytes) -> None:
+        """Ask the interceptor."""
+        call = self._calls[stream] = Call(self, stream, path, message)
+        try:
+            self._interceptor.request(call)
+        except Exception as error:  # noqa: BLE001  a fault of ours must not stop the node: the call passes
+            self._fault(call, "decide on", error)
+            call.release()
+
+    def response(self, stream: int, message: bytes) -> None:
+        """Tell the interceptor."""
+        call = self._calls[stream]
+        try:
+            self._interceptor.response(call, message)
+        except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes whatever we make of it
+            self._fault(call, "read the answer to", error)
+
+    def finished(self, stream: int, status: int | None) -> None:
+        """Tell the interceptor."""
+        call = self._calls.pop(stream)
+        call.decided = call.done = True
+        try:
+            self._interceptor.finished(call, status)
+        except Exception as error:  # noqa: BLE001  the same
+            self._fault(call, "note the end of", error)
+
+    def _fault(self, call: Call, what: str, error: Exception) -> None:
+        self._log(f"cannot {what} {call.path}: {type(error).__name__}: {error}")

@@ -1,0 +1,187 @@
+"""The socket side of the proxy: accepting, dialling the runtime, draining.
+
+For each connection that is accepted one is made to the runtime, before the first byte of the client is read:
+until then the kernel's socket buffer holds what the client sends. If the runtime cannot be reached the
+accepted connection is closed at once, which a client takes as it would take the runtime's own absence. What
+goes on between the two is in ``link``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Collection
+from typing import Final
+
+from proxy.cri.link import Call, Interceptor, Link
+from proxy.cri.malloc import freeze_startup_objects, set_malloc_thresholds
+
+__all__ = ["Call", "Front", "Interceptor", "freeze_startup_objects", "set_malloc_thresholds"]
+
+_SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
+_SEND_BUFFER: Final = 1 << 20
+_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.2
+_DIAL_RETRY_S: Final = 0.005
+_DIAL_LIMIT_S: Final = 1.0
+_DRAIN_STEP_S: Final = 0.02
+_GOAWAY_GRACE_S: Final = 0.1
+
+
+class Front:
+    """Accepts clients and relays each to the runtime."""
+
+    def __init__(
+        self,
+        upstream_path: str,
+        interceptor: Interceptor,
+        methods: Collection[str],
+        *,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Prepare; nothing is opened.
+
+        Args:
+            upstream_path: The runtime's unix socket.
+            interceptor: Who decides on intercepted calls.
+            methods: Full paths of the intercepted methods.
+            log: Takes a line about what went wrong with one connection.
+        """
+        self._upstream = upstream_path
+        self._interceptor = interceptor
+        self._intercepts = frozenset(methods).__contains__
+        self._log = log
+        self._links: set[Link] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self._fd = -1
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._links)
+
+    async def start(self, listen_socket: socket.socket) -> None:
+        """Begin to accept on a listening socket, which stays the caller's to close."""
+        listen_socket.setblocking(False)
+        self._listener = listen_socket
+        self._fd = listen_socket.fileno()
+        asyncio.get_running_loop().add_reader(self._fd, self._accept)
+
+    async def drain(self, limit_s: float) -> None:
+        """Stop accepting, let what is under way end, then close.
+
+        Clients are told (GOAWAY) to go on elsewhere. A connection closes when nothing is open on it, and all
+        close after ``limit_s`` seconds, which calls that are held then see as a lost connection.
+        """
+        self._stop_accepting()
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for link in list(self._links):
+            link.goaway()
+        while self._links or self._opening:
+            past = loop.time() - start
+            if past >= limit_s:
+                break
+            if past >= min(_GOAWAY_GRACE_S, limit_s / 2):
+                for link in [link for link in self._links if link.idle]:
+                    link.lost()
+            await asyncio.sleep(min(_DRAIN_STEP_S, limit_s - past))
+        self.close()
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Stop accepting and close all connections behind their pending bytes."""
+        self._stop_accepting()
+        for task in list(self._opening):
+            task.cancel()
+        for link in list(self._links):
+            link.lost()
+
+    # -- accepting ----------------------------------------------------------------------------------------
+
+    def _stop_accepting(self) -> None:
+        if self._listener is not None:
+            self._listener = None
+            asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if self._listener is None:
+                return
+            try:
+                client = self._listener.accept()[0]
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of descriptors or memory: others may give some back
+                self._log(f"cannot accept a connection: {error.strerror}")
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._fd)
+                loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
+                return
+            task = asyncio.get_running_loop().create_task(self._open(client))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _resume_accepting(self) -> None:
+        if self._listener is not None and self._listener.fileno() == self._fd:
+            asyncio.get_running_loop().add_reader(self._fd, self._accept)
+
+    async def _open(self, client: socket.socket) -> None:
+        """Connect one client with the runtime."""
+        client.setblocking(False)
+        server: socket.socket | None = None
+        link = Link(self._interceptor, self._intercepts, self._links.discard, self._log)
+        loop = asyncio.get_running_loop()
+        try:
+            server = await self._dial()
+            _enlarge(client)
+            _enlarge(server)
+            self._links.add(link)
+            await loop.create_connection(lambda: link.server, sock=server)
+            await loop.connect_accepted_socket(lambda: link.client, client)
+            link.flush()
+        except BaseException as error:
+            link.lost()
+            if link.client.transport is None:
+                client.close()
+            if link.server.transport is None and server is not None:
+                server.close()
+            if not isinstance(error, OSError):
+                raise
+            self._log(f"cannot connect a client to {self._upstream}: {error.strerror or error}")
+
+    async def _dial(self) -> socket.socket:
+        """Connect to the runtime without ever waiting in the kernel.
+
+        Raises:
+            OSError: It cannot be reached.
+        """
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + _DIAL_LIMIT_S
+        server = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        try:
+            while True:
+                try:
+                    server.connect(self._upstream)
+                except BlockingIOError:  # its backlog is full (a unix socket is never "in progress")
+                    if loop.time() > limit:
+                        raise
+                    await asyncio.sleep(_DIAL_RETRY_S)
+                else:
+                    return server
+        except BaseException:
+            server.close()
+            raise
+
+
+def _enlarge(end: socket.socket) -> None:
+    """Give a socket room for large answers: the default holds 208 KiB."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
+    except OSError:
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

@@ -1,0 +1,186 @@
+"""The books of flow control in the request direction (RFC 9113, 5.2).
+
+Theory. While the body of a request is held, the runtime sees none of it and grants nothing, so the proxy must
+grant window to the client itself; later it sends a body, perhaps of another length, out of a window that only
+the runtime grants. So for the request direction the proxy keeps the connection-level books of both sides:
+
+* ``client``: what the client may still send us = 65,535 + all that we granted - all DATA that came;
+* ``server``: what we may still send the runtime = 65,535 + all that it granted - all DATA that left.
+
+One rule keeps everybody alive: *whenever ``server`` is above ``client``, grant the difference.* From it
+follows, without further state, what is easily done wrong:
+
+* DATA that is held is granted back at once, for ``server`` did not move (waiting for more of it would let
+  many held streams starve each other of the shared 65,535 bytes);
+* a body that is sent makes ``server`` fall below ``client``; the runtime's next updates repay that debt
+  before anything is granted, and not a byte of it is due while the body is still held;
+* a body that is rewritten, refused, reset or cancelled needs no correction: only what really left was booked;
+* DATA that only passes lowers both, and the runtime's update for it passes unchanged.
+
+While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
+finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by
+the client's window.
+
+Stream-level windows pass end to end, except for streams whose body we hold: there the client is granted what
+we took (``credits``), and the runtime's window for the stream is spent by us.
+
+The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
+body before the next begins lets the runtime answer, and give back window, early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from proxy.relay import frames
+from proxy.relay.events import RelayError
+
+_ENDLESS: Final = 1 << 62
+_JOINED_BYTES: Final = 65_536
+
+
+class Outgoing:
+    """Bytes of one stream on their way to the runtime.
+
+    Attributes:
+        id: HTTP/2 stream id.
+        window: The runtime's stream-level window.
+        chunks: What is to be sent; ``offset`` bytes of the first chunk are gone.
+        left: Bytes that are to be sent.
+        end: The stream ends behind them.
+        sent: Everything has been sent.
+        passing: The bytes belong to a stream that only passes (its stream-level window is not ours to watch).
+    """
+
+    __slots__ = ("chunks", "end", "id", "left", "offset", "passing", "sent", "window")
+
+    def __init__(self, stream: int, window: int = _ENDLESS, *, passing: bool = False) -> None:
+        self.id = stream
+        self.window = window
+        self.chunks: deque[bytes] = deque()
+        self.offset = 0
+        self.left = 0
+        self.end = False
+        self.sent = False
+        self.passing = passing
+
+    def add(self, piece: bytes) -> None:
+        """Append bytes."""
+        if piece:
+            self.chunks.append(piece)
+            self.left += len(piece)
+
+    def take(self, count: int) -> bytes:
+        """Take the next ``count`` bytes (there are as many)."""
+        self.left -= count
+        pieces = []
+        while count:
+            first = self.chunks[0]
+            piece = first[self.offset : self.offset + count]
+            pieces.append(piece)
+            count -= len(piece)
+            self.offset += len(piece)
+            if self.offset == len(first):
+                self.chunks.popleft()
+                self.offset = 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Books:
+    """Windows, credits and the queue of one connection.
+
+    Attributes:
+        client, server: The two connection-level windows of the request direction.
+        waiting: Bytes of passing streams in the queue.
+        initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE.
+        largest: The runtime's SETTINGS_MAX_FRAME_SIZE.
+        credits: What to grant to the client, by stream.
+        queue: What waits to be sent, by stream, in order.
+    """
+
+    __slots__ = ("client", "credits", "initial", "largest", "queue", "server", "waiting")
+
+    def __init__(self) -> None:
+        self.client = frames.DEFAULT_WINDOW
+        self.server = frames.DEFAULT_WINDOW
+        self.waiting = 0
+        self.initial = frames.DEFAULT_WINDOW
+        self.largest = frames.DEFAULT_FRAME
+        self.credits: dict[int, int] = {}
+        self.queue: dict[int, Outgoing] = {}
+
+    def arrived(self, length: int) -> None:
+        """Book DATA from the client that does not leave at once.
+
+        Raises:
+            RelayError: The client sent more than it was granted.
+        """
+        self.client -= length
+        if self.client < 0:
+            raise RelayError("cannot take DATA: the client overran the connection's window")
+
+    def credit(self, stream: int, length: int) -> None:
+        """Let the client send ``length`` bytes more on a stream."""
+        if length:
+            self.credits[stream] = self.credits.get(stream, 0) + length
+
+    def grant(self) -> int:
+        """Book and return what the client is to be granted on the connection now; 0 for nothing."""
+        extra = self.server - self.waiting - self.client
+        if extra <= 0:
+            return 0
+        self.client += extra
+        return extra
+
+    def widened(self, increment: int) -> None:
+        """Book a connection-level update of the runtime.
+
+        Raises:
+            RelayError: The window is above 2^31 - 1.
+        """
+        self.server += increment
+        if self.server > frames.LARGEST_WINDOW:
+            raise RelayError("cannot widen the connection's window: it is above 2^31 - 1")
+
+    def enqueue(self, item: Outgoing) -> None:
+        """Put a stream at the end of the queue, if it is not in it."""
+        self.queue.setdefault(item.id, item)
+
+    def drop(self, stream: int) -> None:
+        """Forget what waits of a stream, and its credit."""
+        self.credits.pop(stream, None)
+        item = self.queue.pop(stream, None)
+        if item is not None and item.passing:
+            self.waiting -= item.left
+
+    def pump(self) -> list[bytes]:
+        """Take from the queue the frames for which there is window."""
+        out: list[bytes] = []
+        for item in list(self.queue.values()):
+            while True:
+                count = min(item.left, self.largest, self.server, item.window)
+                if count <= 0 < item.left:
+                    break
+                self.server -= count
+                item.window -= count
+                piece = item.take(count)
+                if item.passing:
+                    self.waiting -= count
+                last = item.end and not item.left
+                if piece or last:
+                    flags = frames.END_STREAM if last else 0
+                    out.append(frames.head(frames.DATA, flags, item.id, count))
+                    out.append(piece)
+                if not item.left:
+                    item.sent = last
+                    del self.queue[item.id]
+                    break
+            if self.server <= 0:
+                break
+        return out
+
+
+def joined(prefix: bytes, message: bytes) -> tuple[bytes, ...]:
+    """Put the gRPC prefix before a message; a large message is not copied for it."""
+    return (prefix + message,) if len(message) < _JOINED_BYTES else (prefix, message)

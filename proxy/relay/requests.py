@@ -1,0 +1,167 @@
+"""From the client to the runtime: finding methods, holding bodies."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from proxy.relay import frames
+from proxy.relay.events import RelayError
+from proxy.relay.flow import Outgoing
+from proxy.relay.headers import Follower
+from proxy.relay.streams import ARRIVING, Stream, Streams
+from proxy.relay.walker import CUT, KEEP, LAST, Walker
+
+
+class Requests(Walker):
+    """The request direction.
+
+    Attributes:
+        follower: The request header table.
+        announced: For each SETTINGS of the client that is not yet acknowledged, the header table size in it
+            or None.
+    """
+
+    __slots__ = ("_client_settings", "_intercepts", "_last", "_preface", "announced", "follower", "streams")
+
+    streams: Streams
+    _client_settings: Callable[[int, int], None]
+
+    def __init__(self, intercepts: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._intercepts = intercepts
+        self._preface = frames.PREFACE
+        self._last = 0
+        self.follower = Follower(b":path", {4: "/", 5: "/index.html"})
+        self.announced: deque[int | None] = deque()
+
+    def join(self, streams: Streams, client_settings: Callable[[int, int], None]) -> None:
+        """Connect with the rest of the session.
+
+        Args:
+            streams: What both directions share.
+            client_settings: Called with each pair that the client announces.
+        """
+        self.streams = streams
+        self._client_settings = client_settings
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of any length, the connection preface first."""
+        if self._preface:
+            count = min(len(self._preface), len(data))
+            if data[:count] != self._preface[:count]:
+                raise RelayError("cannot serve the client: it does not speak HTTP/2")
+            self._preface = self._preface[count:]
+            self.out.append(data[:count])
+            data = data[count:]
+            if not data:
+                return
+        super().feed(data)
+
+    def passes(self, flags: int, stream: int, length: int) -> bool:
+        """Count DATA of a stream that is not ours, if the runtime has window for it."""
+        streams = self.streams
+        books = streams.books
+        if stream in streams.tracked or stream in streams.dead or stream in books.queue or not stream:
+            return False
+        if length > books.server or length > books.client:
+            return False
+        books.client -= length
+        books.server -= length
+        return True
+
+    def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
+        """Hold DATA, drop that of dead streams, let that of others wait for window."""
+        streams, length = self.streams, end - start
+        books = streams.books
+        books.arrived(length)
+        start, end = frames.unpad(flags, data, start, end)
+        tracked = streams.tracked.get(stream)
+        if tracked is not None:
+            if tracked.phase != ARRIVING:
+                raise RelayError("cannot take DATA: the client has ended the stream")
+            if streams.hold(tracked, data[start:end]):
+                if flags & frames.END_STREAM:
+                    books.credits.pop(stream, None)
+                    streams.complete(tracked)
+                else:
+                    books.credit(stream, length)
+        elif stream in streams.dead:
+            if not flags & frames.END_STREAM and not streams.dead[stream]:
+                books.credit(stream, length)
+        else:
+            self._queue(flags, stream, data[start:end], length)
+        return CUT
+
+    def on_headers(self, flags: int, stream: int) -> int:
+        """Send what is held of a stream before its trailers: header blocks cannot wait."""
+        streams = self.streams
+        tracked = streams.tracked.get(stream)
+        if tracked is None and stream not in streams.books.queue:
+            return KEEP
+        if tracked is not None:
+            if tracked.phase != ARRIVING:
+                raise RelayError("cannot take a header: the client has ended the stream")
+            streams.untouched(tracked)
+        if stream in streams.books.queue:
+            raise RelayError("cannot pass trailers: the data before them finds no window")
+        return LAST
+
+    def on_block(self, flags: int, stream: int, block: bytes) -> None:
+        """Begin to track the stream of an intercepted method."""
+        path = self.follower.feed(block)
+        if stream <= self._last:
+            return
+        self._last = stream
+        streams = self.streams
+        if stream > streams.goaway:
+            streams.bury(stream, refused=False)
+            return
+        streams.open.add(stream)
+        if path is not None and not flags & frames.END_STREAM and self._intercepts(path):
+            streams.tracked[stream] = Stream(stream, path, streams.books.initial)
+
+    def on_promise(self) -> None:
+        """Clients do not push."""
+        raise RelayError("cannot take PUSH_PROMISE: it came from the client")
+
+    def on_window(self, stream: int, increment: int) -> int:
+        """Windows of the response direction pass, except for streams that are over for the runtime."""
+        return CUT if stream in self.streams.dead else KEEP
+
+    def on_reset(self, stream: int) -> int:
+        """The client gave up a stream."""
+        streams = self.streams
+        streams.open.discard(stream)
+        tracked = streams.tracked.get(stream)
+        if tracked is not None:
+            streams.forget(tracked, None)
+        else:
+            streams.books.drop(stream)
+        return CUT if stream in streams.dead else KEEP
+
+    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
+        """Tell the response direction what the client allows."""
+        if acknowledged:
+            return
+        sizes = [value for key, value in pairs if key == frames.HEADER_TABLE_SIZE]
+        if len(self.announced) >= 1024:
+            raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
+        self.announced.append(sizes[-1] if sizes else None)
+        for key, value in pairs:
+            self._client_settings(key, value)
+
+    def on_goaway(self, last: int) -> None:
+        """Nothing of ours depends on it: the client goes on with the streams that it has."""
+
+    def _queue(self, flags: int, stream: int, piece: bytes, length: int) -> None:
+        """Let DATA of a passing stream wait for the runtime's window."""
+        streams = self.streams
+        books = streams.books
+        item = books.queue.get(stream) or Outgoing(stream, passing=True)
+        item.add(piece)
+        item.end = bool(flags & frames.END_STREAM)
+        books.waiting += len(piece)
+        books.credit(stream, length - len(piece))  # padding is not sent on, so the runtime will not return it
+        books.enqueue(item)
+        streams.pump()

@@ -1,0 +1,119 @@
+"""One proxied HTTP/2 connection: bytes in, bytes out.
+
+Theory of operation. For each connection that a client makes there is one to the runtime, and nothing
+terminates in between: stream ids, SETTINGS, PING, GOAWAY, header tables and the flow control of the response
+direction are end to end, and what nobody asks about leaves as the bytes that came. Four parts share the work:
+``walker`` cuts a direction into frames, ``requests`` and ``responses`` say what the frames of each direction
+mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted streams and ``flow`` the books
+of the request direction.
+
+For an intercepted method HEADERS go on at once (the deadline begins to run, the order of header blocks is
+kept) and the body is held until it is complete. The owner is asked (``Handler.request``) and lets it go,
+rewritten or not, or refuses it, then or later. Answers are read in passing, never held.
+
+A session has no clock and no socket: what must leave is fetched with ``to_client`` and ``to_server`` after
+every call. After RelayError only ``lost`` may be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.relay import frames
+from proxy.relay.events import Handler
+from proxy.relay.requests import Requests
+from proxy.relay.responses import Responses
+from proxy.relay.streams import Streams
+
+
+class Session:
+    """The relay of one connection.
+
+    Attributes:
+        to_client, to_server: Call to take what must leave, in order; empty where there is nothing.
+    """
+
+    __slots__ = ("_requests", "_responses", "_streams", "to_client", "to_server")
+
+    def __init__(self, handler: Handler, intercepts: Callable[[str], bool]) -> None:
+        """Begin at the start of a connection.
+
+        Args:
+            handler: Is asked about requests and told of answers.
+            intercepts: Says for a ``:path`` whether its requests are to be held.
+        """
+        self._requests = requests = Requests(intercepts)
+        self._responses = responses = Responses(requests)
+        self._streams = streams = Streams(handler, responses.inject, requests.inject, responses.resize)
+        requests.join(streams, responses.client_settings)
+        responses.join(streams)
+        self.to_client: Callable[[], list[bytes]] = responses.drain
+        self.to_server: Callable[[], list[bytes]] = requests.drain
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open, intercepted or not."""
+        return len(self._streams.open)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait for the runtime's window."""
+        return bool(self._streams.books.queue)
+
+    def from_client(self, data: bytes) -> None:
+        """Take what the client sent.
+
+        Raises:
+            RelayError: The client broke the protocol; this connection must end.
+        """
+        self._requests.feed(data)
+        books = self._streams.books
+        if books.credits:
+            for stream, length in books.credits.items():
+                self._responses.inject(frames.window_update(stream, length))
+            books.credits.clear()
+        if grant := books.grant():
+            self._responses.inject(frames.window_update(0, grant))
+
+    def from_server(self, data: bytes) -> None:
+        """Take what the runtime sent.
+
+        Raises:
+            RelayError: The runtime broke the protocol; this connection must end.
+        """
+        self._responses.feed(data)
+
+    def release(self, stream: int, message: bytes | None = None) -> None:
+        """Let a waiting request go to the runtime; nothing happens where it waits no more.
+
+        Args:
+            stream: HTTP/2 stream id.
+            message: The message instead of the original one, without prefix; None: the original, byte for
+                byte.
+        """
+        self._streams.release(stream, message)
+
+    def refuse(self, stream: int, code: int, message: str) -> None:
+        """End a waiting call with a gRPC status; nothing happens where it waits no more."""
+        self._streams.refuse(stream, code, message)
+
+    def goaway(self) -> None:
+        """Ask the client to open no more streams here; it may finish those that it has."""
+        if self._responses.begun:
+            self._responses.inject(frames.goaway(frames.STREAM_ID))
+
+    def client_closed(self) -> None:
+        """The client sends nothing more: calls that were not let go end, the others may still be answered."""
+        for stream in self._streams.undecided():
+            self._requests.inject(frames.rst_stream(stream.id, frames.CANCEL))
+            self._streams.open.discard(stream.id)
+            self._streams.forget(stream, None)
+
+    def lost(self) -> None:
+        """One side is gone: every call that is still open is over."""
+        streams = self._streams
+        streams.open.clear()
+        for stream in list(streams.tracked.values()):
+            if stream.id in streams.tracked:  # what was told of one call may have ended another
+                streams.forget(stream, None)
+        streams.books.queue.clear()

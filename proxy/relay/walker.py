@@ -1,0 +1,269 @@
+"""Walking one direction of a connection, frame by frame, without copying what only passes.
+
+Theory of operation. ``feed`` takes bytes as they were read and appends what must leave to ``out``. It looks
+at the 9 leading bytes of each frame and decides:
+
+* DATA that only passes is counted (``passes``) and skipped, even where only its beginning has arrived;
+* every other frame is waited for until it is complete and given to a method of the subclass, which says
+  whether it stays (``KEEP``), is taken out (``CUT``), or stays behind what we had to write first (``LAST``).
+
+A stretch of kept frames leaves as one piece, and a read in which everything was kept leaves as the same bytes
+object.
+
+Frames of our own (``inject``) may only stand between two frames, and never between HEADERS and their
+CONTINUATION. So they wait in ``_deferred`` while a frame is being handled, while passing DATA is incomplete,
+and while a header block is open; the order on the wire is then the order of events.
+
+Memory: an incomplete frame is at most as long as the receiver allows (SETTINGS_MAX_FRAME_SIZE), an open
+header block at most 16 MiB; anything above raises RelayError.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.relay import frames
+from proxy.relay.events import RelayError
+from proxy.relay.frames import CONTINUATION, DATA, HEADERS, PUSH_PROMISE, STREAM_ID
+
+KEEP: Final = 0
+CUT: Final = 1
+LAST: Final = 2
+_HEAD: Final = 9
+_LARGEST_BLOCK: Final = 16 << 20
+_FIXED: Final = {frames.RST_STREAM: 4, frames.WINDOW_UPDATE: 4}
+
+
+class Walker:
+    """One direction; subclasses say what the frames mean.
+
+    Attributes:
+        out: What must leave, in order.
+        largest: The longest frame that the receiver allows.
+    """
+
+    __slots__ = (
+        "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_have", "_need",
+        "_parts", "_passing", "largest", "out",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        self.largest = frames.DEFAULT_FRAME
+        self._busy = False
+        self._deferred: list[bytes] = []
+        self._passing = 0  # bytes of a passing DATA frame that are still to come
+        self._parts: list[bytes] = []  # an incomplete frame
+        self._have = self._need = 0
+        self._block: list[bytes] | None = None  # an open header block
+        self._block_bytes = self._block_stream = self._block_flags = 0
+
+    def drain(self) -> list[bytes]:
+        """Take what must leave."""
+        out = self.out
+        if out:
+            self.out = []
+        return out
+
+    def inject(self, *own: bytes) -> None:
+        """Send frames of our own at the next place where they may stand."""
+        if self._busy or self._passing or self._block is not None:
+            self._deferred.extend(own)
+        else:
+            self.out.extend(own)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of any length.
+
+        Raises:
+            RelayError: The peer broke the protocol; the walker is of no use any more.
+        """
+        if self._passing:
+            pos = self._pass_on(data)
+        elif self._parts:
+            self._parts.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+            pos = 0
+        else:
+            pos = 0
+        self._busy = True
+        mark, pos = self._walk(data, pos)
+        self._busy = False
+        size = len(data)
+        if mark == 0 and pos == size:
+            if size:
+                self.out.append(data)
+        else:
+            if pos > mark:
+                self.out.append(data[mark:pos])
+            if pos < size:
+                self._keep_rest(data, pos, size)
+        if self._deferred and not self._passing and self._block is None:
+            self._pour()
+
+    def _walk(self, data: bytes, pos: int) -> tuple[int, int]:
+        """Handle all complete frames; returns where the unsent stretch begins and where it ends."""
+        head, passes, size, mark = frames.HEAD.unpack_from, self.passes, len(data), 0
+        if pos and self._deferred and not self._passing:
+            mark = self._flush(data, 0, pos)
+        while pos + _HEAD <= size:
+            word, flags, stream = head(data, pos)
+            end = pos + _HEAD + (word >> 8)
+            kind = word & 0xFF
+            if word >> 8 > self.largest or (self._block is not None and kind != CONTINUATION):
+                raise RelayError(
+                    f"cannot read a frame: type {kind} with {word >> 8} bytes may not stand here "
+                    f"(at most {self.largest} bytes, and an open header goes first)"
+                )
+            if kind == DATA and passes(flags, stream & STREAM_ID, word >> 8):
+                if end > size:
+                    self._passing = end - size
+                    return mark, size
+                pos = end
+                continue
+            if end > size:
+                break
+            verdict = self._frame(kind, flags, stream & STREAM_ID, data, pos + _HEAD, end)
+            if verdict != KEEP:
+                if pos > mark:
+                    self.out.append(data[mark:pos])
+                mark = end if verdict == CUT else pos
+                if verdict == LAST:
+                    self._pour()
+            pos = end
+            if self._deferred and self._block is None:
+                mark = self._flush(data, mark, pos)
+        return mark, pos
+
+    def _flush(self, data: bytes, mark: int, pos: int) -> int:
+        """Send the stretch from ``mark`` to ``pos`` and then our own frames."""
+        if pos > mark:
+            self.out.append(data[mark:pos])
+        self._pour()
+        return pos
+
+    def _pass_on(self, data: bytes) -> int:
+        """Let the rest of a DATA frame pass; returns where it ends."""
+        rest = min(self._passing, len(data))
+        self._passing -= rest
+        return rest
+
+    def _pour(self) -> None:
+        self.out += self._deferred
+        self._deferred.clear()
+
+    def _keep_rest(self, data: bytes, pos: int, size: int) -> None:
+        self._parts.append(data[pos:])
+        self._have = size - pos
+        self._need = _HEAD
+        if self._have >= _HEAD:
+            self._need += frames.HEAD.unpack_from(data, pos)[0] >> 8
+
+    def _frame(self, kind: int, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
+        """Handle one complete frame that does not simply pass; ``start`` and ``end`` limit its payload."""
+        if kind == DATA:
+            if not stream:
+                raise RelayError("cannot read DATA: it belongs to no stream")
+            return self.on_data(flags, stream, data, start, end)
+        if kind in (HEADERS, CONTINUATION, PUSH_PROMISE):
+            return self._headers(kind, flags, stream, data, start, end)
+        if kind in _FIXED and end - start != _FIXED[kind]:
+            raise RelayError(f"cannot read a frame of type {kind}: its size is {end - start}")
+        if kind == frames.WINDOW_UPDATE:
+            increment = frames.WORD.unpack_from(data, start)[0] & STREAM_ID
+            if not increment:
+                raise RelayError("cannot widen a window: the increment is 0")
+            return self.on_window(stream, increment)
+        if kind == frames.RST_STREAM:
+            if not stream:
+                raise RelayError("cannot reset a stream: it has no number")
+            return self.on_reset(stream)
+        if kind == frames.SETTINGS:
+            pairs = frames.settings(flags, stream, data, start, end)
+            self.on_settings(acknowledged=bool(flags & frames.ACK), pairs=pairs)
+        elif kind == frames.GOAWAY:
+            if stream or end - start < 8:
+                raise RelayError("cannot read GOAWAY: wrong stream or size")
+            self.on_goaway(frames.WORD.unpack_from(data, start)[0] & STREAM_ID)
+        return KEEP
+
+    def _headers(self, kind: int, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
+        """Gather a header block; it is given on when it is complete."""
+        verdict = KEEP
+        if kind == CONTINUATION:
+            if self._block is None or stream != self._block_stream:
+                raise RelayError("cannot read CONTINUATION: no header is open on its stream")
+        else:
+            if not stream:
+                raise RelayError("cannot read a header: it belongs to no stream")
+            start, end = frames.unpad(flags, data, start, end)
+            skip = 4 if kind == PUSH_PROMISE else 5 if flags & frames.PRIORITY else 0
+            if end - start < skip:
+                raise RelayError("cannot read a header: it is cut short")
+            start += skip
+            if kind == PUSH_PROMISE:
+                self.on_promise()
+                flags &= ~frames.END_STREAM
+            else:
+                verdict = self.on_headers(flags, stream)
+            self._block_stream, self._block_flags = stream, flags
+            if flags & frames.END_HEADERS:
+                self.on_block(flags, stream, data[start:end])
+                return verdict
+            self._block, self._block_bytes = [], 0
+        self._gather(flags, data[start:end])
+        return verdict
+
+    def _gather(self, flags: int, piece: bytes) -> None:
+        block = self._block
+        assert block is not None
+        self._block_bytes += len(piece)
+        if self._block_bytes > _LARGEST_BLOCK:
+            raise RelayError(f"cannot read a header: it is longer than {_LARGEST_BLOCK} bytes")
+        if piece:
+            block.append(piece)
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self.on_block(self._block_flags, self._block_stream, b"".join(block))
+
+    # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
+
+    def passes(self, flags: int, stream: int, length: int) -> bool:
+        """Count a DATA frame that only passes, or say that ``on_data`` must see it."""
+        raise NotImplementedError
+
+    def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
+        """Handle a complete DATA frame."""
+        raise NotImplementedError
+
+    def on_headers(self, flags: int, stream: int) -> int:
+        """Take note that a header begins."""
+        raise NotImplementedError
+
+    def on_block(self, flags: int, stream: int, block: bytes) -> None:
+        """Handle a complete header block; ``flags`` are those of its first frame."""
+        raise NotImplementedError
+
+    def on_promise(self) -> None:
+        """Take note of a PUSH_PROMISE; its block follows with END_STREAM cleared."""
+        raise NotImplementedError
+
+    def on_window(self, stream: int, increment: int) -> int:
+        """Handle a WINDOW_UPDATE."""
+        raise NotImplementedError
+
+    def on_reset(self, stream: int) -> int:
+        """Handle a RST_STREAM."""
+        raise NotImplementedError
+
+    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
+        """Handle a SETTINGS frame, which always passes."""
+        raise NotImplementedError
+
+    def on_goaway(self, last: int) -> None:
+        """Handle a GOAWAY, which always passes."""
+        raise NotImplementedError
