@@ -1,7 +1,7 @@
 """sysfs to ``Machine``, and back to people: the only reader of sysfs, from a root path given to it."""
 
 from proxy.topology.build import described
-from proxy.topology.described import load_machine, machine_from_json
+from proxy.topology.description import load_machine, machine_from_json
 from proxy.topology.facts import machine_to_json
 from proxy.topology.picture import render
 from proxy.topology.reader import read_machine

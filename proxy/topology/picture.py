@@ -100,8 +100,9 @@ def _headline(machine: Machine) -> str:
         words.append(plural(len(machine.nodes), "NUMA node"))
     words += [plural(len(machine.cores), "core"), plural(len(machine.cpus), "CPU")]
     words.append(f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} per core")
-    if all(node.mem_bytes is not None for node in machine.nodes):
-        words.append(size_text(sum(node.mem_bytes or 0 for node in machine.nodes)))
+    sizes = [node.mem_bytes for node in machine.nodes if node.mem_bytes is not None]
+    if len(sizes) == len(machine.nodes):
+        words.append(size_text(sum(sizes)))
     return ", ".join(words)
 
 

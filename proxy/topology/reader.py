@@ -27,6 +27,8 @@ from proxy.topology.nodes import Nodes, read_nodes
 
 _ATTEMPTS = 3
 _LOCAL_DISTANCE = 10
+_ENOUGH = 0.9
+_MIB = 1 << 20
 
 
 def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
@@ -72,6 +74,7 @@ def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
     nodes = read_nodes(tree, online)
     fields = meminfo(proc, "meminfo")
     pages, pages_source = machine_hugepages(tree, fields)
+    _compare_memory(tree, nodes, mem_total(fields))
     told = {name: _cpu_list(tree, name) for name in ("present", "possible", "isolated", "nohz_full")}
     present = CpuSet.from_bits(online) | (told["present"] or CpuSet.from_bits(lists.folders))
     extra: dict[str, object] = {
@@ -99,6 +102,17 @@ def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
         caches=caches,
         extra=extra,
     )
+
+
+def _compare_memory(tree: Tree, nodes: Nodes, total: int | None) -> None:
+    """Note nodes that hold much less than the machine: seen where a VM's memory was plugged in later."""
+    if not total or not nodes.nodes or any(node.mem_bytes is None for node in nodes.nodes):
+        return
+    held = sum(node.mem_bytes or 0 for node in nodes.nodes)
+    if held < total * _ENOUGH:
+        tree.problems.append(
+            f"the nodes hold {held // _MIB} MiB together, /proc/meminfo says {total // _MIB} MiB"
+        )
 
 
 def _cpu_list(tree: Tree, name: str) -> CpuSet | None:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli.topology import topology
+from proxy.model.errors import TopologyError
+from proxy.topology import described, machine_to_json, render, write_sysfs
+
+MACHINE = described(2, 1, 4, 2)
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(topology, args, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_sysfs(MACHINE, tmp_path)
+    return tmp_path
+
+
+def test_picture_of_a_root(root: Path) -> None:
+    assert run("--sysfs-root", str(root)) == render(MACHINE, width=80) + "\n"
+    assert run("--sysfs-root", str(root / "sys")) == render(MACHINE, width=80) + "\n"
+
+
+def test_json_is_the_facts_one_row_per_line(root: Path) -> None:
+    text = run("--sysfs-root", str(root), "--json")
+    facts = json.loads(text)
+    want = json.loads(json.dumps(machine_to_json(MACHINE)))
+    for key in ("cpus", "counts", "cpu_columns", "cpu_rows", "llc", "cores", "packages", "smt"):
+        assert facts[key] == want[key]
+    assert facts["numa"]["nodes"] == want["numa"]["nodes"]
+    assert "  [0, 0, 0, 0, null, 0, 0, 0, 0],\n" in text
+    assert '  "0": {"cpus": "0-3,8-11", "level": 3, "id": 0, "size": "32768K"},\n' in text
+
+
+def test_json_is_taken_back_as_a_description(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(run("--sysfs-root", str(root), "--json"))
+    assert run("--machine", str(path)) == run("--sysfs-root", str(root))
+    assert run("--machine", str(path), "--json") == path.read_text()
+
+
+def test_ascii(root: Path) -> None:
+    assert run("--sysfs-root", str(root), "--ascii").isascii()
+
+
+def test_another_proc(root: Path, tmp_path: Path) -> None:
+    proc = tmp_path / "other"
+    proc.mkdir()
+    (proc / "meminfo").write_text("MemTotal: 5 kB\n")
+    facts = json.loads(run("--sysfs-root", str(root), "--procfs-root", str(proc), "--json"))
+    assert facts["memory"]["total_bytes"] == 5 * 1024
+
+
+def test_no_machine_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="cannot read the machine"):
+        run("--sysfs-root", str(tmp_path))
