@@ -136,6 +136,13 @@ def test_refused_permission_is_not_repeated_for_ever() -> None:
     assert files.writes == [("pod/c", "cpuset.cpus", "1")]
 
 
+def test_parents_are_widened_for_no_other_refusal() -> None:
+    files = Stubborn(errno.EBUSY)
+    with pytest.raises(CgroupError, match="EBUSY"):
+        KernelCgroups(Path("/none"), 1, files).write("pod/c", CpuSet([12]), None)
+    assert files.writes == [("pod/c", "cpuset.cpus", "12")]
+
+
 def test_a_value_that_does_not_stick_is_an_error() -> None:
     with pytest.raises(CgroupError, match="reads 0 afterwards"):
         KernelCgroups(Path("/none"), 1, Stubborn()).write("pod/c", CpuSet([1]), None)

@@ -322,7 +322,10 @@ class TestRulesOfV2:
     def test_parents_that_inherit_are_left_alone(self, bed: Bed) -> None:
         bed.mkdir("a")
         path = bed.mkdir("a/b")
-        bed.groups.write(path, bed.few, None)
+        bed.put("", "cpuset.cpus", str(bed.few))
+        assert bed.groups.write(path, bed.rest, None) is True
+        assert bed.groups.read(path).effective_cpus == bed.rest
+        assert bed.groups.read(bed.base).cpus == bed.cpus
         assert not bed.groups.read(bed.path("a")).cpus
 
     def test_offline_cpus_are_no_error_while_one_is_online(self, bed: Bed) -> None:

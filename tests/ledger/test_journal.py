@@ -96,6 +96,7 @@ def test_an_unfinished_end_is_cut_and_writing_goes_on(home: Path) -> None:
     ledger, notes = open_ledger(home, "m1")
     assert "repaired" in notes[0]
     assert ledger.entries == {"a": {}}
+    assert file.read_bytes().endswith(b'{"a":{}}}\n')
     ledger.write({"c": {}})
     ledger.close()
     assert stored(home) == {"a": {}, "c": {}}
