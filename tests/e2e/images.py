@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAUSE = "localhost/pause:1"
+WAIT = ["/bin/tail", "-f", "/dev/null"]  # what a sandbox does (not sleep, which the suite looks for by name)
 BUSYBOX = "localhost/busybox:1"
 
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -37,9 +38,9 @@ GROUPS = "root:x:0:\nwww-data:x:33:\nnogroup:x:65534:\n"
 
 
 def web_server(port: int) -> str:
-    """A script in place of a web server: the pid file is what a test waits for, the page what it fetches."""
+    """A script in place of a web server: the suite looks at its pid file, command line, log and page."""
     return (
-        "#!/bin/sh\ntrap 'exit 0' TERM QUIT INT\necho $$ > /var/run/nginx.pid\n"
+        "#!/bin/sh\ntrap 'exit 0' TERM QUIT INT\necho $$ > /var/run/nginx.pid; echo httpd is up\n"
         f"httpd -p {port} -h /srv\nwhile :; do sleep 3600 & wait $!; done\n"
     )
 
@@ -170,7 +171,7 @@ class Store:
 def _suite_images(store: Store, base: bytes) -> None:
     """What the conformance suite pulls, by repository path (no host)."""
     shell = {"Cmd": ["sh"]}
-    pause = {"Entrypoint": ["/bin/sleep", "2147483647"]}
+    pause = {"Entrypoint": WAIT}
     mark = [
         base,
         Layer().file("mark", "3.9").close(),
@@ -184,7 +185,7 @@ def _suite_images(store: Store, base: bytes) -> None:
         ([f"{own}hostnet-nginx-{ARCH}:latest"], 12003),
     ):
         script = Layer().file("usr/sbin/nginx", web_server(port), 0o755).close()
-        store.image(names, [base, script], Cmd=["/usr/sbin/nginx"])
+        store.image(names, [base, script], Cmd=["/usr/sbin/nginx", "master process"])
     program = euid_program() if ARCH == "amd64" else b"#!/bin/sh\nexec id -u\n"
     setuid = Layer().file("nnp", program, 0o4755).close()
     store.image([e2e + "nonewprivs:1.3"], [base, setuid], Entrypoint=["/nnp"])
@@ -219,7 +220,7 @@ def build(folder: Path, busybox: Path = Path("/bin/busybox")) -> Path:
 
     local = Store(folder / "local")
     local.folder.mkdir(exist_ok=True)
-    local.image([PAUSE], [base, Layer().file("pause", "").close()], Entrypoint=["/bin/sleep", "2147483647"])
+    local.image([PAUSE], [base, Layer().file("pause", "").close()], Entrypoint=WAIT)
     local.image([BUSYBOX], [base], Cmd=["sh"])
     tar_path = folder / "images.tar"
     with tarfile.open(tar_path, "w") as tar:
