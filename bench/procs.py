@@ -1,0 +1,191 @@
+"""Measured processes: started in a folder of their own, watched through /proc, ended by their id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+ROOT = BENCH.parent
+# Large reads neither map nor unmap memory. For the tools and the plain proxy; topoproxy sets it by itself.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+
+
+class BenchError(Exception):
+    """A measurement could not be made."""
+
+
+def environment(*, malloc: bool) -> dict[str, str]:
+    """The environment of a process, with the malloc thresholds or certainly without."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MALLOC_", "NOTIFY_", "LISTEN_"))
+    }
+    return kept | (MALLOC if malloc else {})
+
+
+def wait_until(probe: Callable[[], bool], seconds: float, what: str, running: Process | None = None) -> float:
+    """Poll until ``probe`` holds; gives the seconds that took.
+
+    Raises:
+        BenchError: It did not hold in time, or the process ended.
+    """
+    begun = time.perf_counter()
+    while not probe():
+        if time.perf_counter() - begun > seconds:
+            raise BenchError(f"{what}: not within {seconds:g} s{running.last_words() if running else ''}")
+        if running is not None and running.popen.poll() is not None:
+            raise BenchError(f"{what}: it ended with code {running.popen.returncode}{running.last_words()}")
+        time.sleep(0.001)
+    return time.perf_counter() - begun
+
+
+def connects(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class Process:
+    """A child of ours with its socket."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    sock: Path
+    log: Path
+    listening_ms: float = 0.0
+    pid: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pid = self.popen.pid
+
+    def last_words(self) -> str:
+        text = self.log.read_text(errors="replace").strip()[-600:]
+        return f"\n{text}" if text else ""
+
+    def cpu_ms(self) -> float:
+        """User and system time so far, of all threads, those that ended included."""
+        clock = (
+            ~self.pid << 3 | 2
+        )  # Linux: the CPU clock of another process, by its id (clock_getcpuclockid(3))
+        return time.clock_gettime_ns(clock) / 1e6
+
+    def memory_mb(self, key: str = "VmRSS") -> float:
+        """Resident memory now (VmRSS) or at most (VmHWM), MB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise BenchError(f"cannot read the memory of {self.name}: no {key} in /proc/{self.pid}/status")
+
+    def end(self, *, hard: bool = False) -> None:
+        """Ask it to leave, and see to it that it is gone."""
+        if self.popen.poll() is None:
+            self.popen.kill() if hard else self.popen.terminate()
+            try:
+                self.popen.wait(5)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+
+
+def start(name: str, argv: Sequence[str], sock: Path, *, malloc: bool, seconds: float = 10.0) -> Process:
+    """Start a process and wait until its socket accepts; ``listening_ms`` says how long that took."""
+    sock.unlink(missing_ok=True)
+    log = sock.with_suffix(".log")
+    with log.open("ab") as output:
+        popen = subprocess.Popen(  # the argument vector is ours
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(malloc=malloc),
+            cwd=sock.parent,
+        )
+    process = Process(name, popen, sock, log)
+    try:
+        took = wait_until(lambda: connects(sock), seconds, f"cannot start {name}", process)
+    except BaseException:
+        process.end(hard=True)
+        raise
+    process.listening_ms = took * 1000
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to measure.
+
+    Attributes:
+        name: As in the tables.
+        argv: Makes the command line from the folder, the socket to listen on and the runtime's socket.
+        malloc: Whether to set the malloc thresholds for it.
+    """
+
+    name: str
+    argv: Callable[[Path, Path, Path], list[str]]
+    malloc: bool = False
+
+    def start(self, folder: Path, runtime: Path, tag: str = "") -> Process:
+        """Start it with a folder of its own."""
+        own = folder / f"{self.name.replace(' ', '-')}{tag}"
+        own.mkdir(exist_ok=True)
+        sock = own / "cri.sock"
+        return start(self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc)
+
+
+def backend_argv(sock: Path) -> list[str]:
+    return [sys.executable, str(BENCH / "backend.py"), "--listen", str(sock)]
+
+
+def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
+    from proxy.apply.folder import FolderCgroups
+    from proxy.model.idset import CpuSet, Mask
+
+    online = Path("/sys/devices/system/cpu/online").read_text().strip()
+    nodes = Path("/sys/devices/system/node/online")
+    mask = Mask.parse(nodes.read_text().strip()) if nodes.exists() else Mask([0])
+    FolderCgroups(folder / "cgroup", CpuSet.parse(online), mask, 2)
+    config = folder / "config.yaml"
+    config.write_text("apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\n")
+    beside = Path(sys.executable).parent / "topoproxy"
+    command = [str(beside)] if beside.exists() else [sys.executable, "-m", "proxy.cli.main"]
+    options = {
+        "--config": config,
+        "--listen": f"unix://{sock}",
+        "--runtime": f"unix://{runtime}",
+        "--admin": f"unix://{folder / 'admin.sock'}",
+        "--state-dir": folder / "state",
+        "--cgroup-root": folder / "cgroup",
+    }
+    return [*command, "serve", *(str(part) for pair in options.items() for part in pair)]
+
+
+def _plain(folder: Path, sock: Path, runtime: Path) -> list[str]:
+    return [sys.executable, str(BENCH / "plain_proxy.py"), "--listen", str(sock), "--runtime", str(runtime)]
+
+
+TOPOPROXY = Target("topoproxy", _topoproxy)
+PLAIN = Target("plain grpc.aio", _plain, malloc=True)
+
+
+@contextlib.contextmanager
+def ended(processes: list[Process]) -> Iterator[list[Process]]:
+    """End all processes of the list when the block is left, the newest first."""
+    try:
+        yield processes
+    finally:
+        for process in reversed(processes):
+            process.end()
