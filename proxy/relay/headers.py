@@ -56,8 +56,8 @@ class Follower:
             static: Its values in the static table, by index.
         """
         self._wanted = wanted
-        self._static = static
-        self._table: deque[tuple[int, int, bool, str | None]] = deque()  # size, name length, wanted, value
+        self._static = {0x80 | index: value for index, value in static.items()}
+        self._table: deque[tuple[int, int, str | None]] = deque()  # size, length of name, value if wanted
         self._used = 0
         self._texts: dict[bytes, str] = {}
         self._inert: set[bytes] = set()
@@ -86,12 +86,13 @@ class Follower:
         """Follow a complete header block.
 
         Returns:
-            The (last) value of the wanted field, or None where the block does not hold it.
+            The value of the wanted field, or None where the block does not hold it.
 
         Raises:
             RelayError: The block is not valid.
         """
         found: str | None = None
+        table, static = self._table, self._static
         pos, end = 0, len(block)
         fresh = True
         try:
@@ -100,24 +101,23 @@ class Follower:
                 pos += 1
                 if byte > 0xBD:  # indexed, dynamic table
                     if byte == 0xFF:
-                        index, pos = _integer(block, pos, 0x7F)
-                    else:
-                        index = byte & 0x7F
-                    entry = self._table[_STATIC - index]
-                    if entry[2]:
-                        found = entry[3]
+                        if block[pos] < 0x80:
+                            byte += block[pos]
+                            pos += 1
+                        else:
+                            byte, pos = _integer(block, pos, 0xFF)
+                    if found is None:
+                        found = table[0xBD - byte][2]
                 elif byte > 0x80:  # indexed, static table
-                    if byte & 0x7F in self._static:
-                        found = self._static[byte & 0x7F]
-                elif byte & 0xE0 == 0x20:
-                    pos = self._resize(block, pos, byte, fresh)
-                    continue
-                elif byte == 0x80:
-                    raise RelayError("cannot read a header: index 0")
-                else:
+                    if byte in static:
+                        found = static[byte]
+                elif byte & 0xE0 != 0x20 and byte != 0x80:
                     pos, value = self._literal(block, pos, byte)
                     if value is not None:
                         found = value
+                else:
+                    pos = self._resize(block, pos, byte, fresh)
+                    continue
                 fresh = False
         except IndexError:
             raise RelayError("cannot read a header: it is cut short or names no table entry") from None
@@ -127,7 +127,7 @@ class Follower:
         size = byte & 0x1F
         if size == 0x1F:
             size, pos = _integer(block, pos, 0x1F)
-        if not fresh or size > self.cap:
+        if not fresh or byte == 0x80 or size > self.cap:
             raise RelayError(
                 f"cannot follow the header table: size {size} is not allowed here (at most {self.cap})"
             )
@@ -143,14 +143,15 @@ class Follower:
         index = byte & mask
         if index == mask:
             index, pos = _integer(block, pos, mask)
-        if not index:
+        if index > _STATIC:
+            _, name_length, known = self._table[_STATIC - index]
+            wanted = known is not None
+        elif index:
+            name_length, wanted = _NAME_LENGTHS[index], index | 0x80 in self._static
+        else:
             coded, pos, end = _string(block, pos)
             name = huffman.decode(block[pos:end]) if coded else block[pos:end]
             name_length, wanted, pos = len(name), name == self._wanted, end
-        elif index <= _STATIC:
-            name_length, wanted = _NAME_LENGTHS[index], index in self._static
-        else:
-            _, name_length, wanted, _ = self._table[_STATIC - index]
         coded, pos, end = _string(block, pos)
         value = self._text(block[pos:end], coded) if wanted else None
         if keep:
@@ -158,7 +159,7 @@ class Follower:
             size += name_length + _ENTRY_OVERHEAD
             self.changes += 1
             self._used += size
-            self._table.append((size, name_length, wanted, value))
+            self._table.append((size, name_length, value))
             if self._used > self.size:
                 self._evict()
         return end, value

@@ -1,11 +1,11 @@
 """Huffman coded header strings (RFC 7541, 5.2), one byte a step.
 
 Theory: a Huffman decoder is an automaton whose states are the inner nodes of the code tree. hpack ships its
-transitions for half a byte (16 for each of 256 states). Two half steps make a byte step; the result of a byte
-step, that is the next state and how many symbols came out, is kept in two flat tables of 64 KiB that are
-filled as they are needed. The *length* of a string, all that following a header table needs, then costs two
-look-ups for each byte. Strings whose text matters are few (paths, grpc-status) and are decoded by half steps;
-the caller caches them.
+transitions for half a byte (16 for each of 256 states). Two half steps make a byte step: the next state, how
+many symbols came out, and whether a string may end there. The byte steps of one state make a row of 256; a
+row is built when a string first gets to its state, and steps point to rows, so that following a string is one
+look-up for each byte. The *length* of a string is all that following a header table needs. Strings whose text
+matters are few (paths, grpc-status) and are decoded by half steps; the caller caches them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_F
 
 from proxy.relay.events import RelayError
 
-_UNKNOWN = 255
-_INVALID = 254
-_counts = (
-    bytearray(b"\xff") * 65536
-)  # symbols that a byte step gives; 255: not computed yet; 254: no such code
-_states = bytearray(65536)  # state after the step
-_ends = bytearray(65536)  # 1 where a string may end after the step: what is left is valid padding
+Row = list["Step | None"]  # by byte; None: no such code; empty: not built yet
+Step = tuple[Row, int, bool]  # next row, symbols, whether what is left over is valid padding
+
+_rows: list[Row] = [[] for _ in range(256)]
+_states = {id(row): state for state, row in enumerate(_rows)}
+_steps: dict[tuple[int, int, bool], Step] = {}  # equal steps are one object
 
 
 def length(raw: bytes) -> int:
@@ -29,16 +28,15 @@ def length(raw: bytes) -> int:
     Raises:
         RelayError: The string is not valid.
     """
-    counts, states = _counts, _states
-    total = state = key = 0
+    total = 0
+    row, ends = _rows[0], True
     for byte in raw:
-        key = state << 8 | byte
-        count = counts[key]
-        if count >= _INVALID:
-            count = _learn(key)
+        step = row[byte] if row else _build(row)[byte]
+        if step is None:
+            raise RelayError("cannot read a header: a Huffman string holds no valid code")
+        row, count, ends = step
         total += count
-        state = states[key]
-    if raw and not _ends[key]:
+    if not ends:
         raise RelayError("cannot read a header: a Huffman string ends inside a symbol")
     return total
 
@@ -63,17 +61,15 @@ def decode(raw: bytes) -> bytes:
     return bytes(out)
 
 
-def _learn(key: int) -> int:
-    """Fill in one byte step; ``key`` is state * 256 + byte."""
-    if _counts[key] == _UNKNOWN:
-        state, count, flags, failed = key >> 8, 0, 0, False
-        for half in (key >> 4 & 15, key & 15):
-            state, flags, _ = HUFFMAN_TABLE[state * 16 + half]
-            failed = failed or bool(flags & HUFFMAN_FAIL)
-            count += bool(flags & HUFFMAN_EMIT_SYMBOL)
-        _counts[key] = _INVALID if failed else count
-        _states[key] = state
-        _ends[key] = flags & HUFFMAN_COMPLETE
-    if _counts[key] == _INVALID:
-        raise RelayError("cannot read a header: a Huffman string holds no valid code")
-    return _counts[key]
+def _build(row: Row) -> Row:
+    start = _states[id(row)] * 16
+    for byte in range(256):
+        middle, first, _ = HUFFMAN_TABLE[start + (byte >> 4)]
+        state, second, _ = HUFFMAN_TABLE[middle * 16 + (byte & 15)]
+        if (first | second) & HUFFMAN_FAIL:
+            row.append(None)
+        else:
+            count = bool(first & HUFFMAN_EMIT_SYMBOL) + bool(second & HUFFMAN_EMIT_SYMBOL)
+            key = state, count, bool(second & HUFFMAN_COMPLETE)
+            row.append(_steps.setdefault(key, (_rows[state], count, key[2])))
+    return row

@@ -22,15 +22,14 @@ class Requests(Walker):
             or None.
     """
 
-    __slots__ = ("_client_settings", "_intercepts", "_last", "_preface", "announced", "follower", "streams")
+    __slots__ = ("_client_settings", "_intercepts", "_last", "announced", "follower", "streams")
 
     streams: Streams
     _client_settings: Callable[[int, int], None]
 
     def __init__(self, intercepts: Callable[[str], bool]) -> None:
-        super().__init__()
+        super().__init__(frames.PREFACE)
         self._intercepts = intercepts
-        self._preface = frames.PREFACE
         self._last = 0
         self.follower = Follower(b":path", {4: "/", 5: "/index.html"})
         self.announced: deque[int | None] = deque()
@@ -44,19 +43,6 @@ class Requests(Walker):
         """
         self.streams = streams
         self._client_settings = client_settings
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes of any length, the connection preface first."""
-        if self._preface:
-            count = min(len(self._preface), len(data))
-            if data[:count] != self._preface[:count]:
-                raise RelayError("cannot serve the client: it does not speak HTTP/2")
-            self._preface = self._preface[count:]
-            self.out.append(data[:count])
-            data = data[count:]
-            if not data:
-                return
-        super().feed(data)
 
     def passes(self, flags: int, stream: int, length: int) -> bool:
         """Count DATA of a stream that is not ours, if the runtime has window for it."""

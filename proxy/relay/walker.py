@@ -24,12 +24,13 @@ from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.events import RelayError
-from proxy.relay.frames import CONTINUATION, DATA, HEADERS, PUSH_PROMISE, STREAM_ID
+from proxy.relay.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, PUSH_PROMISE, STREAM_ID
 
 KEEP: Final = 0
 CUT: Final = 1
 LAST: Final = 2
 _HEAD: Final = 9
+_SHAPE: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY
 _LARGEST_BLOCK: Final = 16 << 20
 _FIXED: Final = {frames.RST_STREAM: 4, frames.WINDOW_UPDATE: 4}
 
@@ -43,12 +44,18 @@ class Walker:
     """
 
     __slots__ = (
-        "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_have", "_need",
-        "_parts", "_passing", "largest", "out",
+        "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_greeting", "_have",
+        "_need", "_parts", "_passing", "largest", "out",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, greeting: bytes = b"") -> None:
+        """Begin.
+
+        Args:
+            greeting: What must come before the first frame.
+        """
         self.out: list[bytes] = []
+        self._greeting = greeting
         self.largest = frames.DEFAULT_FRAME
         self._busy = False
         self._deferred: list[bytes] = []
@@ -78,7 +85,10 @@ class Walker:
         Raises:
             RelayError: The peer broke the protocol; the walker is of no use any more.
         """
-        if self._passing:
+        pos = 0
+        if self._greeting:
+            pos = self._greet(data)
+        elif self._passing:
             pos = self._pass_on(data)
         elif self._parts:
             self._parts.append(data)
@@ -87,9 +97,6 @@ class Walker:
                 return
             data = b"".join(self._parts)
             self._parts.clear()
-            pos = 0
-        else:
-            pos = 0
         self._busy = True
         mark, pos = self._walk(data, pos)
         self._busy = False
@@ -112,6 +119,7 @@ class Walker:
             mark = self._flush(data, 0, pos)
         while pos + _HEAD <= size:
             word, flags, stream = head(data, pos)
+            stream &= STREAM_ID
             end = pos + _HEAD + (word >> 8)
             kind = word & 0xFF
             if word >> 8 > self.largest or (self._block is not None and kind != CONTINUATION):
@@ -119,7 +127,7 @@ class Walker:
                     f"cannot read a frame: type {kind} with {word >> 8} bytes may not stand here "
                     f"(at most {self.largest} bytes, and an open header goes first)"
                 )
-            if kind == DATA and passes(flags, stream & STREAM_ID, word >> 8):
+            if kind == DATA and passes(flags, stream, word >> 8):
                 if end > size:
                     self._passing = end - size
                     return mark, size
@@ -127,7 +135,11 @@ class Walker:
                 continue
             if end > size:
                 break
-            verdict = self._frame(kind, flags, stream & STREAM_ID, data, pos + _HEAD, end)
+            if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream:
+                verdict = self.on_headers(flags, stream)
+                self.on_block(flags, stream, data[pos + _HEAD : end])
+            else:
+                verdict = self._frame(kind, flags, stream, data, pos + _HEAD, end)
             if verdict != KEEP:
                 if pos > mark:
                     self.out.append(data[mark:pos])
@@ -145,6 +157,14 @@ class Walker:
             self.out.append(data[mark:pos])
         self._pour()
         return pos
+
+    def _greet(self, data: bytes) -> int:
+        """Let the greeting pass; returns where what has come of it ends."""
+        count = min(len(self._greeting), len(data))
+        if data[:count] != self._greeting[:count]:
+            raise RelayError("cannot serve the client: it does not speak HTTP/2")
+        self._greeting = self._greeting[count:]
+        return count
 
     def _pass_on(self, data: bytes) -> int:
         """Let the rest of a DATA frame pass; returns where it ends."""
