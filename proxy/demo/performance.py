@@ -10,7 +10,7 @@ from proxy.demo.client import PodSpec, Started
 from proxy.demo.expect import Expectation
 from proxy.demo.picture import Picture
 from proxy.demo.screen import Screen
-from proxy.demo.snapshot import DemoError, Snapshot
+from proxy.demo.snapshot import DemoError, Snapshot, named
 from proxy.demo.stage import Stage
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
@@ -28,12 +28,15 @@ class Step:
         why: One or two sentences for the reader.
         act: Does it, and gives sentences about what it checked by itself.
         at_once: True where the files must be right when the call returns, not a moment later.
+        middle: True to show the node as it was when the create reached the runtime, where that can be seen;
+            afterwards it must be as it was before.
     """
 
     title: str
     why: str
     act: Callable[[], list[str]]
     at_once: bool = False
+    middle: bool = False
 
 
 class Performance:
@@ -70,7 +73,13 @@ class Performance:
         except (DemoError, TopoproxyError):
             self._picture.draw(before, self.stage.look())
             raise
-        self._picture.draw(before, after)
+        if step.middle and before.seen != after.seen:
+            raise DemoError("the cgroup files are not as they were before")
+        if step.middle and self.stage.at_create is not None:
+            self._picture.draw(before, self.stage.at_create, "meanwhile")
+            sentences.append("Afterwards every cgroup file reads as before.")
+        else:
+            self._picture.draw(before, after)
         self.screen.line()
         for sentence in sentences:
             self.screen.proof(sentence)
@@ -156,7 +165,7 @@ class Performance:
                 raise DemoError(
                     f"{one.name} was still on CPUs {one.cpus} when the create of {spec.name} arrived"
                 )
-        return f"When the create reached the runtime, nobody was on CPUs {cpus} any more."
+        return f"When the create reached the runtime, nobody was on {named(cpus)} any more."
 
 
 def told(sentence: str) -> list[str]:

@@ -56,13 +56,18 @@ class Picture:
     def _size(self, core: CpuSet) -> int:
         return len(core) * self._cell + 1
 
-    def draw(self, before: Snapshot, after: Snapshot) -> None:
-        """Show one step."""
+    def draw(self, before: Snapshot, after: Snapshot, when: str = "after") -> None:
+        """Show one step; ``when`` says what the second snapshot is."""
+        owners = [[one.owner_of(cpu) for cpu in self._machine.online] for one in (before, after)]
+        still = [[owner and owner.name for owner in row] for row in owners]
         for band in self._rows:
             self._screen.line()
             self._heads(band)
-            self._owners("before", before, band)
-            self._owners("after", after, band)
+            if still[0] == still[1]:
+                self._owners("owners", "unchanged" if when == "after" else when, after, band)
+            else:
+                self._owners("owners", "before", before, band)
+                self._owners("", when, after, band)
             self._screen.line()
             for name in dict.fromkeys((*before.names, *after.names)):
                 self._container(_find(before, name), _find(after, name), band)
@@ -80,13 +85,14 @@ class Picture:
                 "",
             )
             heads.append(next(text for text in texts if len(text) < size or not text).ljust(size))
-        self._screen.line(" " * (_LEFT + self._cell - 1) + self._screen.paint(" ".join(heads), "2"))
+        if any(map(str.strip, heads)):
+            self._screen.line(" " * (_LEFT + self._cell - 1) + self._screen.paint(" ".join(heads), "2"))
         tight = self._cell == self._digits > 1
         firsts = {core.first() for cores in band for core in cores}
         ids = self._cells(band, lambda cpu: ("" if tight and cpu not in firsts else str(cpu), ("2",)))
         self._row("", "", ids)
 
-    def _owners(self, when: str, snapshot: Snapshot, band: list[list[CpuSet]]) -> None:
+    def _owners(self, label: str, when: str, snapshot: Snapshot, band: list[list[CpuSet]]) -> None:
         free = self._screen.glyph("·", ".")
 
         def cell(cpu: int) -> tuple[str, tuple[str, ...]]:
@@ -95,7 +101,6 @@ class Picture:
                 return free, ("2",)
             return owner.name[:1].upper(), (CLASS_COLOURS[owner.label], "1")
 
-        label = "owners" if when == "before" else ""
         named = list(dict.fromkeys(o.name for c in self._machine.online if (o := snapshot.owner_of(c))))
         text = ", ".join(named) if len(", ".join(named)) <= self._room(band) else f"{len(named)} owners"
         self._row(label, when, self._cells(band, cell), text if named else "nobody")

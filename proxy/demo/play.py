@@ -69,7 +69,7 @@ def play(screen: Screen, options: Options) -> bool:
 
 
 def _welcome(screen: Screen, stage: Stage) -> None:
-    screen.title(0, "topoproxy: containers on the CPUs and memory nodes that were chosen for them")
+    screen.title(0, "topoproxy: containers run on the CPUs that were chosen for them")
     screen.paragraph(stage.about)
     screen.line()
     screen.paragraph(f"The machine: {_words(stage.machine)}.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from proxy.demo.client import PodSpec
 from proxy.demo.parts import Parts
 from proxy.demo.performance import Performance, Step, told
-from proxy.demo.snapshot import DemoError
+from proxy.demo.snapshot import DemoError, named
 from proxy.demo.troubles import Troubles
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
@@ -59,7 +59,7 @@ class Scenario:
         return self._owner(
             PodSpec("trading", "LSE", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
-            f"trading (LSE) takes CPUs {cpus}",
+            f"trading (LSE) takes {named(cpus)}",
             "The scheduler named these CPUs in the pod's annotation, and LSE shares them with nobody. The "
             "others leave them first: the create is held until the kernel says that they are gone.",
         )
@@ -69,7 +69,7 @@ class Scenario:
         return self._owner(
             PodSpec("search", "LSR", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
-            f"search (LSR) takes CPUs {cpus}, BE may stay",
+            f"search (LSR) takes {named(cpus)}, BE may stay",
             "LSR owns its CPUs as LSE does, but lends what it does not use to BE: the shared pool loses "
             "them, the BE pool keeps them.",
         )

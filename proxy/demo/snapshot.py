@@ -14,6 +14,11 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
 
+def named(cpus: CpuSet) -> str:
+    """Write a set of CPUs in a sentence: ``CPU 3`` or ``CPUs 3-4``."""
+    return f"CPU{'s' if len(cpus) != 1 else ''} {cpus}"
+
+
 class DemoError(Exception):
     """What is there is not what was claimed."""
 
@@ -83,7 +88,7 @@ class Snapshot:
                 clash = owner.cpus & other.cpus
                 if other is owner or not clash or (other.background and not owner.hard):
                     continue
-                raise DemoError(f"{other.name} may run on CPUs {clash}, which {owner.name} owns")
+                raise DemoError(f"{other.name} may run on {named(clash)}, which {owner.name} owns")
 
 
 def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:

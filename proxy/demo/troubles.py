@@ -9,7 +9,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.demo.client import PodSpec
 from proxy.demo.parts import Parts
 from proxy.demo.performance import Performance, Step, told
-from proxy.demo.snapshot import DemoError
+from proxy.demo.snapshot import DemoError, named
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
@@ -36,9 +36,10 @@ class Troubles:
             ]
 
         return Step(
-            f"Two LSE pods that cannot be: CPUs {absent} do not exist, CPUs {self._parts.lse} are owned",
-            "LSE would rather not run than run elsewhere, so the create is refused with the reason. The "
-            "runtime never hears of it, and nobody moves.",
+            "Two LSE pods that cannot be placed",
+            f"One asks for {named(absent)}, which this machine does not have, the other for trading's "
+            f"{named(self._parts.lse)}. LSE would rather not run than run elsewhere: the create is refused "
+            "with the reason, the runtime never hears of it, and nobody moves.",
             act,
             at_once=True,
         )
@@ -75,10 +76,11 @@ class Troubles:
             return [*told(self._show.left_before(spec, cpus)), own]
 
         return Step(
-            f"risky (LSE) would take CPUs {cpus}, but the runtime fails",
+            f"risky (LSE) would take {named(cpus)}, but the runtime fails",
             "The others had left already when the runtime's error came. It goes up as it is, and they are "
             "put back: after a failed create the node is as before.",
             act,
+            middle=True,
         )
 
     def update(self) -> Step:
@@ -96,9 +98,7 @@ class Troubles:
                 raise DemoError(f"the runtime has cpu_shares {cpu.get('shares')}, kubelet sent 4096")
             if CpuSet.parse(cpu.get("cpus", "")) != self._show.expected.shared:
                 raise DemoError(f"the runtime has saved CPUs {cpu.get('cpus')!r}")
-            return [
-                f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']} instead of {everything}."
-            ]
+            return [f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']}, not {everything}."]
 
         return Step(
             "kubelet updates web, with a cpuset of its own",

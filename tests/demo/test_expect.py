@@ -47,10 +47,10 @@ def test_the_rules():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (node(web="0-2,6-15"), "web may run on CPUs 2, which trading owns"),
-        (node(web="0-1,4,6-15"), "web may run on CPUs 4, which search owns"),
+        (node(web="0-2,6-15"), "web may run on CPU 2, which trading owns"),
+        (node(web="0-1,4,6-15"), "web may run on CPU 4, which search owns"),
         (node(batch="0-15"), "batch may run on CPUs 2-3, which trading owns"),
-        (node(search="3-4"), "trading|search may run on CPUs 3"),
+        (node(search="3-4"), "trading|search may run on CPU 3"),
         (node(web=""), "web has an empty cpuset"),
         (node(near=""), "trading has an empty cpuset"),
         (node(web="0"), "web has CPUs 0, expected 0-1,6-15"),

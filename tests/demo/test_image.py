@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import tarfile
+
+import pytest
+
+from proxy.demo.image import IMAGE, write_image
+from proxy.model.errors import UnavailableError
+
+
+def elf(*kinds: int) -> bytes:
+    """A 64-bit ELF file with program headers of the kinds."""
+    head = (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0, 64, 0, 0, 64, 56, len(kinds), 0, 0, 0)
+    )
+    return head + b"".join(struct.pack("<I", kind) + bytes(52) for kind in kinds)
+
+
+def test_the_archive_is_an_oci_layout(tmp_path):
+    program = elf(1, 2)
+    (tmp_path / "busybox").write_bytes(program)
+    write_image(tmp_path / "image.tar", tmp_path / "busybox")
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        files = {m.name: tar.extractfile(m).read() for m in tar}
+    blobs = {
+        name.removeprefix("blobs/sha256/"): data for name, data in files.items() if name.startswith("blobs/")
+    }
+    assert all(hashlib.sha256(data).hexdigest() == digest for digest, data in blobs.items())
+
+    def blob(entry):
+        data = blobs[entry["digest"].removeprefix("sha256:")]
+        assert len(data) == entry["size"]
+        return data
+
+    (entry,) = json.loads(files["index.json"])["manifests"]
+    assert entry["annotations"]["io.containerd.image.name"] == IMAGE
+    manifest = json.loads(blob(entry))
+    config = json.loads(blob(manifest["config"]))
+    layer = blob(manifest["layers"][0])
+    assert config["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(layer).hexdigest()]
+    with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+        assert tar.extractfile("bin/busybox").read() == program
+        assert tar.getmember("bin/busybox").mode == 0o755
+        assert tar.getmember("bin/sleep").linkname == "busybox"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [(elf(1, 3), "not a static program"), (b"#!/bin/sh\n", "not a static program"), (None, "No such file")],
+)
+def test_only_a_static_busybox_will_do(tmp_path, program, words):
+    if program is not None:
+        (tmp_path / "busybox").write_bytes(program)
+    with pytest.raises(UnavailableError, match=words):
+        write_image(tmp_path / "image.tar", tmp_path / "busybox")
+    assert not (tmp_path / "image.tar").exists()

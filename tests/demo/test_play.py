@@ -1,0 +1,123 @@
+"""The demonstration itself, on the imagined node; and that it fails when it should."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli.demo import demo
+from proxy.demo.client import CriClient
+from proxy.demo.parts import Parts
+from proxy.demo.performance import Performance
+from proxy.demo.play import Options, play
+from proxy.demo.runtime import StandInRuntime
+from proxy.demo.scenario import Scenario
+from proxy.demo.screen import Screen
+from proxy.demo.snapshot import DemoError
+from proxy.demo.stage import Stage, standin_stage
+from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.topology.build import described
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_it_is_true(version):
+    out = io.StringIO()
+    assert play(Screen(out, width=80), Options(version=version)), out.getvalue()
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for word in (
+        "INVALID_ARGUMENT",
+        "FAILED_PRECONDITION",
+        "kill -9",
+        "no space left on device",
+        "That was it",
+    ):
+        assert word in text
+
+
+def test_on_a_machine_of_two_cpus(tmp_path):
+    out = io.StringIO()
+    with standin_stage(tmp_path, described(1, 1, 1, 2, sibling_offset=False)) as stage:
+        show = Performance(stage, Screen(out, width=80))
+        for step in Scenario(show).steps():
+            show.perform(step)
+    assert "trading (LSE) takes CPU 1" in out.getvalue()
+
+
+def test_the_command():
+    done = CliRunner().invoke(demo, ["--fast", "--width", "100", "--keep"])
+    assert done.exit_code == 0, done.output
+    assert "\x1b[" not in done.output
+    folder = Path(done.output.split("files are left in ")[1].split()[0])
+    assert (folder / "config.yaml").is_file()
+    assert (folder / "cgroup/kubepods").is_dir()
+
+
+class NoProxy:
+    """A proxy that is not there: the client speaks to the runtime."""
+
+    pid = 0
+    log = Path("/dev/null")
+
+
+class Unjudged(Stage):
+    def status(self):
+        rows = [
+            {"ref": f"demo/{one.name}/main", "cpus": str(one.cpus), "phase": "running", "reason": ""}
+            for one in self.look().seen
+        ]
+        return {"containers": rows, "violations": [], "exclusive": [], "ready": True}
+
+
+def unplaced(cgroups, runtime: StandInRuntime, client: CriClient):
+    machine = described(2, 1, 2, 2, sibling_offset=False)
+    stage = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
+    return Performance(stage, Screen(io.StringIO(), width=80))
+
+
+def test_without_the_proxy_it_fails(cgroups, runtime, client):
+    show = unplaced(cgroups, runtime, client)
+    first, second, *_ = Scenario(show).steps()
+    show.perform(first)  # all CPUs for everybody is what a runtime does by itself
+    with pytest.raises(DemoError, match="which trading owns"):
+        show.perform(second)
+
+
+def test_troubles_are_noticed_without_the_proxy(cgroups, runtime, client):
+    for at in ("cannot be placed", "the runtime fails"):
+        show = unplaced(cgroups, runtime, client)
+        first, *rest = Scenario(show).steps()
+        show.perform(first)
+        with pytest.raises((DemoError, TopoproxyError)):
+            show.perform(next(step for step in rest if at in step.title))
+        for pod in show.stage.pods:
+            client.end_pod(pod)
+
+
+def test_the_parts_of_machines():
+    big = Parts.of(described(2, 1, 4, 2, sibling_offset=False))
+    assert (str(big.lse), str(big.lsr), str(big.failed), big.count, big.big) == (
+        "2-3",
+        "4-5",
+        "14-15",
+        4,
+        True,
+    )
+    small = Parts.of(described(1, 1, 2, 1))
+    assert (str(small.lse), small.count, small.big, str(small.absent)) == ("1", 1, False, "2-3")
+    with pytest.raises(DemoError, match="at least two CPUs"):
+        Parts.of(described(1, 1, 1, 1))
+
+
+def test_what_is_missing_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    options = Options("containerd", tmp_path / "no.sock")
+    with pytest.raises(UnavailableError, match=r"not installed: containerd \(package containerd\), ctr"):
+        play(Screen(io.StringIO(), width=80), options)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(TopoproxyError, match="needs root"):
+        play(Screen(io.StringIO(), width=80), options)
