@@ -72,17 +72,26 @@ class Unjudged(Stage):
         return {"containers": rows, "violations": [], "exclusive": [], "ready": True}
 
 
-def unplaced(cgroups, runtime: StandInRuntime, client: CriClient):
+def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
     machine = described(2, 1, 2, 2, sibling_offset=False)
     stage = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
+
+    def watch(_):
+        stage.at_create = stage.look()
+
+    if seen:
+        runtime.before("CreateContainer", watch)
     return Performance(stage, Screen(io.StringIO(), width=80))
 
 
-def test_without_the_proxy_it_fails(cgroups, runtime, client):
-    show = unplaced(cgroups, runtime, client)
+@pytest.mark.parametrize(
+    ("seen", "words"), [(True, "web was still on CPUs 0-7 when the create"), (False, "which trading owns")]
+)
+def test_without_the_proxy_it_fails(cgroups, runtime, client, seen, words):
+    show = unplaced(cgroups, runtime, client, seen=seen)
     first, second, *_ = Scenario(show).steps()
     show.perform(first)  # all CPUs for everybody is what a runtime does by itself
-    with pytest.raises(DemoError, match="which trading owns"):
+    with pytest.raises(DemoError, match=words):
         show.perform(second)
 
 
