@@ -53,3 +53,8 @@ def test_the_list_is_taken_where_there_is_no_map(sysfs) -> None:
         files |= cache(i, 0, 2, "", shared_cpu_list="0-1")
     machine = read_machine(sysfs(files))
     assert machine.caches == {0: Cache(CpuSet([0, 1]), 2)}
+
+
+def test_maps_agree_when_they_differ_by_offline_cpus_only(sysfs) -> None:
+    machine = read_machine(sysfs({"CPU/online": "0-1"} | cache(0, 0, 3, "7") | cache(1, 0, 3, "3")))
+    assert machine.groups("llc") == {0: CpuSet([0, 1])}

@@ -209,3 +209,17 @@ def test_hybrid_kinds(sysfs) -> None:
         "device": {"cpu_core": "0-1", "cpu_atom": "2-3"},
         "cpu_capacity": {"1024": "0-1", "446": "2-3"},
     }
+
+
+def test_hybrid_devices_tell_kinds_only_if_there_are_two(sysfs) -> None:
+    assert read_machine(sysfs(two_by_two() | {"devices/cpu_core/cpus": "0-3"})).extra["kinds"] is None
+
+
+def test_sets_agree_when_they_differ_by_offline_cpus_only(sysfs) -> None:
+    files = {"CPU/online": "0-1", **cpu(0, core_cpus="7"), **cpu(1, core_cpus="3")}
+    assert groups(read_machine(sysfs(files)), "core") == {0: "0-1"}
+
+
+def test_a_cpu_without_package_among_others_is_alone(sysfs) -> None:
+    files = {"CPU/online": "0-2", **cpu(0, package_cpus="3"), **cpu(1, package_cpus="3")}
+    assert groups(read_machine(sysfs(files)), "package") == {0: "0-1", 2: "2"}
