@@ -7,11 +7,13 @@ the runtime grants. So for the request direction the proxy keeps the connection-
 * ``client``: what the client may still send us = 65,535 + all that we granted - all DATA that came;
 * ``server``: what we may still send the runtime = 65,535 + all that it granted - all DATA that left.
 
-One rule keeps everybody alive: *whenever ``server`` is above ``client``, grant the difference.* From it
-follows, without further state, what is easily done wrong:
+One rule keeps everybody alive: *when ``server`` is above ``client``, grant the difference.* From it follows,
+without further state, what is easily done wrong:
 
-* DATA that is held is granted back at once, for ``server`` did not move (waiting for more of it would let
-  many held streams starve each other of the shared 65,535 bytes);
+* DATA that is held is granted back, for ``server`` did not move. It is granted as soon as the client has less
+  than half of the 65,535 bytes left, whichever streams it spent them on (a threshold for each stream would
+  let many held streams starve each other), and not before: most bodies leave again at once, and a frame to
+  the client for each of them would cost more than the rest of the relay;
 * a body that is sent makes ``server`` fall below ``client``; the runtime's next updates repay that debt
   before anything is granted, and not a byte of it is due while the body is still held;
 * a body that is rewritten, refused, reset or cancelled needs no correction: only what really left was booked;
@@ -36,6 +38,7 @@ from typing import Final
 from proxy.relay import frames
 from proxy.relay.events import RelayError
 
+_LOW_WINDOW: Final = 32_768
 _ENDLESS: Final = 1 << 62
 _JOINED_BYTES: Final = 65_536
 
@@ -125,8 +128,12 @@ class Books:
         if length:
             self.credits[stream] = self.credits.get(stream, 0) + length
 
+    def due(self) -> int:
+        """Book and return what the client is to be granted lest it should run dry; 0 for nothing."""
+        return self.grant() if self.client < _LOW_WINDOW else 0
+
     def grant(self) -> int:
-        """Book and return what the client is to be granted on the connection now; 0 for nothing."""
+        """Book and return all that the client can be granted on the connection; 0 for nothing."""
         extra = self.server - self.waiting - self.client
         if extra <= 0:
             return 0

@@ -72,7 +72,7 @@ class Session:
             for stream, length in books.credits.items():
                 self._responses.inject(frames.window_update(stream, length))
             books.credits.clear()
-        if books.server - books.waiting > books.client and (grant := books.grant()):
+        if grant := books.due():
             self._responses.inject(frames.window_update(0, grant))
 
     def from_server(self, data: bytes) -> None:
