@@ -15,6 +15,7 @@ from proxy.demo.calls import METHODS
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import KubeQos
 
+NAMESPACE = "demo"
 QOS_LABEL = "koordinator.sh/qosClass"
 STATUS_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 
@@ -147,10 +148,10 @@ class CriClient:
         """Run the sandbox of a pod."""
         uid = str(uuid.uuid4())
         config = pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=spec.name, uid=uid, namespace="demo"),
+            metadata=pb.PodSandboxMetadata(name=spec.name, uid=uid, namespace=NAMESPACE),
             labels={
                 "io.kubernetes.pod.name": spec.name,
-                "io.kubernetes.pod.namespace": "demo",
+                "io.kubernetes.pod.namespace": NAMESPACE,
                 "io.kubernetes.pod.uid": uid,
                 **({QOS_LABEL: spec.qos} if spec.qos else {}),
             },

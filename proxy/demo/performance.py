@@ -127,8 +127,8 @@ class Performance:
     def launch(self, spec: PodSpec, own: CpuSet | None = None) -> Started:
         """Run a pod whose container gets CPUs of its own, or runs on its pool."""
         pod = self.stage.client.run_pod(spec)
-        self.stage.client.create(pod)
         self.stage.pods.append(pod)
+        self.stage.client.create(pod)
         self.stage.client.start(pod.container_id)
         self.expected.started(pod, own)
         return pod

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +50,7 @@ def play(screen: Screen, options: Options) -> bool:
         TopoproxyError: The stage cannot be set up.
     """
     begun = time.monotonic()
-    with _folder(screen, options.keep) as folder, _stage(folder, options) as stage:
+    with _terminable(), _folder(screen, options.keep) as folder, _stage(folder, options) as stage:
         _welcome(screen, stage)
         show = Performance(stage, screen, options.pause)
         try:
@@ -105,6 +107,23 @@ def _stage(folder: Path, options: Options) -> contextlib.AbstractContextManager[
     if options.runtime == "containerd":
         return containerd_stage(folder, options.socket)
     return standin_stage(folder, version=options.version)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Make SIGTERM an exception, so that what was started is ended."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -84,10 +84,11 @@ class PrivateContainerd:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # Ctrl-C must not end it before its pods
             )
         try:
             self._wait(20.0)
-            import_image(self.socket, self._folder / "image.tar")
+            import_image(self.socket, self._folder / "image.tar", "--snapshotter", "native")
         except BaseException:
             self.__exit__()
             raise
@@ -122,13 +123,13 @@ class PrivateContainerd:
         raise UnavailableError(f"cannot start a containerd: {lines[-1] if lines else 'it does not answer'}")
 
 
-def import_image(socket: Path, archive: Path) -> None:
-    """Put the image of the demonstration into a containerd.
+def import_image(socket: Path, archive: Path, *options: str) -> None:
+    """Put the image of the demonstration into a containerd, with options for ``ctr images import``.
 
     Raises:
         UnavailableError: ``ctr`` failed; its words are in the message.
     """
-    _ctr(socket, "images", "import", "--snapshotter", "native", str(archive))
+    _ctr(socket, "images", "import", *options, str(archive))
 
 
 def remove_image(socket: Path) -> None:

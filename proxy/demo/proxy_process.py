@@ -15,8 +15,6 @@ import yaml
 from proxy.demo.client import CriClient
 from proxy.model.errors import TopoproxyError, UnavailableError
 
-_START = "from proxy.cli.main import main; main()"
-
 
 class ProxyProcess:
     """Starts, kills and asks one proxy.
@@ -59,10 +57,11 @@ class ProxyProcess:
         begun = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - no part of it is input
-                [sys.executable, "-c", _START, "serve", "--config", str(self._config)],
+                [sys.executable, "-m", "proxy", "serve", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # Ctrl-C is for the demonstration, which then cleans up
                 env={key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"},
             )
         while time.monotonic() < begun + seconds and self._process.poll() is None:

@@ -16,7 +16,7 @@ from typing import Any
 from proxy.admin.client import ask
 from proxy.apply.folder import FolderCgroups
 from proxy.apply.kernel import open_cgroups
-from proxy.demo.client import CriClient, Started
+from proxy.demo.client import NAMESPACE, CriClient, Started
 from proxy.demo.image import IMAGE, write_image
 from proxy.demo.private_containerd import PrivateContainerd, import_image, remove_image
 from proxy.demo.proxy_process import ProxyProcess
@@ -123,11 +123,11 @@ def containerd_stage(folder: Path, socket: Path) -> Iterator[Stage]:
         else:
             socket = stack.enter_context(PrivateContainerd(folder)).socket
             whose = "a containerd of its own, since none runs here"
+        stack.callback(_end_pods, socket)
         proxy = ProxyProcess(folder, {**SETTINGS, "runtime": f"unix://{socket}"})
         client = stack.enter_context(_running(proxy, GROUP, IMAGE))
         about = f"This machine's CPUs and cgroups and {whose} ({client.version()}); nothing is imitated."
         stage = Stage(about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client)
-        stack.callback(_end_pods, stage, socket)
         yield stage
 
 
@@ -157,7 +157,7 @@ def _refuse_pods(socket: Path) -> None:
     with CriClient(str(socket)) as client:
         if pods := client.list_pods():
             raise UnavailableError(
-                f"cannot give the demonstration on {socket}: it runs {len(pods)} pods, which would be moved; "
+                f"cannot give the demonstration on {socket}: pods run there ({len(pods)}) and would be moved; "
                 "name another containerd with --containerd-socket, or a free path to start a private one"
             )
 
@@ -167,11 +167,12 @@ def _check_root() -> None:
         raise PermissionDeniedError("cannot use containerd and the machine's cgroups: this needs root")
 
 
-def _end_pods(stage: Stage, socket: Path) -> None:
+def _end_pods(socket: Path) -> None:
     """Remove what is left of the pods, at the runtime itself: the proxy may be gone."""
     with contextlib.suppress(TopoproxyError), CriClient(str(socket)) as client:
-        for pod in stage.pods:
-            client.end_pod(pod)
+        for pod in client.list_pods():
+            if pod.metadata.namespace == NAMESPACE:
+                client.end_pod(pod.id)
 
 
 def _remove_groups() -> None:
