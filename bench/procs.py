@@ -161,7 +161,7 @@ def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
     config = folder / "config.yaml"
     config.write_text("apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\n")
     beside = Path(sys.executable).parent / "topoproxy"
-    command = [str(beside)] if beside.exists() else [sys.executable, "-m", "proxy.cli.main"]
+    command = [str(beside)] if beside.exists() else [sys.executable, "-m", "proxy"]
     options = {
         "--config": config,
         "--listen": f"unix://{sock}",

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING
 
-from proxy import __version__
+from proxy import __version__, lean
 from proxy.config.checks import check_against
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryNodes, Mode, OnError
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.model.errors import CannotCreateError
+from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.notify import Notifier
-from proxy.topology import read_machine
+from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
@@ -91,20 +91,22 @@ class Daemon:
         machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
         check_against(config, machine)
         self._listener = open_listener(config.listen, config.runtime)
-        from proxy.cri.wire import Front, set_malloc_thresholds
+        from proxy import logs
+        from proxy.cri.malloc import set_malloc_thresholds
+        from proxy.cri.wire import Front
 
         set_malloc_thresholds()
         if config.mode is Mode.PASSTHROUGH:
-            self._front = Front(str(config.runtime), _Nothing(), ())
+            self._front = Front(str(config.runtime), _Nothing(), (), log=logs.log.warning)
         else:
             self._front = self._wire(machine)
         await self._front.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror())
         self._task(self._watchdog())
+        self._task(self._slim())
         self._notifier.ready(f"listening on {self._listener.path}, relaying to {config.runtime}")
-        gc.collect()
-        gc.freeze()
+        logs.log.info(f"listening on {self._listener.path}, relaying to {config.runtime}, {config.mode} mode")
 
     def _wire(self, machine: Machine) -> Front:
         from proxy import logs
@@ -161,7 +163,8 @@ class Daemon:
         self._task(self._settler.run())
         self._watcher = Watcher(keeper, runtime.watch_events)
         self._watcher.start()
-        return Front(str(config.runtime), Interceptors(keeper, self.sync), METHODS)
+        interceptors = Interceptors(keeper, self.sync)
+        return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
 
     def _lock_state(self) -> Lock:
         folder = self.config.state_dir
@@ -187,6 +190,17 @@ class Daemon:
         while self._listener is not None and not self._listener.adopted:
             mirror_mode(self._listener.path, self.config.runtime)
             await asyncio.sleep(5)
+
+    async def _slim(self) -> None:
+        """Once the first comparison is done, give back what only start-up and that needed."""
+        if self.keeper is not None:
+            await self.keeper.synced.wait()
+            await asyncio.sleep(1)
+            from proxy.cri.malloc import freeze_startup_objects
+
+            freeze_startup_objects()
+            await asyncio.to_thread(lean.trim)
+            lean.drop_code_pages("cygrpc")
 
     async def _watchdog(self) -> None:
         while self._notifier.interval is not None:
@@ -283,6 +297,26 @@ def run(config: Config) -> int:
     logs.setup(config.log.level, config.log.format)
     asyncio.run(_serve(Daemon(config)))
     return 0
+
+
+def run_to_end(config: Config) -> int:
+    """Serve, and turn every end into words and an exit code.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        return run(config)
+    except TopoproxyError as error:
+        print(f"topoproxy: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001  the log is where a daemon's last words belong
+        from proxy.logs import log
+
+        log.exception("cannot go on: a fault of our own")
+        return 1
 
 
 @contextlib.contextmanager

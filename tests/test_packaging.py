@@ -58,8 +58,8 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
 
 
 def test_installs_the_command(wheel: zipfile.ZipFile) -> None:
-    assert "topoproxy = proxy.cli.main:main" in metadata(wheel, "entry_points.txt").splitlines()
-    assert "proxy/cli/main.py" in wheel.namelist()
+    assert "topoproxy = proxy.__main__:main" in metadata(wheel, "entry_points.txt").splitlines()
+    assert "proxy/__main__.py" in wheel.namelist()
 
 
 def test_the_lock_names_no_place_to_download_from() -> None:

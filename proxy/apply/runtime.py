@@ -8,7 +8,7 @@ so it is imported with the first call. A runtime that does not know ``runtime.v1
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -18,6 +18,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
+from proxy.pools.facts import POD_KEYS
 
 if TYPE_CHECKING:
     import grpc
@@ -92,8 +93,8 @@ class GrpcRuntime:
                 name=item.metadata.name,
                 attempt=item.metadata.attempt,
                 ready=item.state == pb.SANDBOX_READY,
-                labels=dict(item.labels),
-                annotations=dict(item.annotations),
+                labels=_only(item.labels),
+                annotations=_only(item.annotations),
             )
             for item in answer.items
         ]
@@ -112,7 +113,6 @@ class GrpcRuntime:
                 name=item.metadata.name,
                 attempt=item.metadata.attempt,
                 state=names.get(item.state, "UNKNOWN"),
-                labels=dict(item.labels),
             )
             for item in answer.containers
             # The interface lets a runtime match by prefix; we mean this one.
@@ -231,6 +231,11 @@ class GrpcRuntime:
         details = " ".join((error.details() or "no reason given").split())  # runc's words come with line ends
         words = f"cannot {what} at {self._path}: {details} ({name})"
         return UnavailableError(words) if number in _NO_ANSWER else RuntimeCallError(words, number)
+
+
+def _only(keys: Mapping[str, str]) -> dict[str, str]:
+    """Keep what placement reads: a pod may carry a hundred kilobytes of annotations."""
+    return {key: keys[key] for key in POD_KEYS if key in keys}
 
 
 def _events(stream: Any) -> Iterator[RuntimeEvent]:

@@ -11,11 +11,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from proxy.model.errors import TopoproxyError
+
+if TYPE_CHECKING:
+    from proxy.config.schema import Config
 
 COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
@@ -96,12 +99,16 @@ def cli() -> None:
     """  # noqa: D301 - click wants the real backspace
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and end the process.
+def command_line(args: Sequence[str] | None = None) -> int | Config:
+    """Run a command.
 
     Args:
         args: The words after the program's name; those of the process if None.
+
+    Returns:
+        The exit code; for ``serve``, the configuration of the daemon that is to run.
     """
+    code: int | Config | None
     try:
         code = cli.main(args, "topoproxy", standalone_mode=False)
         sys.stdout.flush()
@@ -123,4 +130,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         click.echo(f"topoproxy: internal error: {what} (TOPOPROXY_DEBUG=1 shows where)", err=True)
         code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return code or 0
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run a command, the daemon included, in this process as it is, and end it."""
+    end = command_line(args)
+    if not isinstance(end, int):
+        from proxy.daemon import run_to_end
+
+        end = run_to_end(end)
+    sys.exit(end)

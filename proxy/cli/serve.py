@@ -1,19 +1,18 @@
-"""``topoproxy serve``: the daemon."""
+"""``topoproxy serve``: reads what the daemon shall do; ``proxy.__main__`` then runs it."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from proxy.cli.settings import read_config, setting_options
-from proxy.model.errors import TopoproxyError
+from proxy.config.schema import Config
 
 
 @click.command()
 @setting_options
-def serve(file: Path | None, **words: str | None) -> None:
+def serve(file: Path | None, **words: str | None) -> Config:
     """Run the proxy between kubelet and the container runtime, in the foreground.
 
     It ends on SIGTERM or SIGINT: calls in flight may finish first (drainTimeout), containers stay as is.
@@ -30,16 +29,4 @@ def serve(file: Path | None, **words: str | None) -> None:
       0 ended when told to    73 the socket or the state cannot be made    75 another proxy has the socket
       2 wrong usage           77 no permission                             78 the configuration is refused
     """  # noqa: D301 - click wants the real backspace
-    config = read_config(file, words)
-    from proxy.daemon import run
-
-    try:
-        code = run(config)
-    except TopoproxyError:
-        raise
-    except Exception:  # noqa: BLE001 - the log is where a daemon's last words belong
-        from proxy.logs import log
-
-        log.exception("cannot go on: a fault of our own")
-        code = 1
-    sys.exit(code)
+    return read_config(file, words)

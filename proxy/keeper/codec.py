@@ -9,41 +9,120 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 
-from proxy.model.idset import CpuSet, IdSet, Mask
-from proxy.model.workload import Container, Pod
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, IdSet):
-        return str(value)
-    raise NotImplementedError(f"cannot store a {type(value).__name__}")
-
-
-def _decode(kind: type, value: Any) -> Any:
-    if kind in (CpuSet, Mask):
-        return kind.parse(value)
-    raise NotImplementedError(f"cannot read a {kind.__name__}")
+REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
 
 
 def dump(value: Pod | Container) -> dict[str, object]:
     """Give a record as plain data."""
-    data: dict[str, object] = msgspec.to_builtins(value, enc_hook=_encode)
-    return data
+    return _dump_pod(value) if isinstance(value, Pod) else _dump_container(value)
 
 
-def load_container(data: Mapping[str, object]) -> Container | None:
+def _dump_pod(pod: Pod) -> dict[str, object]:
+    return {
+        "sandbox_id": pod.sandbox_id,
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "attempt": pod.attempt,
+        "qos": pod.qos.value,
+        "kube_qos": pod.kube_qos.value,
+        "cgroup_parent": pod.cgroup_parent,
+        "cpuset": None if pod.cpuset is None else str(pod.cpuset),
+        "problem": pod.problem,
+    }
+
+
+def _dump_container(container: Container) -> dict[str, object]:
+    request, placement = container.request, container.placement
+    return {
+        "id": container.id,
+        "name": container.name,
+        "pod": _dump_pod(container.pod),
+        "request": {name: getattr(request, name) for name in REQUEST_FIELDS},
+        "placement": {
+            "pool": placement.pool.value,
+            "own": str(placement.own),
+            "mems": str(placement.mems),
+            "reasons": list(placement.reasons),
+            "hard": placement.hard,
+        },
+        "phase": container.phase.value,
+        "attempt": container.attempt,
+        "owner": container.owner,
+        "cgroup": container.cgroup,
+    }
+
+
+def load_container(data: Mapping[str, Any]) -> Container | None:
     """Read a container; None where the data is not one."""
     try:
-        return msgspec.convert(data, Container, dec_hook=_decode)
-    except (msgspec.ValidationError, ValueError, TypeError, AttributeError):
+        placement = data["placement"]
+        reasons = placement["reasons"]
+        return Container(
+            _text(data["id"]),
+            _text(data["name"]),
+            _pod(data["pod"]),
+            _request(data["request"]),
+            Placement(
+                Pool(placement["pool"]),
+                CpuSet.parse(_text(placement["own"])),
+                Mask.parse(_text(placement["mems"])),
+                tuple(_text(reason) for reason in reasons),
+                placement["hard"] is True,
+            ),
+            Phase(data["phase"]),
+            _number(data["attempt"]),
+            _text(data["owner"]),
+            _text(data["cgroup"]),
+        )
+    except (KeyError, ValueError, TypeError):
         return None
 
 
-def load_pod(data: Mapping[str, object]) -> Pod | None:
+def load_pod(data: Mapping[str, Any]) -> Pod | None:
     """Read a pod; None where the data is not one."""
     try:
-        return msgspec.convert(data, Pod, dec_hook=_decode)
-    except (msgspec.ValidationError, ValueError, TypeError, AttributeError):
+        return _pod(data)
+    except (KeyError, ValueError, TypeError):
         return None
+
+
+def _pod(data: Mapping[str, Any]) -> Pod:
+    return Pod(
+        _text(data["sandbox_id"]),
+        _text(data["uid"]),
+        _text(data["namespace"]),
+        _text(data["name"]),
+        _number(data["attempt"]),
+        QosClass(data["qos"]),
+        KubeQos(data["kube_qos"]),
+        _text(data["cgroup_parent"]),
+        None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"])),
+        _text(data["problem"]),
+    )
+
+
+def _request(data: Mapping[str, Any]) -> Request:
+    return Request(
+        _number(data["cpu_shares"]),
+        _number(data["cpu_quota"]),
+        _number(data["cpu_period"]),
+        _number(data["memory_limit"]),
+        _text(data["cpuset_cpus"]),
+        _text(data["cpuset_mems"]),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a number")
+    return value

@@ -40,6 +40,8 @@ class Enforcer:
         self._cgroups = cgroups
         self._state = state
         self._paths: dict[str, str] = {}
+        self._missed: dict[str, int] = {}
+        self._passes = 0
 
     def enforce(self, ids: Iterable[str] | None = None) -> Enforced:
         """Write the sets of some containers, or of all.
@@ -47,13 +49,25 @@ class Enforcer:
         Containers that are not live are passed over; those that hold the right set are not written.
         """
         done = Enforced()
-        for container_id in list(self._state().containers) if ids is None else ids:
+        if ids is None:
+            return self._everything(done)
+        for container_id in ids:
             container = self._state().containers.get(container_id)
             if container is not None and container.phase in LIVE:
                 self._one(container, done)
-        if ids is None:
-            there = self._state().containers
-            self._paths = {k: v for k, v in self._paths.items() if k in there}
+        return done
+
+    def _everything(self, done: Enforced) -> Enforced:
+        """Enforce all. Those whose cgroup was not there twice (a VM runtime's, say) are looked for seldom."""
+        self._passes += 1
+        for container_id in list(self._state().containers):
+            container = self._state().containers.get(container_id)
+            missed = self._missed.get(container_id, 0)
+            if container is not None and container.phase in LIVE and (missed < 2 or self._passes % 32 == 0):
+                self._one(container, done)
+        there = self._state().containers
+        self._paths = {k: v for k, v in self._paths.items() if k in there}
+        self._missed = {k: v for k, v in self._missed.items() if k in there}
         return done
 
     def enforce_pools(self) -> Enforced:
@@ -66,7 +80,7 @@ class Enforcer:
         if path is None:
             path = self._cgroups.find(container.pod.cgroup_parent, container.id)
             if path is None:
-                done.absent.append(container.id)
+                self._miss(container, done)
                 return
             self._paths[container.id] = path
         want = self._state().wanted(container)
@@ -76,6 +90,10 @@ class Enforcer:
         except CgroupError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV):
                 self._paths.pop(container.id, None)
-                done.absent.append(container.id)
+                self._miss(container, done)
             else:
                 done.errors.append(str(error))
+
+    def _miss(self, container: Container, done: Enforced) -> None:
+        self._missed[container.id] = self._missed.get(container.id, 0) + 1
+        done.absent.append(container.id)

@@ -87,7 +87,6 @@ class RuntimeContainer:
     name: str
     attempt: int
     state: str
-    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Phase, Pod, Pool, Request
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.plan.adopt import adopt
 from proxy.pools.facts import parent_of, pod_facts
 
@@ -217,7 +217,7 @@ class Sync:
         known = self._keeper.state.pods.get(listed.id)
         if known is not None and known.cgroup_parent:
             return known
-        return pod_facts(
+        pod = pod_facts(
             listed.id,
             listed.uid,
             listed.namespace,
@@ -227,6 +227,10 @@ class Sync:
             listed.annotations,
             parent_of(detail.cgroups_path),
         )
+        if not detail.cgroups_path:
+            # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
+            pod = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
+        return pod
 
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         keeper = self._keeper

@@ -18,7 +18,6 @@ import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from proxy.ledger import format as fmt
 from proxy.model.errors import CannotCreateError
@@ -47,7 +46,7 @@ class FileLedger:
         self._machine = machine
         self._sync = sync
         self._lock = threading.Lock()
-        self._entries: fmt.Entries = {}
+        self._entries: fmt.Packed = {}
         self._number = 0
         self._size = 0
         self._compact_at = _COMPACT_BYTES
@@ -56,7 +55,7 @@ class FileLedger:
     @property
     def entries(self) -> Mapping[str, Mapping[str, object]]:
         """Everything that is stored, by key: a view that later writes do not change."""
-        return MappingProxyType(self._entries)
+        return fmt.View(self._entries)
 
     def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:
         """Store values (None: delete) in one atomic step; see ``proxy.keeper.ports.Ledger``.
@@ -71,7 +70,7 @@ class FileLedger:
         with self._lock:
             if self._fd < 0:
                 raise CannotCreateError(f"cannot write the ledger {self.path}: it is closed")
-            after = fmt.apply(self._entries, taken)
+            after = fmt.apply(self._entries, fmt.pack(taken))
             try:
                 self._mend()
                 self._append(fmt.batch(self._number + 1, taken))
@@ -123,7 +122,7 @@ class FileLedger:
         """Replace the file by a short one that says the same."""
         text = fmt.header(self._machine)
         if self._entries:
-            text += fmt.batch(1, self._entries)
+            text += fmt.batch(1, fmt.View(self._entries))
         new = self.path.with_name(f"{NAME}.new")
         with contextlib.suppress(FileNotFoundError):
             new.unlink()
@@ -177,7 +176,8 @@ class FileLedger:
                 f"its last {state.cut_bytes} bytes, no complete record, were cut off (a crash while writing)"
             )
             notes.append(f"the ledger {self.path} was repaired: {words}")
-        self._entries, self._number, self._size = state.entries, state.number, state.good_bytes
+        self._entries = fmt.apply({}, fmt.pack(state.entries))
+        self._number, self._size = state.number, state.good_bytes
         return notes
 
 

@@ -158,7 +158,9 @@ class Machine:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A short name of the hardware layout, to tell whether saved state belongs to this machine."""
-        rows = [(c.id, c.core, c.package, c.numa) for c in self.cpus]
-        text = repr((rows, [n.id for n in self.nodes], str(self.possible)))
+        """A short name of the hardware, to tell whether saved state belongs to this machine.
+
+        Only what stays over reboots and while CPUs go offline and come back: what could be there.
+        """
+        text = repr((str(self.possible), str(self.present), [n.id for n in self.nodes]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -14,6 +14,8 @@ from proxy.model.workload import KubeQos, Pod, QosClass
 
 QOS_LABEL = "koordinator.sh/qosClass"
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
+POD_KEYS = (QOS_LABEL, RESOURCE_STATUS)
+"""All labels and annotations that are read here."""
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import types
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from proxy.cli.serve import serve
+from proxy.cli.main import command_line
 from proxy.config import Config
-from proxy.model.errors import ConfigError, LockedError
+from proxy.daemon import run_to_end
+from proxy.model.errors import LockedError
 
 
-@pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """A daemon that only remembers its configuration."""
-    seen = types.SimpleNamespace(config=None, end=0)
-
-    def run(config: Config) -> int:
-        seen.config = config
-        if isinstance(seen.end, Exception):
-            raise seen.end
-        return seen.end
-
-    seen.run = run
-    monkeypatch.setitem(sys.modules, "proxy.daemon", seen)
-    return seen
+def start(*words: object) -> object:
+    return command_line(["serve", *map(str, words)])
 
 
-def start(*words: object) -> Result:
-    return CliRunner().invoke(serve, [str(w) for w in words])
-
-
-def test_the_daemon_gets_the_configuration_and_gives_the_exit_code(daemon, tmp_path: Path) -> None:
+def test_the_command_reads_what_the_daemon_shall_do(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("cpuManagerPolicy: static\n")
-    daemon.end = 3
-    done = start(
+    config = start(
         "--config",
         tmp_path / "c.yaml",
         "--listen",
@@ -48,30 +28,38 @@ def test_the_daemon_gets_the_configuration_and_gives_the_exit_code(daemon, tmp_p
         "--mode",
         "observe",
     )
-    assert done.exit_code == 3
-    assert [str(daemon.config.listen), str(daemon.config.runtime)] == ["/l", "/r"]
-    assert (daemon.config.mode, daemon.config.cpu_manager_policy) == ("observe", "static")
+    assert isinstance(config, Config)
+    assert [str(config.listen), str(config.runtime)] == ["/l", "/r"]
+    assert (config.mode, config.cpu_manager_policy) == ("observe", "static")
 
 
-def test_a_refused_configuration_does_not_start_it(daemon, tmp_path: Path) -> None:
+def test_a_refused_configuration_does_not_start_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "c.yaml").write_text("mode: maybe\n")
-    assert isinstance(start("--config", tmp_path / "c.yaml").exception, ConfigError)
-    assert daemon.config is None
+    assert start("--config", tmp_path / "c.yaml") == 78
+    assert "c.yaml" in capsys.readouterr().err
 
 
-def test_a_daemon_that_cannot_start_says_why(daemon, tmp_path: Path) -> None:
-    daemon.end = LockedError("cannot listen on /l: pid 1 holds the lock")
-    (tmp_path / "c.yaml").write_text("")
-    assert start("--config", tmp_path / "c.yaml").exception is daemon.end
+def ending(monkeypatch: pytest.MonkeyPatch, end: object) -> int:
+    def run(config: Config) -> int:
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr("proxy.daemon.run", run)
+    return run_to_end(Config())
 
 
-def test_a_fault_of_ours_is_logged_with_its_place(
-    daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_a_daemon_that_cannot_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    assert ending(monkeypatch, LockedError("cannot listen on /l: pid 1 holds the lock")) == 75
+    assert capsys.readouterr().err == "topoproxy: cannot listen on /l: pid 1 holds the lock\n"
+    assert ending(monkeypatch, 3) == 3
+    assert ending(monkeypatch, KeyboardInterrupt()) == 130
+
+
+def test_a_fault_of_ours_is_logged_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     monkeypatch.setattr("proxy.logs.log.exception", said.append)
-    daemon.end = ValueError("odd")
-    (tmp_path / "c.yaml").write_text("")
-    assert start("--config", tmp_path / "c.yaml").exit_code == 1
+    assert ending(monkeypatch, ValueError("odd")) == 1
     assert said == ["cannot go on: a fault of our own"]
-    assert logging.getLogger().handlers is not None

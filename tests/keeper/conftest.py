@@ -229,7 +229,7 @@ class World:
         self.wire.finished(call, 0)
         meta = request.config.metadata
         self.runtime.containers[container_id] = RuntimeContainer(
-            container_id, request.pod_sandbox_id, meta.name, meta.attempt, "CREATED", {}
+            container_id, request.pod_sandbox_id, meta.name, meta.attempt, "CREATED"
         )
         return container_id
 
@@ -242,7 +242,7 @@ class World:
     def _state(self, container_id: str, state: str) -> None:
         old = self.runtime.containers[container_id]
         self.runtime.containers[container_id] = RuntimeContainer(
-            old.id, old.sandbox_id, old.name, old.attempt, state, {}
+            old.id, old.sandbox_id, old.name, old.attempt, state
         )
 
     async def start(self, container_id: str) -> PlayedCall:

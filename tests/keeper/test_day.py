@@ -249,7 +249,7 @@ def test_killed_between_shrink_and_answer(live) -> None:
         await w.quiet()
         # The runtime made one of them; then we were killed.
         w.runtime.specs["x"] = sent(for_good).cpuset_cpus
-        w.runtime.containers["x"] = RuntimeContainer("x", "s-made", "c", 0, "CREATED", {})
+        w.runtime.containers["x"] = RuntimeContainer("x", "s-made", "c", 0, "CREATED")
         w.boot()
         await w.sync.once()
         assert w.on(ls) == "4-15", "the lost one may still turn up"
@@ -274,7 +274,7 @@ def test_a_cancelled_create_is_resolved_by_asking(live) -> None:
         w.wire.finished(lost, None)
         await w.quiet()
         assert w.on(ls) == "4-15"
-        w.runtime.containers["x"] = RuntimeContainer("x", "s-made", "c", 0, "CREATED", {})
+        w.runtime.containers["x"] = RuntimeContainer("x", "s-made", "c", 0, "CREATED")
         w.now += 10
         await w.sync.once()
         await w.quiet()
@@ -318,9 +318,9 @@ def test_containers_made_behind_our_back_are_taken_in(live) -> None:
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
         w.runtime.pods["p"] = RuntimePod("p", "u", "ns", "n", 0, True, labels, status)
         w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
-        w.runtime.containers["lse"] = RuntimeContainer("lse", "p", "c", 0, "RUNNING", {})
-        w.runtime.containers["ls"] = RuntimeContainer("ls", "q", "c", 0, "RUNNING", {})
-        w.runtime.containers["old"] = RuntimeContainer("old", "q", "d", 0, "EXITED", {})
+        w.runtime.containers["lse"] = RuntimeContainer("lse", "p", "c", 0, "RUNNING")
+        w.runtime.containers["ls"] = RuntimeContainer("ls", "q", "c", 0, "RUNNING")
+        w.runtime.containers["old"] = RuntimeContainer("old", "q", "d", 0, "EXITED")
         w.runtime.details["lse"] = RuntimeDetail("/kubepods/podu/lse", cpuset_cpus="0-15")
         w.cgroups.sets.update(lse=CpuSet.parse("0-15"), ls=CpuSet.parse("0-15"))
         await w.sync.once()
@@ -335,7 +335,7 @@ def test_containers_made_behind_our_back_are_taken_in(live) -> None:
 def test_an_unknown_container_is_looked_up_when_it_is_named(live) -> None:
     async def day(w) -> None:
         w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
-        w.runtime.containers["ls"] = RuntimeContainer("ls", "q", "c", 0, "RUNNING", {})
+        w.runtime.containers["ls"] = RuntimeContainer("ls", "q", "c", 0, "RUNNING")
         request = pb.UpdateContainerResourcesRequest(container_id="ls")
         call = await w.call("UpdateContainerResources", request)
         assert pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_cpus == "0-15"

@@ -1,0 +1,31 @@
+"""The program ``topoproxy``: a command line, and for ``serve`` the daemon after it.
+
+The two are kept apart so that the daemon's process can forget the command line: see ``proxy.lean``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from proxy import lean
+
+
+def main() -> NoReturn:
+    """Run a command and end the process with its exit code."""
+    lean.without_tls()
+    from proxy.cli.main import command_line
+
+    end = command_line()
+    if isinstance(end, int):
+        sys.exit(end)
+    del command_line
+    lean.drop_start_only_modules()
+    lean.one_arena()
+    from proxy.daemon import run_to_end
+
+    sys.exit(run_to_end(end))
+
+
+if __name__ == "__main__":
+    main()
