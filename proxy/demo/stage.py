@@ -157,7 +157,7 @@ def _refuse_pods(socket: Path) -> None:
     with CriClient(str(socket)) as client:
         if pods := client.list_pods():
             raise UnavailableError(
-                f"cannot give the demonstration on {socket}: pods run there ({len(pods)}) and would be moved; "
+                f"cannot use {socket} here: pods run there ({len(pods)}) and would be moved; "
                 "name another containerd with --containerd-socket, or a free path to start a private one"
             )
 
