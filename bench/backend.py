@@ -272,6 +272,7 @@ class Backend:
 
     def _write(self, peer: Peer) -> None:
         had = bool(peer.pending)
+        peer.inflow.grant()
         while peer.pending or peer.outbox.out:
             peer.pending = peer.pending or memoryview(peer.outbox.take())
             try:

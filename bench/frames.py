@@ -172,6 +172,7 @@ class Inflow:
         self.connection_limit = connection_window
         self.connection_used = 0
         self.used: dict[int, int] = {}
+        self.due: set[int] = set()
 
     def greet(self) -> None:
         """Say the windows."""
@@ -185,16 +186,23 @@ class Inflow:
         used = self.used.get(stream, 0) + size
         if self.connection_used > self.connection_limit or used > self.limit:
             raise PeerError(f"stream {stream} sent more than the window")
+        if ended:
+            self.used.pop(stream, None)
+            return
+        self.used[stream] = used
+        if used * 2 >= self.limit:
+            self.due.add(stream)
+
+    def grant(self) -> None:
+        """Give windows back; called before what is queued leaves: nobody can use what is not yet said."""
         if self.connection_used * 2 >= self.connection_limit:
             self.outbox.out.append(window_frame(0, self.connection_used))
             self.connection_used = 0
-        if ended:
-            self.used.pop(stream, None)
-        elif used * 2 >= self.limit:
-            self.outbox.out.append(window_frame(stream, used))
-            self.used[stream] = 0
-        else:
-            self.used[stream] = used
+        while self.due:
+            stream = self.due.pop()
+            if used := self.used.get(stream):
+                self.outbox.out.append(window_frame(stream, used))
+                self.used[stream] = 0
 
     def forget(self, stream: int) -> None:
         self.used.pop(stream, None)

@@ -134,6 +134,7 @@ class Client:
 
     def exchange(self) -> bool:
         """Send what may be sent and take one read; False when the connection was silent too long or ended."""
+        self.inflow.grant()
         out = self.outbox.out
         while self.pending or out:
             self.pending = self.pending or memoryview(self.outbox.take())

@@ -1,0 +1,214 @@
+"""The measuring tools measure what they say: each against the other, and against a proxy that rewrites."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, str(BENCH))
+    yield
+    sys.path.remove(str(BENCH))
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[Path]:
+    import procs
+
+    sock = tmp_path / "runtime.sock"
+    process = procs.start("the runtime", procs.backend_argv(sock), sock, malloc=True)
+    yield sock
+    process.end()
+
+
+def load(target: Path, call: str, *options: str) -> dict[str, Any]:
+    argv = [sys.executable, str(BENCH / "load.py"), "--target", str(target), "--call", call, "--dur", "5"]
+    done = subprocess.run([*argv, *options], capture_output=True, text=True, timeout=30, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("call", "conc", "count"),
+    [
+        ("Version", 1, 200),
+        ("Create", 64, 200),
+        ("Create205k", 16, 40),
+        ("List1000", 8, 40),
+        ("Answer15M", 1, 1),
+    ],
+)
+def test_every_call_is_answered(backend: Path, call: str, conc: int, count: int) -> None:
+    result = load(backend, call, "--conc", str(conc), "-n", str(count), "--warm", "3")
+    assert result["first_error"] == ""
+    assert (result["n"], result["calls"], result["errors"], result["stalls"]) == (count, count + 3, 0, 0)
+    assert 0 < result["p50_us"] <= result["p95_us"] <= result["p99_us"]
+    assert result["answer_bytes"] >= {"List1000": 500_000, "Answer15M": 15 << 20}.get(call, 10)
+
+
+def test_an_answer_that_is_not_the_expected_one_is_an_error(backend: Path) -> None:
+    result = load(backend, "Create", "-n", "5", "--warm", "0", "--expect", "no such text")
+    assert (result["n"], result["errors"]) == (0, 5)
+    assert "unexpected answer" in result["first_error"]
+
+
+def test_a_missing_target_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    result = load(tmp_path / "nobody.sock", "Version", "-n", "5")
+    assert (result["n"], result["errors"]) == (0, 1)
+    assert "cannot connect" in result["first_error"]
+
+
+def test_the_runtime_shows_what_it_was_asked_and_the_plain_proxy_rewrites(
+    backend: Path, tmp_path: Path
+) -> None:
+    import messages
+    import procs
+
+    (tmp_path / "plain").mkdir()
+    process = procs.PLAIN.start(tmp_path, backend)
+    with procs.ended([process]):
+        straight = load(backend, "Create", "-n", "2", "--warm", "0")
+        through = load(process.sock, "Create", "-n", "2", "--warm", "0")
+        large = load(
+            process.sock, "Create205k", "-n", "10", "--conc", "5", "--warm", "0", "--expect", "2-3|0|6000|"
+        )
+        before = process.cpu_ms()
+        assert load(process.sock, "Version", "-n", "100")["errors"] == 0
+        assert 1 < process.cpu_ms() - before < 5_000
+        assert 5 < process.memory_mb() <= process.memory_mb("VmHWM") < 500
+    size = len(messages.create_request(messages.SMALL_ENVS))
+    assert straight["sample"].startswith(f"||{messages.SMALL_ENVS}|{size}|")
+    assert through["sample"].startswith(f"2-3|0|{messages.SMALL_ENVS}|{size + 8}|")
+    assert (large["n"], large["errors"]) == (10, 0)
+    assert process.popen.poll() is not None
+
+
+def test_a_peer_that_ignores_the_window_loses_its_connection(backend: Path) -> None:
+    import socket
+
+    import frames
+    import load as loader
+    import messages
+
+    path = messages.call("Create").path
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(5)
+        sock.connect(str(backend))
+        head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, loader.header_blocks(path, 1)[0])
+        body = frames.frame(frames.DATA, 0, 1, bytes(16_384))
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(frames.PREFACE + frames.settings_frame({}) + head + body * 500)
+            while sock.recv(65_536):
+                pass
+    assert "sent more than the window" in backend.with_suffix(".log").read_text()
+    assert load(backend, "Version", "-n", "5")["errors"] == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"/a/B", b"/a/C" * 30, b"/x/Version"]), st.integers(0, 400)), max_size=60
+    )
+)
+def test_header_tables_are_followed_through_evictions(calls: list[tuple[bytes, int]]) -> None:
+    from hpack import Decoder
+
+    sys.path.insert(0, str(BENCH))
+    import frames
+
+    encoder, reader, decoder = frames.Encoder(400), frames.PathReader(), Decoder()
+    reader.limit = decoder.header_table.maxsize = decoder.max_allowed_table_size = 400
+    for path, wait in calls:
+        headers = [
+            (b":method", b"POST"),
+            (b":path", path),
+            (b"te", b"trailers"),
+            (b"grpc-timeout", b"%dm" % wait),
+        ]
+        block = encoder.encode(headers)
+        assert reader.path(block) == path
+        assert [(bytes(k), bytes(v)) for k, v in decoder.decode(block, raw=True)] == headers
+
+
+def test_windows_hold_a_body_back() -> None:
+    import frames
+
+    outbox = frames.Outbox()
+    outbox.open(1)
+    outbox.send(1, b"", bytes(100_000))
+    sent = outbox.take()
+    assert len(sent) == frames.DEFAULT_WINDOW + 9 * 4
+    outbox.on_window(1, 50_000)
+    assert outbox.take() == b""
+    outbox.on_window(0, 10)
+    assert outbox.take() == frames.frame(frames.DATA, 0, 1, bytes(10))
+    outbox.on_window(0, 50_000)
+    rest = 100_000 - frames.DEFAULT_WINDOW - 10
+    assert len(outbox.take()) == rest + 9 * 3
+    assert outbox.window == 50_000 - rest
+    with pytest.raises(frames.PeerError):
+        outbox.on_window(0, 0)
+
+
+def test_what_a_body_beyond_its_windows_costs_the_receiver() -> None:
+    import frames
+
+    inflow = frames.Inflow(frames.Outbox(), 1_000, 2_000)
+
+    def said() -> bytes:
+        inflow.grant()
+        return inflow.outbox.take()
+
+    inflow.on_data(1, 499, ended=False)
+    assert said() == b""
+    inflow.on_data(1, 1, ended=False)
+    assert said() == frames.window_frame(1, 500)
+    inflow.on_data(1, 500, ended=True)
+    assert said() == frames.window_frame(0, 1_000)
+    inflow.on_data(3, 600, ended=False)
+    with pytest.raises(frames.PeerError):
+        inflow.on_data(3, 401, ended=False)
+
+
+def test_the_comparison_of_checks_sees_words_and_not_times() -> None:
+    import go_kit
+
+    one = "a: ok 1.5 ms\nb: Canceled; backend cancels 1->2\nc: ok id=||120|5468 2.0 ms\nd: ok\n"
+    same = "a: ok 9 ms\nb: Canceled; backend cancels 7->8\nc: ok id=0-1|0|120|5479 2.0 ms\nd: ok\n"
+    assert go_kit.differences(one, same) == []
+    other = same.replace("7->8", "7->7").replace("|120|", "|119|").replace("d: ok\n", "")
+    assert [text.split("'")[1] for text in go_kit.differences(one, other)] == ["b", "c", "d"]
+
+
+def test_figures_and_table() -> None:
+    import figures
+    import table
+
+    found = figures.Figures()
+    for target, values in {"direct": (10.0, 12.0, 50.0), "ours": (30.0, 33.0, 31.0)}.items():
+        for value in values:
+            found.add("p50", target, value)
+    assert found.added("p50", "ours", "direct") == 19.0
+    assert found.added("p50", "nobody", "direct") is None
+    assert found.ratio(1.0, 0.0) is None
+    shown = table.render(["", "x"], [["a", table.number(0.314)], ["bb", table.number(None)]], markdown=True)
+    assert shown == "|    |    x |\n|----|-----:|\n| a  | 0.31 |\n| bb |    - |"
+
+
+def test_without_go_or_kit_it_says_so_and_ends_well(tmp_path: Path) -> None:
+    argv = [sys.executable, str(BENCH / "go_kit.py"), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0
+    assert "skipped: no Go sources" in done.stderr
