@@ -200,7 +200,7 @@ class Daemon:
 
             freeze_startup_objects()
             await asyncio.to_thread(lean.trim)
-            lean.drop_code_pages("cygrpc")
+            lean.drop_clean_pages("cygrpc")
 
     async def _watchdog(self) -> None:
         while self._notifier.interval is not None:

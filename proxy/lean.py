@@ -66,12 +66,12 @@ def one_arena() -> bool:
         return False
 
 
-def drop_code_pages(library: str) -> int:
-    """Unmap the code pages of a library that is used now and then.
+def drop_clean_pages(library: str) -> int:
+    """Unmap the pages of a library that is used now and then.
 
-    Loading a large library maps far more of it than is ever executed. The pages are clean and stay in the page
-    cache; what is executed next is mapped again, page by page (MADV_RANDOM keeps the kernel from mapping the
-    neighbours too). Only executable mappings are touched: nobody writes to those.
+    Loading a large library maps far more of it than is ever used. Pages that nobody wrote to stay in the page
+    cache; what is needed next is mapped again, page by page (MADV_RANDOM keeps the kernel from mapping the
+    neighbours too). Mappings that hold a written page (relocated data) are left alone.
 
     Args:
         library: Part of the file's name.
@@ -83,12 +83,24 @@ def drop_code_pages(library: str) -> int:
     try:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        with open("/proc/self/maps") as maps:  # noqa: PTH123  procfs, as it is
-            lines = [line for line in maps if " r-xp " in line and library in line.rpartition("/")[2]]
-        for line in lines:
-            start, end = (int(part, 16) for part in line.split(None, 1)[0].split("-"))
+        for start, end in _clean_mappings(library):
             if madvise(start, end - start, _MADV_RANDOM) == 0 == madvise(start, end - start, _MADV_DONTNEED):
                 dropped += end - start
     except (AttributeError, OSError, ValueError):
         return dropped
     return dropped
+
+
+def _clean_mappings(library: str) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    place: tuple[int, int] | None = None
+    with open("/proc/self/smaps") as maps:  # noqa: PTH123  procfs, as it is
+        for line in maps:
+            words = line.split()
+            if not words[0].endswith(":"):
+                ours = words[1] in ("r-xp", "r--p") and library in line.rpartition("/")[2]
+                start, end = words[0].split("-")
+                place = (int(start, 16), int(end, 16)) if ours else None
+            elif words[0] == "Anonymous:" and place is not None and words[1] == "0":
+                found.append(place)
+    return found

@@ -27,6 +27,8 @@ from proxy.pools.facts import parent_of, pod_facts
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
 GAP_S = 0.2
+ADOPT_AT_ONCE = 64
+"""So many containers are looked at, taken in and recorded in one go: neither memory nor the loop feels it."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 
 
@@ -195,13 +197,14 @@ class Sync:
         )
 
     async def _adopt(self, found: list[RuntimeContainer], listing: Listing) -> None:
-        if not found:
-            return
-        details = await self._worker.run(self._details, [c.id for c in found])
-        for seen in found:
-            listed, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
-            if listed is not None and detail is not None and seen.id not in self._keeper.state.containers:
-                self._take_in(seen, self._pod(listed, detail), detail)
+        for start in range(0, len(found), ADOPT_AT_ONCE):
+            some = found[start : start + ADOPT_AT_ONCE]
+            details = await self._worker.run(self._details, [c.id for c in some])
+            for seen in some:
+                listed, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
+                if listed is not None and detail is not None and seen.id not in self._keeper.state.containers:
+                    self._take_in(seen, self._pod(listed, detail), detail)
+            await self._keeper.journal.flush()
 
     def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
         """Runs in the worker. A container that has just gone is left out."""

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_here_loads_openssl() -> None:
+    code = """
+from proxy import lean
+lean.without_tls()
+import proxy.daemon, proxy.cri.interceptors, proxy.apply.runtime, sys, asyncio, hashlib
+assert sys.modules["ssl"] is None and sys.modules["_hashlib"] is None
+assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
+lean.allow_tls()
+import ssl
+assert ssl.OPENSSL_VERSION
+lean.allow_tls()
+assert sys.modules["ssl"] is ssl
+"""
+    run(code)
+
+
+def test_what_only_the_start_needed_is_forgotten() -> None:
+    code = """
+import sys
+from proxy.cli.main import command_line
+config = command_line(["serve"])
+del command_line
+from proxy import lean
+lean.drop_start_only_modules()
+assert not [m for m in sys.modules if m.startswith(("click", "yaml", "proxy.cli"))]
+import proxy.daemon
+assert not [m for m in sys.modules if m.startswith(("click", "yaml", "proxy.cli"))]
+print(config.listen)
+"""
+    assert run(code) == "/run/topoproxy/cri.sock\n"
+
+
+def test_a_library_works_after_its_pages_were_dropped() -> None:
+    code = """
+import grpc
+from proxy import lean
+assert lean.one_arena()
+size = lean.drop_clean_pages("cygrpc")
+assert size > 1 << 20, size
+assert lean.drop_clean_pages("no such library") == 0
+lean.trim()
+channel = grpc.insecure_channel("unix:/nonexistent")
+try:
+    channel.unary_unary("/a/b")(b"", timeout=5)
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+    assert run(code) == "UNAVAILABLE\n"
