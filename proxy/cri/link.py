@@ -229,9 +229,10 @@ class Link:
         if self._busy or self.closed:
             return
         session = self._session
-        if chunks := session.to_server():
+        # A side that is not attached yet gets what is ready for it when it is: some runtimes speak first.
+        if self.server.transport is not None and (chunks := session.to_server()):
             self.server.write(chunks)
-        if chunks := session.to_client():
+        if self.client.transport is not None and (chunks := session.to_client()):
             self.client.write(chunks)
         if self._eof and not session.unsent and self.server.transport is not None:
             self.server.transport.write_eof()
