@@ -37,6 +37,7 @@ def test_the_first_words_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
             writer.close()
             await writer.wait_closed()
         await front.drain(1)
+        listener.close()
         runtime.close()
 
     asyncio.run(day())
