@@ -19,17 +19,15 @@ class Responses(Walker):
 
     Attributes:
         follower: The response header table.
-        begun: The runtime has sent its first SETTINGS.
     """
 
-    __slots__ = ("_limit", "_requests", "begun", "follower", "streams")
+    __slots__ = ("_limit", "_requests", "follower", "streams")
 
     streams: Streams
 
     def __init__(self, requests: Requests) -> None:
         super().__init__()
         self.follower = Follower(b"grpc-status", {})
-        self.begun = False
         self._requests = requests
         self._limit = self.follower.size
 
@@ -129,7 +127,6 @@ class Responses(Walker):
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
         """Obey what the runtime allows; the frame itself goes on to the client."""
-        self.begun = True
         if acknowledged:
             if self._requests.announced and (size := self._requests.announced.popleft()) is not None:
                 self._limit = size

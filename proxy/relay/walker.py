@@ -11,8 +11,9 @@ A stretch of kept frames leaves as one piece, and a read in which everything was
 object.
 
 Frames of our own (``inject``) may only stand between two frames, and never between HEADERS and their
-CONTINUATION. So they wait in ``_deferred`` while a frame is being handled, while passing DATA is incomplete,
-and while a header block is open; the order on the wire is then the order of events.
+CONTINUATION. So they wait in ``_deferred`` until the sender has begun with its SETTINGS, while a frame is
+being handled, while passing DATA is incomplete, and while a header block is open; the order on the wire is
+then the order of events.
 
 Memory: an incomplete frame is at most as long as the receiver allows (SETTINGS_MAX_FRAME_SIZE), an open
 header block at most 16 MiB; anything above raises RelayError.
@@ -40,12 +41,13 @@ class Walker:
 
     Attributes:
         out: What must leave, in order.
+        begun: The sender's SETTINGS have passed, which must be the first frame of a direction.
         largest: The longest frame that the receiver allows.
     """
 
     __slots__ = (
         "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_greeting", "_have",
-        "_need", "_parts", "_passing", "largest", "out",
+        "_need", "_parts", "_passing", "begun", "largest", "out",
     )  # fmt: skip
 
     def __init__(self, greeting: bytes = b"") -> None:
@@ -56,6 +58,7 @@ class Walker:
         """
         self.out: list[bytes] = []
         self._greeting = greeting
+        self.begun = False
         self.largest = frames.DEFAULT_FRAME
         self._busy = False
         self._deferred: list[bytes] = []
@@ -74,7 +77,7 @@ class Walker:
 
     def inject(self, *own: bytes) -> None:
         """Send frames of our own at the next place where they may stand."""
-        if self._busy or self._passing or self._block is not None:
+        if self._busy or self._passing or self._block is not None or not self.begun:
             self._deferred.extend(own)
         else:
             self.out.extend(own)
@@ -109,7 +112,7 @@ class Walker:
                 self.out.append(data[mark:pos])
             if pos < size:
                 self._keep_rest(data, pos, size)
-        if self._deferred and not self._passing and self._block is None:
+        if self._deferred and self.begun and not self._passing and self._block is None:
             self._pour()
 
     def _walk(self, data: bytes, pos: int) -> tuple[int, int]:
@@ -147,7 +150,7 @@ class Walker:
                 if verdict == LAST:
                     self._pour()
             pos = end
-            if self._deferred and self._block is None:
+            if self._deferred and self.begun and self._block is None:
                 mark = self._flush(data, mark, pos)
         return mark, pos
 
@@ -204,6 +207,7 @@ class Walker:
             return self.on_reset(stream)
         if kind == frames.SETTINGS:
             pairs = frames.settings(flags, stream, data, start, end)
+            self.begun = True
             self.on_settings(acknowledged=bool(flags & frames.ACK), pairs=pairs)
         elif kind == frames.GOAWAY:
             if stream or end - start < 8:

@@ -1,0 +1,54 @@
+import pytest
+from hpack import Decoder
+
+from proxy.relay import frames
+from proxy.relay.events import RelayError
+
+
+@pytest.mark.parametrize("value", [0, 1, 30, 31, 32, 126, 127, 128, 254, 255, 4096, 100_000])
+@pytest.mark.parametrize("mask", [0x0F, 0x1F, 0x7F])
+def test_integers_are_what_hpack_reads(value, mask):
+    from hpack.hpack import decode_integer
+
+    data = frames.integer(0x80 if mask == 0x7F else 0, mask, value)
+    assert decode_integer(data, mask.bit_length()) == (value, len(data))
+
+
+@pytest.mark.parametrize("length", [0, 126, 127, 4095, 4096, 9000])
+def test_a_refusal_is_read_by_hpack_and_leaves_its_table_alone(length):
+    decoder = Decoder()
+    data = frames.refusal(7, 13, "m" * length, answered=False, resize=None)
+    word, flags, stream = frames.HEAD.unpack_from(data)
+    assert (word & 255, flags, stream, word >> 8) == (frames.HEADERS, 5, 7, len(data) - 9)
+    fields = dict(decoder.decode(data[9:]))
+    assert fields == {
+        ":status": "200",
+        "content-type": "application/grpc",
+        "grpc-status": "13",
+        "grpc-message": "m" * min(length, 4096),
+    }
+    assert not decoder.header_table.dynamic_entries
+
+
+@pytest.mark.parametrize(
+    ("text", "coded"),
+    [("a b~", "a b~"), ("50%", "50%25"), ("a\nb\x7f", "a%0Ab%7F"), ("ü", "%C3%BC"), ("\ud800", "?")],
+)
+def test_messages_are_percent_encoded(text, coded):
+    data = frames.refusal(1, 2, text, answered=True, resize=None)
+    assert dict(Decoder().decode(data[9:])) == {"grpc-status": "2", "grpc-message": coded}
+
+
+def test_small_frames():
+    assert frames.window_update(5, 9) == b"\0\0\x04\x08\0\0\0\0\x05\0\0\0\x09"
+    assert frames.rst_stream(5, 8) == b"\0\0\x04\x03\0\0\0\0\x05\0\0\0\x08"
+    assert frames.goaway(3) == b"\0\0\x08\x07\0\0\0\0\0\0\0\0\x03\0\0\0\0"
+
+
+def test_padding():
+    assert frames.unpad(0, b"\x01ab", 0, 3) == (0, 3)
+    assert frames.unpad(8, b"\x01ab", 0, 3) == (1, 2)
+    assert frames.unpad(8, b"\x02ab", 0, 3) == (1, 1)
+    for data in (b"", b"\x03ab"):
+        with pytest.raises(RelayError):
+            frames.unpad(8, data, 0, len(data))

@@ -1,0 +1,294 @@
+"""Flow control under load, both ends strict (the pitfalls that small bodies never show)."""
+
+import random
+import struct
+
+import pytest
+from strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
+
+LARGE = 205_000
+UPLOAD = "/other.Service/Upload"
+
+
+def decider(rng, share=1.0):
+    """Rewrite to another length, refuse some, keep some."""
+
+    def decide(session, stream, message):
+        if rng.random() > share:
+            session.refuse(stream, 9, "no")
+        else:
+            session.release(stream, message[: rng.randrange(len(message) + 1)] + bytes(rng.randrange(3000)))
+
+    return decide
+
+
+@pytest.mark.parametrize("consume", [0, 16_000, 32_767])
+@pytest.mark.parametrize("decide", [keep, rewrite, None])
+def test_64_held_bodies_of_205_kb(consume, decide):
+    net = Net(decide, server=Peer(client=False, consume=consume)).run()
+    body = random.Random(1).randbytes(LARGE)
+    sids = [net.client.call(CREATE, body) for _ in range(64)]
+    net.run()
+    assert len(net.owner.requests) == 64
+    if decide is None:  # all 13 MB wait, then leave in another order
+        random.Random(2).shuffle(sids)
+        for sid in sids:
+            net.session.release(sid, body)
+    net.run()
+    expected = grpc(body + b"+cpuset") if decide is rewrite else grpc(body)
+    for sid in sids:
+        assert net.server.streams[sid].body == expected
+        net.server.answer(sid, b"id")
+    net.run()
+    assert len(net.owner.ends) == 64
+    net.check_whole()
+
+
+def test_15_8_mib_rewritten():
+    net = Net(rewrite, server=Peer(client=False, consume=16_000)).run()
+    body = bytes(16_567_500)
+    sid = net.client.call(CREATE, body)
+    net.run()
+    assert net.server.streams[sid].body == grpc(body + b"+cpuset")
+    net.server.answer(sid)
+    net.run()
+    net.check_whole()
+
+
+def answer_all(net, rng):
+    """Answer what is complete, reset a few of the others."""
+    for sid, stream in list(net.server.streams.items()):
+        if stream.reset_received is not None or stream.local_closed:
+            continue
+        if stream.remote_closed:
+            net.server.answer(sid, b"id")
+        elif rng.random() < 0.1:
+            net.server.reset(sid)
+
+
+def give_up_some(net, rng, share):
+    for sid, stream in list(net.client.streams.items()):
+        if rng.random() < share and not stream.over and not stream.reset_sent:
+            net.client.reset(sid)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mixture_leaves_the_windows_whole(seed):
+    rng = random.Random(seed)
+    net = Net(
+        decider(rng, 0.7),
+        rng=rng,
+        client=Peer(client=True, rng=rng, fancy=True),
+        server=Peer(client=False, rng=rng, fancy=True, consume=rng.choice([0, 5000, 30_000])),
+    ).run()
+    for _ in range(40):
+        net.client.call(rng.choice([CREATE, CREATE, UPLOAD, VERSION]), bytes(rng.randrange(60_000)))
+        if rng.random() < 0.5:
+            net.step()
+        give_up_some(net, rng, 0.05)
+        if rng.random() < 0.3:
+            answer_all(net, rng)
+    net.run()
+    answer_all(net, rng)
+    net.run()
+    give_up_some(net, rng, 1)
+    net.run()
+    assert {sid for sid, _ in net.owner.ends} == set(net.owner.requests)
+    net.check_whole()
+
+
+def test_hundreds_of_refusals_do_not_wear_the_window_down():
+    net = Net(turn_down).run()
+    for _ in range(300):
+        net.client.call(CREATE, bytes(5500))
+        net.run()
+    assert all(stream.remote_closed for stream in net.client.streams.values())
+    assert net.client.send >= 32_768
+    net.check_whole()
+
+
+def test_refusal_in_the_middle_of_a_body_is_the_clients_to_stop(monkeypatch):
+    from proxy.relay import streams
+
+    monkeypatch.setattr(streams, "HELD_BYTES", 50_000)
+    net = Net(keep).run()
+    sid = net.client.call(CREATE, bytes(500_000))
+    net.run()
+    stream = net.client.streams[sid]
+    assert stream.headers[0]["grpc-status"] == "8"
+    assert stream.reset_received == 0
+    assert not net.owner.requests
+    net.check_whole()
+
+
+def test_the_runtimes_initial_window_may_come_behind_its_update():
+    net = Net(keep, server=Peer(client=False, initial=1000, consume=None)).run()
+    sid = net.client.call(CREATE, bytes(50_000))
+    net.run()
+    assert len(net.server.streams[sid].body) == 1000
+    net.server.grant(0, 1 << 20)
+    net.run()
+    assert len(net.server.streams[sid].body) == 1000
+    net.server.announce((4, 1 << 20))
+    net.run()
+    assert net.server.streams[sid].body == grpc(bytes(50_000))
+
+
+def test_a_smaller_initial_window_makes_pending_bodies_wait():
+    net = Net(keep, server=Peer(client=False, consume=None)).run()
+    sid = net.client.call(CREATE, bytes(100_000))
+    net.run()
+    assert len(net.server.streams[sid].body) == 65535
+    net.server.announce((4, 1000))
+    net.server.grant(0, 1 << 20)
+    net.run()
+    net.server.grant(sid, 64_535)
+    net.run()
+    assert len(net.server.streams[sid].body) == 65535  # the stream's window is 0 now
+    net.server.grant(sid, 1)
+    net.run()
+    assert len(net.server.streams[sid].body) == 65536
+    net.server.grant(sid, 1 << 20)
+    net.run()
+    assert net.server.streams[sid].remote_closed
+
+
+def test_an_initial_window_of_nothing_is_opened_by_the_runtimes_first_grant():
+    net = Net(keep, server=Peer(client=False, initial=0)).run()
+    sid = net.client.call(CREATE, bytes(3000))
+    net.run()
+    assert not net.owner.requests
+    net.server.grant(sid, 1000)
+    net.run()
+    assert net.owner.requests
+    assert net.server.streams[sid].body == grpc(bytes(3000))
+
+
+@pytest.mark.parametrize("largest", [16_384, 20_000, 1 << 20])
+def test_frames_are_as_long_as_the_runtime_allows(largest):
+    server = Peer(client=False, max_frame=largest, initial=1 << 21)
+    net = Net(rewrite, server=server).run()
+    server.grant(0, 1 << 21)
+    net.run()
+    sid = net.client.call(CREATE, bytes(300_000))
+    net.run()
+    assert server.streams[sid].body == grpc(bytes(300_000) + b"+cpuset")
+
+
+def test_a_shrunken_frame_size_is_obeyed_at_once():
+    server = Peer(client=False, max_frame=1 << 20)
+    net = Net(server=server).run()
+    sid = net.client.call(CREATE, bytes(40_000))
+    net.run()
+    server.announce((5, 16_384))
+    net.run()
+    assert server.my_frame == 16_384
+    net.session.release(sid)
+    net.run()
+    assert server.streams[sid].body == grpc(bytes(40_000))
+
+
+def test_a_passing_upload_waits_while_a_released_body_has_spent_the_runtimes_window():
+    server = Peer(client=False, consume=None, initial=1 << 20)
+    net = Net(server=server).run()
+    held = net.client.call(CREATE, bytes(60_000))
+    upload = net.client.open(UPLOAD)
+    net.run()
+    net.session.release(held)
+    net.run()
+    net.client.data(upload, bytes(30_000), end=False)
+    net.run()
+    assert len(server.streams[upload].body) == 5530  # strictly what the runtime's window leaves
+    assert net.session.unsent
+    net.client.data(upload, b"the end")
+    net.run()
+    server.grant(0, server.eaten or 60_005)
+    net.run()
+    server.consume = 0
+    server.grant(0, 40_000)
+    net.run()
+    assert server.streams[upload].body == bytes(30_000) + b"the end"
+    assert server.streams[upload].remote_closed
+    assert not net.session.unsent
+
+
+@pytest.mark.parametrize("how", ["client", "goaway"])
+def test_a_waiting_upload_that_ends_gives_its_window_back(how):
+    server = Peer(client=False, consume=None, initial=1 << 20)
+    net = Net(server=server).run()
+    held = net.client.call(CREATE, bytes(60_000))
+    upload = net.client.open(UPLOAD)
+    net.run()
+    net.session.release(held)
+    net.run()
+    net.client.data(upload, bytes(30_000), end=False)
+    net.run()
+    if how == "client":
+        net.client.reset(upload)
+    else:
+        server.out += frame(7, 0, 0, struct.pack(">II", held, 0))
+    net.run()
+    assert not net.session.unsent
+    assert net.session._streams.books.waiting == 0
+    server.grant(0, 60_005 + 5530)
+    net.run()
+    assert net.client.send == server.recv == 65535
+
+
+def test_padding_counts_in_both_windows():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    body = grpc(bytes(100_000))
+    for start in range(0, len(body), 200):
+        piece = body[start : start + 200]
+        payload = b"\xff" + piece + bytes(255)
+        stream = net.client.streams[sid]
+        assert net.client.send >= len(payload)
+        assert stream.send >= len(payload)
+        stream.send -= len(payload)
+        net.client.send -= len(payload)
+        net.client.out += frame(0, 8 | (start + 200 >= len(body)), sid, payload)
+        net.run()
+    net.client.streams[sid].local_closed = True
+    assert net.server.streams[sid].body == body
+    net.server.answer(sid)
+    net.run()
+    net.check_whole()
+
+
+def test_padding_of_an_upload_that_waits_is_given_back():
+    server = Peer(client=False, consume=None)
+    net = Net(server=server).run()
+    held = net.client.call(CREATE, bytes(65_000))
+    upload = net.client.open(UPLOAD)
+    net.run()
+    net.session.release(held)
+    net.run()
+    payload = b"\xc8" + bytes(1000) + bytes(200)
+    net.client.out += frame(0, 8, upload, payload)
+    net.client.send -= len(payload)
+    net.client.streams[upload].send -= len(payload)
+    net.run()
+    assert net.client.streams[upload].send == 65535 - 1000
+    server.grant(0, 65_005)
+    net.run()
+    assert len(server.streams[upload].body) == 1000
+    assert net.client.send == server.recv
+
+
+def test_updates_pass_as_the_same_bytes_while_nothing_is_held():
+    net = Net(rewrite, server=Peer(client=False, consume=None)).run()
+    sid = net.client.open(UPLOAD)
+    net.client.data(sid, bytes(20_000), end=False)
+    net.run()
+    update = frame(WINDOW, 0, 0, struct.pack(">I", 20_000))
+    net.session.from_server(update)
+    (out,) = net.session.to_client()
+    assert out is update
+
+
+def test_one_small_call_makes_no_frame_to_the_client():
+    net = Net(keep).run()
+    net.client.call(CREATE, bytes(5500))
+    net.session.from_client(net.client.take())
+    assert net.session.to_client() == []
