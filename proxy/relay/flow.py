@@ -26,6 +26,11 @@ the client's window.
 Stream-level windows pass end to end, except for streams whose body we hold: there the client is granted what
 we took (``credits``), and the runtime's window for the stream is spent by us.
 
+What the runtime announces in SETTINGS holds for it when the client's acknowledgement has reached it, which
+passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
+the
+acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
+
 The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
 body before the next begins lets the runtime answer, and give back window, early.
 """
@@ -96,13 +101,13 @@ class Books:
     Attributes:
         client, server: The two connection-level windows of the request direction.
         waiting: Bytes of passing streams in the queue.
-        initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE.
-        largest: The runtime's SETTINGS_MAX_FRAME_SIZE.
+        initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE, as far as it may be used.
+        largest: The runtime's SETTINGS_MAX_FRAME_SIZE, the same.
         credits: What to grant to the client, by stream.
         queue: What waits to be sent, by stream, in order.
     """
 
-    __slots__ = ("client", "credits", "initial", "largest", "queue", "server", "waiting")
+    __slots__ = ("_limits", "client", "credits", "initial", "largest", "queue", "server", "waiting")
 
     def __init__(self) -> None:
         self.client = frames.DEFAULT_WINDOW
@@ -110,6 +115,8 @@ class Books:
         self.waiting = 0
         self.initial = frames.DEFAULT_WINDOW
         self.largest = frames.DEFAULT_FRAME
+        # What holds, then what each SETTINGS that is not acknowledged yet will change it to.
+        self._limits: deque[tuple[int, int]] = deque([(self.initial, self.largest)])
         self.credits: dict[int, int] = {}
         self.queue: dict[int, Outgoing] = {}
 
@@ -149,6 +156,35 @@ class Books:
         self.server += increment
         if self.server > frames.LARGEST_WINDOW:
             raise RelayError("cannot widen the connection's window: it is above 2^31 - 1")
+
+    def announced(self, pairs: list[tuple[int, int]]) -> int:
+        """Book SETTINGS of the runtime; returns by how much the windows of streams change now.
+
+        Raises:
+            RelayError: The client acknowledges none of them.
+        """
+        initial, largest = self._limits[-1]
+        for key, value in pairs:
+            if key == frames.INITIAL_WINDOW_SIZE:
+                initial = value
+            elif key == frames.MAX_FRAME_SIZE:
+                largest = value
+        if len(self._limits) > frames.UNACKNOWLEDGED:
+            raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
+        self._limits.append((initial, largest))
+        return self._obey()
+
+    def acknowledged(self) -> int:
+        """Book that the client acknowledged; returns by how much the windows of streams change now."""
+        if len(self._limits) > 1:
+            self._limits.popleft()
+        return self._obey()
+
+    def _obey(self) -> int:
+        before = self.initial
+        self.initial = min(initial for initial, _ in self._limits)
+        self.largest = min(largest for _, largest in self._limits)
+        return self.initial - before
 
     def enqueue(self, item: Outgoing) -> None:
         """Put a stream at the end of the queue, if it is not in it."""

@@ -34,6 +34,7 @@ DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME: Final = 16_384
 LARGEST_FRAME: Final = (1 << 24) - 1
 LARGEST_WINDOW: Final = (1 << 31) - 1
+UNACKNOWLEDGED: Final = 1024  # SETTINGS that may be on their way; a peer that acknowledges none is cut off
 STREAM_ID: Final = 0x7FFF_FFFF
 
 HEAD: Final = Struct(">IBI")  # length << 8 | type, flags, stream

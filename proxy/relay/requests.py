@@ -127,11 +127,12 @@ class Requests(Walker):
         return CUT if stream in streams.dead else KEEP
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
-        """Tell the response direction what the client allows."""
+        """Tell the response direction what the client allows; use what the runtime allowed."""
         if acknowledged:
+            self.streams.resize_windows(self.streams.books.acknowledged())
             return
         sizes = [value for key, value in pairs if key == frames.HEADER_TABLE_SIZE]
-        if len(self.announced) >= 1024:
+        if len(self.announced) >= frames.UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:

@@ -131,21 +131,12 @@ class Responses(Walker):
             if self._requests.announced and (size := self._requests.announced.popleft()) is not None:
                 self._limit = size
             return
-        streams = self.streams
-        books = streams.books
         for key, value in pairs:
             if key == frames.HEADER_TABLE_SIZE:
                 self._requests.follower.allow(value)
             elif key == frames.MAX_FRAME_SIZE:
-                books.largest = value
                 self._requests.largest = max(self._requests.largest, value)
-            elif key == frames.INITIAL_WINDOW_SIZE:
-                delta, books.initial = value - books.initial, value
-                for tracked in streams.tracked.values():
-                    tracked.window += delta
-                    if tracked.window > frames.LARGEST_WINDOW:
-                        raise RelayError("cannot widen a stream's window: it is above 2^31 - 1")
-        streams.pump()
+        self.streams.resize_windows(self.streams.books.announced(pairs))
 
     def on_goaway(self, last: int) -> None:
         """Streams that the runtime will not take are over."""

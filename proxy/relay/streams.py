@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.relay import frames
-from proxy.relay.events import Handler
+from proxy.relay.events import Handler, RelayError
 from proxy.relay.flow import Books, Outgoing, joined
 
 ARRIVING: Final = 0
@@ -181,6 +181,19 @@ class Streams:
         for stream_id in before:
             if stream_id not in queue and (stream := self.tracked.get(stream_id)) is not None:
                 self._uncount(stream)
+
+    def resize_windows(self, delta: int) -> None:
+        """Change the runtime's window of every stream, and send what may be sent now.
+
+        Raises:
+            RelayError: A window is above 2^31 - 1.
+        """
+        if delta:
+            for stream in self.tracked.values():
+                stream.window += delta
+                if stream.window > frames.LARGEST_WINDOW:
+                    raise RelayError("cannot widen a stream's window: it is above 2^31 - 1")
+        self.pump()
 
     def ended(self, stream_id: int, status: int | None, *, reset: bool) -> None:
         """The runtime ended a stream, by its answer or by a reset."""

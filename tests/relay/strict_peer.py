@@ -1,8 +1,9 @@
 """A strict HTTP/2 peer for tests: one end of a connection, bytes in and bytes out.
 
-It asserts what RFC 9113 and RFC 7541 demand of the other end: frame order and sizes, both windows of the DATA
-it receives, increments, stream states, header tables (through hpack's own strict decoder). What it sends obeys the
-windows that it was given. So a relay between two of them is checked at both ends.
+It asserts what RFC 9113 and RFC 7541 demand of the other end: frame order and sizes, both windows of DATA,
+increments, stream states, header tables (through hpack's own strict decoder). Its SETTINGS hold from their
+acknowledgement on, to the frame. What it sends obeys the windows that it was given. So a relay between two of
+them is checked at both ends.
 """
 
 import random
@@ -105,11 +106,6 @@ class Peer:
     def announce(self, *pairs):
         self.out += settings(*pairs)
         self.unacked.append(pairs)
-        for key, value in pairs:
-            if key == 5:
-                self.my_frame = max(self.my_frame, value)
-            if key == 4 and value > self.my_initial:
-                self._my_initial(value)
 
     def _my_initial(self, value):
         for stream in self.streams.values():
@@ -317,7 +313,7 @@ class Peer:
         self.settings_received = True
         if flags & ACK:
             for key, value in self.unacked.pop(0):
-                if key == 4 and value < self.my_initial:
+                if key == 4:
                     self._my_initial(value)
                 if key == 1:
                     self.decoder.max_allowed_table_size = value

@@ -661,8 +661,7 @@ def test_a_client_that_overruns_the_connection_window_is_stopped():
     "data",
     [
         frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"),
-        settings((4, (1 << 31) - 1)) + frame(WINDOW, 0, 1, b"\x7f\xff\xff\xff"),
-        frame(WINDOW, 0, 1, b"\x7f\xff\x00\x00") + settings((4, 1 << 30)),
+        frame(WINDOW, 0, 1, b"\x7f\xff\xff\xff"),
         frame(HEADERS, 4, 1, b"\x3f\xe2\x1f"),  # a table of 4097 bytes that nobody allowed
     ],
 )
@@ -672,3 +671,18 @@ def test_a_runtime_that_breaks_the_protocol_ends_the_connection(data):
     net.run()
     with pytest.raises(RelayError):
         net.session.from_server(data)
+
+
+def test_a_window_that_settings_make_too_wide_ends_the_connection():
+    net = started()
+    net.client.call(CREATE, b"c")
+    net.run()
+    net.session.from_server(frame(WINDOW, 0, 1, b"\x7f\xff\x00\x00") + settings((4, 1 << 30)))
+    with pytest.raises(RelayError, match="2\\^31"):
+        net.session.from_client(frame(SETTINGS, 1, 0))
+
+
+def test_settings_that_nobody_acknowledges_are_bounded():
+    net = started()
+    with pytest.raises(RelayError, match="acknowledged"):
+        net.session.from_server(settings((4, 1)) * 2000)

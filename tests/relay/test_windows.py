@@ -6,6 +6,8 @@ import struct
 import pytest
 from strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
 
+from proxy.relay.flow import Books
+
 LARGE = 205_000
 UPLOAD = "/other.Service/Upload"
 
@@ -186,6 +188,41 @@ def test_a_shrunken_frame_size_is_obeyed_at_once():
     net.session.release(sid)
     net.run()
     assert server.streams[sid].body == grpc(bytes(40_000))
+
+
+@pytest.mark.parametrize(("key", "value"), [(4, 1 << 20), (5, 1 << 20)])
+def test_what_the_runtime_widens_is_used_behind_the_clients_acknowledgement_only(key, value):
+    """grpc's C core refuses a frame of the new size that comes before it."""
+    server = Peer(client=False, consume=None)
+    net = Net(server=server).run()
+    server.grant(0, 1 << 20)
+    net.run()
+    sid = net.client.call(CREATE, bytes(100_000))
+    net.run()
+    server.announce((key, value))
+    net.session.from_server(server.take())  # the client has not read it yet
+    net.session.release(sid)
+    server.receive(b"".join(net.session.to_server()))  # strict: as before
+    assert len(server.streams[sid].body) == 65535
+    net.run()
+    server.grant(sid, 1 << 20)
+    net.run()
+    assert server.streams[sid].body == grpc(bytes(100_000))
+
+
+def test_of_several_settings_under_way_the_smallest_holds():
+    books = Books()
+    assert books.announced([(4, 100_000), (5, 50_000), (5, 60_000)]) == 0
+    assert books.announced([(4, 1000)]) == -64_535
+    assert books.largest == 16_384
+    assert books.acknowledged() == 0
+    assert (books.initial, books.largest) == (1000, 60_000)
+    assert books.announced([(5, 20_000)]) == 0
+    assert books.largest == 20_000
+    assert books.acknowledged() == 0
+    assert books.announced([(4, 5000)]) == 0
+    assert [books.acknowledged(), books.acknowledged()] == [0, 4000]
+    assert books.acknowledged() == 0  # one too many changes nothing
 
 
 def test_a_passing_upload_waits_while_a_released_body_has_spent_the_runtimes_window():
