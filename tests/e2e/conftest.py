@@ -59,6 +59,15 @@ def proxy(proxies: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture
+def calm_node(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Node]:
+    """As ``node``, but the daemon compares nothing by itself: only the calls tell it what happens."""
+    daemon = proxies(reconcilePeriod="1h")
+    with daemon.client() as client:
+        yield Node(bed, daemon, client)
+    bed.clear()
+
+
+@pytest.fixture
 def node(bed: Bed, proxy: Daemon) -> Iterator[Node]:
     """A client of the daemon that also knows what each container's CPUs should be."""
     with proxy.client() as client:

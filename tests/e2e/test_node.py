@@ -140,7 +140,8 @@ def test_a_failed_create_puts_others_back(node: Node, wrong: dict[str, Any]) -> 
     node.check()
 
 
-def test_stop_and_removal_give_cpus_back(node: Node) -> None:
+def test_stop_and_removal_give_cpus_back(calm_node: Node) -> None:
+    node = calm_node
     sharer, batch = node.spawn("ls"), node.spawn("be")
     owner = node.spawn("lse", LAST)
     node.check()
@@ -159,7 +160,8 @@ def test_stop_and_removal_give_cpus_back(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop_pod", "remove_pod"])
-def test_the_end_of_a_pod_gives_cpus_back(node: Node, how: str) -> None:
+def test_the_end_of_a_pod_gives_cpus_back(calm_node: Node, how: str) -> None:
+    node = calm_node
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
     owner = node.run(pod)
