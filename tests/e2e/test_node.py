@@ -445,6 +445,7 @@ def may_be_placed(node: Node, pod: str, kind: str) -> bool:
     return pool != "picked" or len(ALL - owned) > 1
 
 
+@pytest.mark.timeout(400)
 def test_two_hundred_rounds(node: Node) -> None:
     """Random creates and removals; after each one everybody is where our own account says."""
     dice = random.Random(20)
