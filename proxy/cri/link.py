@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
+from proxy.cri.call import Call, Interceptor
 from proxy.relay.events import RelayError
 from proxy.relay.session import Session
 
@@ -26,80 +28,15 @@ _LOW_WATER: Final = 128 << 10
 _LINGER_S: Final = 5.0
 
 
-class Call:
-    """One intercepted call.
-
-    Attributes:
-        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``.
-        service: The part before the last slash, without the leading one.
-        method: The part behind it.
-        body: The request message as the client sent it.
-        state: Free for the interceptor.
-        done: The call is over.
-    """
-
-    __slots__ = ("_link", "_stream", "body", "decided", "done", "method", "path", "service", "state")
-
-    def __init__(self, link: Link, stream: int, path: str, body: bytes) -> None:
-        self._link = link
-        self._stream = stream
-        self.path = path
-        service, _, self.method = path.rpartition("/")
-        self.service = service[1:]
-        self.body = body
-        self.state: object | None = None
-        self.decided = False
-        self.done = False
-
-    def __repr__(self) -> str:
-        return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
-
-    def release(self, body: bytes | None = None) -> None:
-        """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
-
-        Args:
-            body: The message instead of the original one; None: the original, byte for byte.
-        """
-        if not self.decided:
-            self.decided = True
-            self._link.release(self._stream, body)
-
-    def refuse(self, code: int, message: str) -> None:
-        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes before this returns."""
-        if not self.decided:
-            self.decided = True
-            self._link.refuse(self._stream, code, message)
-
-
-class Interceptor(Protocol):
-    """Who decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
-
-    def request(self, call: Call) -> None:
-        """A call waits for ``release`` or ``refuse``, now or later."""
-
-    def response(self, call: Call, message: bytes) -> None:
-        """The first message of the answer is about to reach the client."""
-
-    def finished(self, call: Call, status: int | None) -> None:
-        """The call is over; comes once for every ``request``.
-
-        Args:
-            call: The call.
-            status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
-                lost).
-        """
-
-
 class Side(asyncio.Protocol):
     """One of the two ends; ``client`` says which."""
-
-    __slots__ = ("client", "link", "other", "transport")
 
     transport: asyncio.Transport | None
     other: Side
 
-    def __init__(self, link: Link, *, client: bool) -> None:
+    def __init__(self, link: Link, feed: Callable[[bytes], None], *, client: bool) -> None:
         self.link = link
+        self.data_received = partial(link.received, feed)  # type: ignore[method-assign]
         self.client = client
         self.transport = None
 
@@ -110,10 +47,6 @@ class Side(asyncio.Protocol):
         self.transport = transport
         if self.link.closed:  # the other end went away meanwhile
             transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        self.link.received(data, client=self.client)
 
     def eof_received(self) -> bool:
         """The peer sends no more; the transport stays open where we may still write."""
@@ -183,24 +116,29 @@ class Link:
         self._busy = False
         self._eof = False
         self.closed = False
-        self.client = Side(self, client=True)
-        self.server = Side(self, client=False)
+        self.client = Side(self, self._session.from_client, client=True)
+        self.server = Side(self, self._session.from_server, client=False)
         self.client.other, self.server.other = self.server, self.client
 
     # -- what the transports tell -------------------------------------------------------------------------
 
-    def received(self, data: bytes, *, client: bool) -> None:
-        """Give bytes to the session and send what it makes of them."""
+    def received(self, feed: Callable[[bytes], None], data: bytes) -> None:
+        """Give bytes to the session and send what it makes of them.
+
+        Args:
+            feed: The session's side that the bytes come from.
+            data: What was read.
+        """
         if self.closed:
             return
         self._busy = True
         try:
-            (self._session.from_client if client else self._session.from_server)(data)
+            feed(data)
         except RelayError as error:
-            self._log(f"cannot go on with a {'client' if client else 'runtime'} connection: {error}")
+            peer = "client" if feed == self._session.from_client else "runtime"
+            self._log(f"cannot go on with a {peer} connection: {error}")
             self.lost()
-        finally:
-            self._busy = False
+        self._busy = False
         self.flush()
 
     def ended(self, *, client: bool) -> bool:

@@ -14,7 +14,8 @@ import socket
 from collections.abc import Callable, Collection
 from typing import Final
 
-from proxy.cri.link import Call, Interceptor, Link
+from proxy.cri.call import Call, Interceptor
+from proxy.cri.link import Link
 from proxy.cri.malloc import freeze_startup_objects, set_malloc_thresholds
 
 __all__ = ["Call", "Front", "Interceptor", "freeze_startup_objects", "set_malloc_thresholds"]

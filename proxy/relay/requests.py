@@ -6,14 +6,16 @@ from collections import deque
 from collections.abc import Callable
 
 from proxy.relay import frames
+from proxy.relay.direction import Direction
 from proxy.relay.events import RelayError
 from proxy.relay.flow import Outgoing
 from proxy.relay.headers import Follower
-from proxy.relay.streams import ARRIVING, Stream, Streams
-from proxy.relay.walker import CUT, KEEP, LAST, Walker
+from proxy.relay.stream import ARRIVING, Stream
+from proxy.relay.streams import Streams
+from proxy.relay.walker import CUT, KEEP, LAST
 
 
-class Requests(Walker):
+class Requests(Direction):
     """The request direction.
 
     Attributes:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.relay import frames
+from proxy.relay.direction import Direction
 from proxy.relay.events import RelayError
 from proxy.relay.headers import Follower
 from proxy.relay.requests import Requests
-from proxy.relay.streams import ARRIVING, Stream, Streams
-from proxy.relay.walker import CUT, KEEP, Walker
+from proxy.relay.stream import ARRIVING, Stream
+from proxy.relay.streams import Streams
+from proxy.relay.walker import CUT, KEEP
 
 TEE_BYTES: Final = 1 << 20  # answers of intercepted methods are ids; a longer one is not read
 
 
-class Responses(Walker):
+class Responses(Direction):
     """The response direction.
 
     Attributes:

@@ -3,9 +3,9 @@
 Theory of operation. For each connection that a client makes there is one to the runtime, and nothing
 terminates in between: stream ids, SETTINGS, PING, GOAWAY, header tables and the flow control of the response
 direction are end to end, and what nobody asks about leaves as the bytes that came. Four parts share the work:
-``walker`` cuts a direction into frames, ``requests`` and ``responses`` say what the frames of each direction
-mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted streams and ``flow`` the books
-of the request direction.
+``walker`` cuts a direction into frames (``direction`` checks them), ``requests`` and ``responses`` say what
+the frames of each direction mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted
+streams and ``flow`` the books of the request direction.
 
 For an intercepted method HEADERS go on at once (the deadline begins to run, the order of header blocks is
 kept) and the body is held until it is complete. The owner is asked (``Handler.request``) and lets it go,

@@ -29,45 +29,12 @@ from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.events import Handler, RelayError
-from proxy.relay.flow import Books, Outgoing, joined
-
-ARRIVING: Final = 0
-WAITING: Final = 1
-SENDING: Final = 2
+from proxy.relay.flow import Books, joined
+from proxy.relay.stream import SENDING, WAITING, Stream
 
 HELD_BYTES: Final = 64 << 20
 _DEAD_STREAMS: Final = 1024
 _RESOURCE_EXHAUSTED: Final = 8
-
-
-class Stream(Outgoing):
-    """An intercepted stream.
-
-    Attributes:
-        path: The method.
-        phase: ARRIVING, WAITING or SENDING.
-        body: What came of the body so far.
-        size: Bytes that count against the limit of the connection.
-        message: The original message while WAITING.
-        asked: ``request`` was called.
-        answered: The runtime began to answer.
-        closing: The last header of the answer is on its way.
-        tee: What came of the answer so far; None once there is nothing more to read.
-    """
-
-    __slots__ = ("answered", "asked", "body", "closing", "message", "path", "phase", "size", "tee")
-
-    def __init__(self, stream: int, path: str, window: int) -> None:
-        super().__init__(stream, window)
-        self.path = path
-        self.phase = ARRIVING
-        self.body: list[bytes] = []
-        self.size = 0
-        self.message: bytes | None = None
-        self.asked = False
-        self.answered = False
-        self.closing = False
-        self.tee: bytearray | None = bytearray()
 
 
 class Streams:

@@ -21,19 +21,18 @@ header block at most 16 MiB; anything above raises RelayError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.events import RelayError
-from proxy.relay.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, PUSH_PROMISE, STREAM_ID
+from proxy.relay.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, STREAM_ID
 
 KEEP: Final = 0
 CUT: Final = 1
 LAST: Final = 2
 _HEAD: Final = 9
 _SHAPE: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY
-_LARGEST_BLOCK: Final = 16 << 20
-_FIXED: Final = {frames.RST_STREAM: 4, frames.WINDOW_UPDATE: 4}
 
 
 class Walker:
@@ -41,13 +40,15 @@ class Walker:
 
     Attributes:
         out: What must leave, in order.
+        handlers: What to do with a complete frame, by type; other types pass. Called with flags, stream,
+            data, and where the payload begins and ends; returns KEEP, CUT or LAST.
         begun: The sender's SETTINGS have passed, which must be the first frame of a direction.
         largest: The longest frame that the receiver allows.
     """
 
     __slots__ = (
-        "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_greeting", "_have",
-        "_need", "_parts", "_passing", "begun", "largest", "out",
+        "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_greeting",
+        "_have", "_need", "_parts", "_passing", "begun", "handlers", "largest", "out",
     )  # fmt: skip
 
     def __init__(self, greeting: bytes = b"") -> None:
@@ -57,6 +58,7 @@ class Walker:
             greeting: What must come before the first frame.
         """
         self.out: list[bytes] = []
+        self.handlers: dict[int, Callable[[int, int, bytes, int, int], int]] = {}
         self._greeting = greeting
         self.begun = False
         self.largest = frames.DEFAULT_FRAME
@@ -117,7 +119,8 @@ class Walker:
 
     def _walk(self, data: bytes, pos: int) -> tuple[int, int]:
         """Handle all complete frames; returns where the unsent stretch begins and where it ends."""
-        head, passes, size, mark = frames.HEAD.unpack_from, self.passes, len(data), 0
+        head, passes, handlers = frames.HEAD.unpack_from, self.passes, self.handlers
+        size, mark = len(data), 0
         if pos and self._deferred and not self._passing:
             mark = self._flush(data, 0, pos)
         while pos + _HEAD <= size:
@@ -138,21 +141,27 @@ class Walker:
                 continue
             if end > size:
                 break
+            verdict = KEEP
             if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream:
                 verdict = self.on_headers(flags, stream)
                 self.on_block(flags, stream, data[pos + _HEAD : end])
-            else:
-                verdict = self._frame(kind, flags, stream, data, pos + _HEAD, end)
+            elif kind in handlers:
+                verdict = handlers[kind](flags, stream, data, pos + _HEAD, end)
             if verdict != KEEP:
-                if pos > mark:
-                    self.out.append(data[mark:pos])
-                mark = end if verdict == CUT else pos
-                if verdict == LAST:
-                    self._pour()
+                mark = self._part(verdict, data, mark, pos, end)
             pos = end
             if self._deferred and self.begun and self._block is None:
                 mark = self._flush(data, mark, pos)
         return mark, pos
+
+    def _part(self, verdict: int, data: bytes, mark: int, pos: int, end: int) -> int:
+        """Send what stands before a frame that does not stay; returns where the next stretch begins."""
+        if pos > mark:
+            self.out.append(data[mark:pos])
+        if verdict == CUT:
+            return end
+        self._pour()
+        return pos
 
     def _flush(self, data: bytes, mark: int, pos: int) -> int:
         """Send the stretch from ``mark`` to ``pos`` and then our own frames."""
@@ -186,82 +195,10 @@ class Walker:
         if self._have >= _HEAD:
             self._need += frames.HEAD.unpack_from(data, pos)[0] >> 8
 
-    def _frame(self, kind: int, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Handle one complete frame that does not simply pass; ``start`` and ``end`` limit its payload."""
-        if kind == DATA:
-            if not stream:
-                raise RelayError("cannot read DATA: it belongs to no stream")
-            return self.on_data(flags, stream, data, start, end)
-        if kind in (HEADERS, CONTINUATION, PUSH_PROMISE):
-            return self._headers(kind, flags, stream, data, start, end)
-        if kind in _FIXED and end - start != _FIXED[kind]:
-            raise RelayError(f"cannot read a frame of type {kind}: its size is {end - start}")
-        if kind == frames.WINDOW_UPDATE:
-            increment = frames.WORD.unpack_from(data, start)[0] & STREAM_ID
-            if not increment:
-                raise RelayError("cannot widen a window: the increment is 0")
-            return self.on_window(stream, increment)
-        if kind == frames.RST_STREAM:
-            if not stream:
-                raise RelayError("cannot reset a stream: it has no number")
-            return self.on_reset(stream)
-        if kind == frames.SETTINGS:
-            pairs = frames.settings(flags, stream, data, start, end)
-            self.begun = True
-            self.on_settings(acknowledged=bool(flags & frames.ACK), pairs=pairs)
-        elif kind == frames.GOAWAY:
-            if stream or end - start < 8:
-                raise RelayError("cannot read GOAWAY: wrong stream or size")
-            self.on_goaway(frames.WORD.unpack_from(data, start)[0] & STREAM_ID)
-        return KEEP
-
-    def _headers(self, kind: int, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Gather a header block; it is given on when it is complete."""
-        verdict = KEEP
-        if kind == CONTINUATION:
-            if self._block is None or stream != self._block_stream:
-                raise RelayError("cannot read CONTINUATION: no header is open on its stream")
-        else:
-            if not stream:
-                raise RelayError("cannot read a header: it belongs to no stream")
-            start, end = frames.unpad(flags, data, start, end)
-            skip = 4 if kind == PUSH_PROMISE else 5 if flags & frames.PRIORITY else 0
-            if end - start < skip:
-                raise RelayError("cannot read a header: it is cut short")
-            start += skip
-            if kind == PUSH_PROMISE:
-                self.on_promise()
-                flags &= ~frames.END_STREAM
-            else:
-                verdict = self.on_headers(flags, stream)
-            self._block_stream, self._block_flags = stream, flags
-            if flags & frames.END_HEADERS:
-                self.on_block(flags, stream, data[start:end])
-                return verdict
-            self._block, self._block_bytes = [], 0
-        self._gather(flags, data[start:end])
-        return verdict
-
-    def _gather(self, flags: int, piece: bytes) -> None:
-        block = self._block
-        assert block is not None
-        self._block_bytes += len(piece)
-        if self._block_bytes > _LARGEST_BLOCK:
-            raise RelayError(f"cannot read a header: it is longer than {_LARGEST_BLOCK} bytes")
-        if piece:
-            block.append(piece)
-        if flags & frames.END_HEADERS:
-            self._block = None
-            self.on_block(self._block_flags, self._block_stream, b"".join(block))
-
-    # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
+    # What the direction says.
 
     def passes(self, flags: int, stream: int, length: int) -> bool:
         """Count a DATA frame that only passes, or say that ``on_data`` must see it."""
-        raise NotImplementedError
-
-    def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Handle a complete DATA frame."""
         raise NotImplementedError
 
     def on_headers(self, flags: int, stream: int) -> int:
@@ -270,24 +207,4 @@ class Walker:
 
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Handle a complete header block; ``flags`` are those of its first frame."""
-        raise NotImplementedError
-
-    def on_promise(self) -> None:
-        """Take note of a PUSH_PROMISE; its block follows with END_STREAM cleared."""
-        raise NotImplementedError
-
-    def on_window(self, stream: int, increment: int) -> int:
-        """Handle a WINDOW_UPDATE."""
-        raise NotImplementedError
-
-    def on_reset(self, stream: int) -> int:
-        """Handle a RST_STREAM."""
-        raise NotImplementedError
-
-    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
-        """Handle a SETTINGS frame, which always passes."""
-        raise NotImplementedError
-
-    def on_goaway(self, last: int) -> None:
-        """Handle a GOAWAY, which always passes."""
         raise NotImplementedError

@@ -1,0 +1,77 @@
+"""An intercepted call as those who decide on it see it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class _Owner(Protocol):
+    """The link that a call belongs to."""
+
+    def release(self, stream: int, body: bytes | None) -> None: ...
+
+    def refuse(self, stream: int, code: int, message: str) -> None: ...
+
+
+class Call:
+    """One intercepted call.
+
+    Attributes:
+        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``.
+        service: The part before the last slash, without the leading one.
+        method: The part behind it.
+        body: The request message as the client sent it.
+        state: Free for the interceptor.
+        done: The call is over.
+    """
+
+    __slots__ = ("_link", "_stream", "body", "decided", "done", "method", "path", "service", "state")
+
+    def __init__(self, link: _Owner, stream: int, path: str, body: bytes) -> None:
+        self._link = link
+        self._stream = stream
+        self.path = path
+        service, _, self.method = path.rpartition("/")
+        self.service = service[1:]
+        self.body = body
+        self.state: object | None = None
+        self.decided = False
+        self.done = False
+
+    def __repr__(self) -> str:
+        return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
+
+    def release(self, body: bytes | None = None) -> None:
+        """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
+
+        Args:
+            body: The message instead of the original one; None: the original, byte for byte.
+        """
+        if not self.decided:
+            self.decided = True
+            self._link.release(self._stream, body)
+
+    def refuse(self, code: int, message: str) -> None:
+        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first."""
+        if not self.decided:
+            self.decided = True
+            self._link.refuse(self._stream, code, message)
+
+
+class Interceptor(Protocol):
+    """Who decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
+
+    def request(self, call: Call) -> None:
+        """A call waits for ``release`` or ``refuse``, now or later."""
+
+    def response(self, call: Call, message: bytes) -> None:
+        """The first message of the answer is about to reach the client."""
+
+    def finished(self, call: Call, status: int | None) -> None:
+        """The call is over; comes once for every ``request``.
+
+        Args:
+            call: The call.
+            status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
+                lost).
+        """
