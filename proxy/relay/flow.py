@@ -135,6 +135,13 @@ class Books:
         if length:
             self.credits[stream] = self.credits.get(stream, 0) + length
 
+    def matches(self, increment: int) -> bool:
+        """Book that the runtime's update goes on to the client, if that is just what can be granted."""
+        if self.server - self.waiting - self.client != increment:
+            return False
+        self.client += increment
+        return True
+
     def due(self) -> int:
         """Book and return what the client is to be granted lest it should run dry; 0 for nothing."""
         return self.grant() if self.client < _LOW_WINDOW else 0

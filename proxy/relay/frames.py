@@ -41,6 +41,7 @@ HEAD: Final = Struct(">IBI")  # length << 8 | type, flags, stream
 WORD: Final = Struct(">I")
 SETTING: Final = Struct(">HI")
 PREFIX: Final = Struct(">BI")  # gRPC: compressed flag, message length
+_WHOLE: Final = Struct(">IBIBI")
 _LONG: Final = Struct(">IBII")
 _GOAWAY: Final = Struct(">IBIII")
 
@@ -60,6 +61,12 @@ def head(kind: int, flags: int, stream: int, length: int) -> bytes:
 def window_update(stream: int, increment: int) -> bytes:
     """Write a WINDOW_UPDATE; ``increment`` is at least 1."""
     return _LONG.pack(4 << 8 | WINDOW_UPDATE, 0, stream, increment)
+
+
+def whole(stream: int, message: bytes) -> bytes:
+    """Write a gRPC message as one DATA frame that ends its stream."""
+    size = len(message)
+    return _WHOLE.pack((size + PREFIX.size) << 8 | DATA, END_STREAM, stream, 0, size) + message
 
 
 def rst_stream(stream: int, code: int) -> bytes:

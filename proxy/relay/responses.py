@@ -103,10 +103,9 @@ class Responses(Direction):
         if not stream:
             books.widened(increment)
             streams.pump()
-            grant = books.grant()
-            if grant == increment:
+            if books.matches(increment):
                 return KEEP
-            if grant:
+            if grant := books.grant():
                 self.inject(frames.window_update(0, grant))
             return CUT
         tracked = streams.tracked.get(stream)

@@ -118,7 +118,8 @@ class Streams:
             return
         body = stream.message if message is None else message
         assert body is not None
-        self._send(stream, joined(frames.PREFIX.pack(0, len(body)), body))
+        if not self._send_at_once(stream, body):
+            self._send(stream, joined(frames.PREFIX.pack(0, len(body)), body))
 
     def refuse(self, stream_id: int, code: int, message: str) -> None:
         """Answer a waiting request with a status."""
@@ -197,6 +198,20 @@ class Streams:
     def undecided(self) -> list[Stream]:
         """List the streams whose request has not been let go."""
         return [stream for stream in self.tracked.values() if stream.phase != SENDING]
+
+    def _send_at_once(self, stream: Stream, message: bytes) -> bool:
+        """Send a message as one frame, past the queue; False where it needs the queue."""
+        books = self.books
+        size = len(message) + frames.PREFIX.size
+        if books.queue or size > books.largest or size > books.server or size > stream.window:
+            return False
+        books.server -= size
+        stream.window -= size
+        stream.phase = SENDING
+        stream.sent = True
+        self._uncount(stream)
+        self.to_server(frames.whole(stream.id, message))
+        return True
 
     def _send(self, stream: Stream, chunks: tuple[bytes, ...]) -> None:
         stream.phase = SENDING
