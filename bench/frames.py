@@ -74,7 +74,7 @@ class Outbox:
     """What waits to be sent on one connection; bodies leave as far as the peer's windows allow."""
 
     def __init__(self) -> None:
-        self.out: list[bytes] = []
+        self.out: list[bytes | memoryview] = []
         self.window = DEFAULT_WINDOW
         self.initial = DEFAULT_WINDOW
         self.max_frame = MAX_FRAME
