@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from proxy.cri.wire import Front
     from proxy.keeper.events import Watcher
     from proxy.keeper.keeper import Keeper
+    from proxy.keeper.launch import Launch
     from proxy.keeper.ports import Cgroups, Ledger
     from proxy.keeper.settle import Settler
     from proxy.keeper.sync import Sync
@@ -71,6 +72,7 @@ class Daemon:
         self.sync: Sync | None = None
         self._settler: Settler | None = None
         self._watcher: Watcher | None = None
+        self._launch: Launch | None = None
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -116,6 +118,7 @@ class Daemon:
         from proxy.cri.wire import Front
         from proxy.keeper.events import Watcher
         from proxy.keeper.keeper import Keeper, Options, Voice
+        from proxy.keeper.launch import Launch
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
@@ -156,14 +159,15 @@ class Daemon:
         )
         for note in notes:
             keeper.problems.note(note)
-        self.sync = Sync(keeper)
+        self._launch = launch = Launch(keeper)
+        self.sync = Sync(keeper, launch)
         self.sync.recover(entries)
-        self._settler = Settler(keeper)
+        self._settler = Settler(keeper, launch)
         self._task(self.sync.run())
         self._task(self._settler.run())
         self._watcher = Watcher(keeper, runtime.watch_events)
         self._watcher.start()
-        interceptors = Interceptors(keeper, self.sync)
+        interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
 
     def _lock_state(self) -> Lock:
@@ -248,7 +252,7 @@ class Daemon:
             await self._admin.stop()
         if self.keeper is not None:
             await self.keeper.close()
-            for part in (self.sync, self._settler, self._watcher):
+            for part in (self.sync, self._settler, self._watcher, self._launch):
                 if part is not None:
                     await asyncio.to_thread(part.close)
             self.keeper.runtime.close()

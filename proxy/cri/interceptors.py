@@ -20,10 +20,11 @@ from google.protobuf.message import DecodeError
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import create_suffix, update_suffix
 from proxy.cri.views import pod_of, request_of
+from proxy.keeper.flights import Flight
 from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.plan.place import Plan
 from proxy.pools.claims import STRICT
@@ -55,14 +56,12 @@ class Trip:
         target: Container id or sandbox id that the call is about; a create's token.
         pod: The pod, for RunPodSandbox.
         flight: Set while the call may write the container's cpuset.
-        carried: The set that it carries.
         named: Set once the runtime has named what was created.
     """
 
     target: str = ""
     pod: Pod | None = None
-    flight: asyncio.Future[None] | None = None
-    carried: CpuSet | None = None
+    flight: Flight | None = None
     named: bool = False
 
 
@@ -72,6 +71,7 @@ class Interceptors:
 
     keeper: Keeper
     sync: Sync
+    launch: Launch
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     # -- the wire calls these -----------------------------------------------------------------------------
@@ -118,7 +118,9 @@ class Interceptors:
     def _fault(self, call: Call, error: BaseException) -> None:
         self.keeper.broken(error)
         self.keeper.attention.set()
-        if call.method == "CreateContainer" and (self.keeper.options.refuse_on_error or _is_strict(call)):
+        options = self.keeper.options
+        must_refuse = options.enforce and (options.refuse_on_error or _is_strict(call))
+        if call.method == "CreateContainer" and must_refuse:
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             call.refuse(INTERNAL, message)
         else:
@@ -137,11 +139,12 @@ class Interceptors:
 
     async def _when_synced(self, call: Call) -> None:
         try:
-            await asyncio.wait_for(self.keeper.synced.wait(), self.keeper.options.call_timeout)
+            async with asyncio.timeout(self.keeper.options.call_timeout):
+                await self.keeper.synced.wait()
         except TimeoutError:
             self.keeper.problems.note(f"{call.method} passed undecided: not in step with the runtime yet")
             self.keeper.attention.set()
-            if call.method == "CreateContainer" and _is_strict(call):
+            if call.method == "CreateContainer" and self.keeper.options.enforce and _is_strict(call):
                 call.refuse(UNAVAILABLE, "cannot place the container: not in step with the runtime yet")
                 return
             call.release()
@@ -222,48 +225,38 @@ class Interceptors:
     def _start(self, call: Call) -> None:
         container_id = pb.StartContainerRequest.FromString(call.body).container_id
         container = self.keeper.state.containers.get(container_id)
-        if container is not None and self.keeper.is_fresh(container):
+        if container is not None and self.launch.is_fresh(container):
             self._go_start(call, container_id)
         else:
             self._spawn(call, self._start_later(call, container_id))
 
     async def _start_later(self, call: Call, container_id: str) -> None:
-        known = container_id in self.keeper.state.containers or await self.sync.adopt_one(container_id)
-        if known:
+        if container_id in self.keeper.state.containers or await self.sync.adopt_one(container_id):
             try:
-                await self.keeper.freshen(container_id)
+                obstacle = await self.launch.freshen(container_id)
             except (UnavailableError, RuntimeCallError) as error:
-                self.keeper.problems.note(str(error))
-                call.refuse(FAILED_PRECONDITION, f"cannot start container {container_id}: {error}")
+                obstacle = str(error)
+            if obstacle:
+                self.keeper.problems.note(obstacle)
+                call.refuse(FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}")
                 return
-        if call.done:
-            return
-        if known and container_id in self.keeper.state.containers:
+        if not call.done:
             self._go_start(call, container_id)
-        else:
-            call.release()
 
     def _go_start(self, call: Call, container_id: str) -> None:
-        if self.keeper.state.containers[container_id].phase is not Phase.CREATED:
-            call.release()  # the runtime will say what is wrong with that
-            return
-        carried = self.keeper.saved.get(container_id)
-        call.state = Trip(
-            container_id, flight=self.keeper.depart(container_id, Phase.STARTING), carried=carried
-        )
+        container = self.keeper.state.containers.get(container_id)
+        if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
+            call.state = Trip(container_id, flight=self.launch.start(container_id))
+        # Of any other the runtime will say what is wrong with that.
         call.release()
 
     def _start_done(self, trip: Trip, status: int | None) -> None:
-        keeper = self.keeper
-        if status == OK:
-            keeper.phase(trip.target, Phase.RUNNING)
-        elif status is not None:
-            # Whether it is still there, or has run and ended, the runtime knows.
-            keeper.phase(trip.target, Phase.CREATED)
-        if status != OK:
-            keeper.attention.set()
-        if trip.flight is not None:
-            keeper.landed(trip.target, trip.flight, trip.carried)
+        if trip.flight is None:
+            return
+        if status is None:
+            self.launch.stray(trip.flight)
+        else:
+            self.launch.started(trip.flight, ok=status == OK)
 
     def _update(self, call: Call) -> None:
         container_id = pb.UpdateContainerResourcesRequest.FromString(call.body).container_id
@@ -286,14 +279,17 @@ class Interceptors:
         if not self.keeper.options.enforce or container.phase is Phase.EXITED:
             call.release()
             return
-        carried = self.keeper.state.wanted(container)
-        call.state = Trip(container_id, flight=self.keeper.depart(container_id), carried=carried)
-        call.release(call.body + update_suffix(carried, container.placement.mems))
+        want = self.keeper.state.wanted(container)
+        call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
+        call.release(call.body + update_suffix(want, container.placement.mems))
 
     def _update_done(self, trip: Trip, status: int | None) -> None:
-        if trip.flight is not None:
-            carried = trip.carried if status == OK else None
-            self.keeper.landed(trip.target, trip.flight, carried)
+        if trip.flight is None:
+            return
+        if status is None:
+            self.launch.stray(trip.flight)
+        else:
+            self.launch.landed(trip.flight, trip.flight.carries if status == OK else None)
 
     # -- ending -------------------------------------------------------------------------------------------
 

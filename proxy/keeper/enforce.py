@@ -43,37 +43,39 @@ class Enforcer:
         self._missed: dict[str, int] = {}
         self._passes = 0
 
-    def enforce(self, ids: Iterable[str] | None = None) -> Enforced:
-        """Write the sets of some containers, or of all.
+    def enforce(self, ids: Iterable[str]) -> Enforced:
+        """Write the sets of some containers.
 
-        Containers that are not live are passed over; those that hold the right set are not written.
+        Those that are not live are passed over; those that hold the right set are not written.
         """
         done = Enforced()
-        if ids is None:
-            return self._everything(done)
         for container_id in ids:
             container = self._state().containers.get(container_id)
             if container is not None and container.phase in LIVE:
                 self._one(container, done)
         return done
 
-    def _everything(self, done: Enforced) -> Enforced:
-        """Enforce all. Those whose cgroup was not there twice (a VM runtime's, say) are looked for seldom."""
-        self._passes += 1
-        for container_id in list(self._state().containers):
-            container = self._state().containers.get(container_id)
-            missed = self._missed.get(container_id, 0)
-            if container is not None and container.phase in LIVE and (missed < 2 or self._passes % 32 == 0):
-                self._one(container, done)
+    def enforce_all(self) -> Enforced:
+        """Write the sets of all containers."""
         there = self._state().containers
+        self._passes += 1
         self._paths = {k: v for k, v in self._paths.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
-        return done
+        return self.enforce([i for i in there if not self._is_missing(i)])
 
     def enforce_pools(self) -> Enforced:
         """Write the sets of all containers that own no CPUs."""
         there = self._state().containers.values()
-        return self.enforce([c.id for c in there if c.placement.pool is not Pool.OWN])
+        return self.enforce(
+            [c.id for c in there if c.placement.pool is not Pool.OWN and not self._is_missing(c.id)]
+        )
+
+    def _is_missing(self, container_id: str) -> bool:
+        """Tell whether to pass over a container that has no cgroup of its own (in a VM, say).
+
+        To look for it costs a search; it is looked for twice, and then in every 32nd pass.
+        """
+        return self._missed.get(container_id, 0) >= 2 and self._passes % 32 != 0
 
     def _one(self, container: Container, done: Enforced) -> None:
         path = self._paths.get(container.id) or container.cgroup or None
@@ -84,6 +86,7 @@ class Enforcer:
                 return
             self._paths[container.id] = path
         want = self._state().wanted(container)
+        self._missed.pop(container.id, None)
         try:
             if self._cgroups.write(path, want, None):
                 done.written.append(container.id)

@@ -3,39 +3,85 @@
 A StartContainer or UpdateContainerResources that has left for the runtime carries the set that was right when
 it left. If a pool shrinks meanwhile, a kernel write of ours could be undone when the runtime gets to it. So a
 shrink first waits until such calls have landed, and only then writes and reads back.
+
+A call whose client goes away gets no answer, and the runtime may still execute it: it stays in flight, as a
+*stray*, until the runtime's list tells, or long enough has passed. When two calls for one container overlap,
+nobody knows which the runtime executed last: neither tells what the runtime has saved.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One call in flight.
+
+    Attributes:
+        container_id: Whom it is about.
+        carries: The set that it brings.
+        is_start: A start, not an update.
+        overlapped: Another call for the container was in flight at the same time.
+        stray_since: When its client went away; 0 while somebody waits for the answer.
+    """
+
+    container_id: str
+    carries: CpuSet
+    is_start: bool
+    landed: asyncio.Future[None]
+    overlapped: bool = False
+    stray_since: float = 0.0
 
 
 class Flights:
     """The calls in flight, by container id."""
 
     def __init__(self) -> None:
-        self._flying: dict[str, dict[asyncio.Future[None], CpuSet]] = {}
+        self._flying: dict[str, list[Flight]] = {}
 
-    def depart(self, container_id: str, carries: CpuSet) -> asyncio.Future[None]:
+    def depart(self, container_id: str, carries: CpuSet, *, is_start: bool = False) -> Flight:
         """Register a call that carries a set to a container; give the result to ``land``."""
-        flight: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flying.setdefault(container_id, {})[flight] = carries
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        flight = Flight(container_id, carries, is_start, landed)
+        others = self._flying.setdefault(container_id, [])
+        if others:
+            flight.overlapped = True
+            for other in others:
+                other.overlapped = True
+        others.append(flight)
         return flight
 
-    def land(self, container_id: str, flight: asyncio.Future[None]) -> None:
-        """The call has been answered, or is lost."""
-        flights = self._flying.get(container_id)
-        if flights is not None and flights.pop(flight, None) is not None:
-            if not flights:
-                del self._flying[container_id]
-            flight.set_result(None)
+    def land(self, flight: Flight) -> bool:
+        """The call has been answered, or is lost.
 
-    def flying(self, container_id: str) -> bool:
-        """Tell whether a call for the container is in flight."""
-        return container_id in self._flying
+        Returns:
+            False where it had landed before.
+        """
+        if flight.landed.done():
+            return False
+        flight.landed.set_result(None)
+        others = self._flying[flight.container_id]
+        others.remove(flight)
+        if not others:
+            del self._flying[flight.container_id]
+        return True
+
+    def of(self, container_id: str) -> list[Flight]:
+        """Give the calls in flight for a container."""
+        return list(self._flying.get(container_id, ()))
+
+    def starting(self, container_id: str) -> bool:
+        """Tell whether a start of the container is in flight."""
+        return any(flight.is_start for flight in self._flying.get(container_id, ()))
+
+    def strays(self) -> list[Flight]:
+        """Give the calls that nobody waits for any more."""
+        return [f for flights in self._flying.values() for f in flights if f.stray_since]
 
     async def landed(self, wanted: Iterable[tuple[str, CpuSet]], timeout: float) -> bool:
         """Wait until no call is in flight that carries CPUs outside a container's wanted set.
@@ -48,10 +94,10 @@ class Flights:
             False when the time is over and some are still flying.
         """
         waits = [
-            flight
+            flight.landed
             for container_id, cpus in wanted
-            for flight, carries in self._flying.get(container_id, {}).items()
-            if not carries <= cpus
+            for flight in self._flying.get(container_id, ())
+            if not flight.carries <= cpus
         ]
         if not waits:
             return True

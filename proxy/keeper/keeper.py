@@ -86,13 +86,14 @@ class Keeper:
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
         self.lost: dict[str, float] = {}
+        self.sequence = 0
+        self._touched: dict[str, int] = {}
         self.unsettled: dict[str, None] = {}
         self.to_settle = asyncio.Event()
         self.kernel = Worker("kernel", self.broken)
-        self.lookups = Worker("lookups", self.broken)
         self.enforcer = Enforcer(cgroups, lambda: self.state)
         self._loop = asyncio.get_running_loop()
-        self.journal = Journal(ledger if options.enforce else None, self.kernel, self._from_thread)
+        self.journal = Journal(ledger if options.enforce else None, self.kernel, self.complain)
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = 0
         self._boot = f"{int(clock() * 1000):x}"
@@ -126,27 +127,49 @@ class Keeper:
         assert plan.container is not None
         self.journal.put(f"i/{plan.container.id}", plan.container)
         await self.journal.flush()
-        if not plan.shrink:
-            return ""
-        limits = [(i, self.state.wanted(c)) for i in plan.shrink if (c := self.state.containers.get(i))]
+        return await self.barrier()
+
+    async def barrier(self) -> str:
+        """See to it that nobody runs on CPUs that are not his.
+
+        All containers that own nothing are looked at, not only those that a plan moves: another create for
+        the same owner may still be on its way, and somebody may have written a cgroup behind our back.
+
+        Returns:
+            Empty when it is so; else why not.
+        """
+        limits = [
+            (c.id, self.state.wanted(c))
+            for c in self.state.containers.values()
+            if c.placement.pool is not Pool.OWN
+        ]
         if not await self.flights.landed(limits, self.options.call_timeout):
             return "the runtime is still busy with calls for containers that must move"
-        done = await self._enforce(plan.shrink)
+        done = await self.kernel.run(self.enforcer.enforce_pools)
+        self.moved(done)
+        for container_id in done.absent:
+            self._doubt(container_id)
         return done.errors[0] if done.errors else ""
 
-    async def _enforce(self, ids: Iterable[str] | None) -> Enforced:
+    def _doubt(self, container_id: str) -> None:
+        """A container that should run has no cgroup: it has just ended, or it is one that we cannot move."""
+        container = self.state.containers.get(container_id)
+        if container is not None and container.phase is Phase.RUNNING:
+            self.problems.note(f"cannot find the cgroup of {container.ref}: its CPUs are not controlled")
+
+    async def _enforce(self, ids: Iterable[str]) -> Enforced:
         done = await self.kernel.run(self.enforcer.enforce, ids)
         self.moved(done)
         return done
 
-    def moved(self, done: Enforced) -> None:
-        """Take note of what an enforcement did."""
+    def moved(self, done: Enforced, *, look_again: bool = True) -> None:
+        """Take note of what an enforcement did; ``look_again``: ask the runtime about who has no cgroup."""
         self.counters["cpusets_written"] += len(done.written)
         for container_id in done.written:
             self.unsettled[container_id] = None
         if done.written:
             self.to_settle.set()
-        if done.absent:
+        if done.absent and look_again:
             self.attention.set()
 
     def created(self, token: str, container_id: str) -> None:
@@ -156,6 +179,7 @@ class Keeper:
             return
         container = dataclasses.replace(container, id=container_id, phase=Phase.CREATED)
         self.state = self.state.changed(put=(container,), drop=(token,))
+        self.touch(container_id)
         self.saved[container_id] = self.saved.pop(token)
         self.journal.put(f"c/{container_id}", container)
         if container.placement.pool is Pool.OWN:
@@ -176,60 +200,23 @@ class Keeper:
             self.lost[token] = self.clock()
             self.attention.set()
 
-    # -- starting, updating -------------------------------------------------------------------------------
+    # -- living -------------------------------------------------------------------------------------------
 
-    def is_fresh(self, container: Container) -> bool:
-        """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
-        return container.placement.pool is not Pool.OWN and self.saved.get(container.id) == self.state.wanted(
-            container
-        )
+    def touch(self, container_id: str) -> None:
+        """Something happened to a container: a list that was made before this says nothing about it."""
+        self.sequence += 1
+        self._touched[container_id] = self.sequence
 
-    async def freshen(self, container_id: str) -> None:
-        """See to it that a created container starts with today's set.
-
-        It has no cgroup yet (runc makes it at the start, from the spec), so the spec is corrected through the
-        runtime. If it owns CPUs, the others are checked once more.
-
-        Raises:
-            UnavailableError, RuntimeCallError: The runtime did not take the set.
-        """
-        for _ in range(5):
-            container = self.state.containers.get(container_id)
-            if container is None or not self.options.enforce:
-                return
-            want = self.state.wanted(container)
-            if self.saved.get(container_id) == want:
-                break
-            mems = container.placement.mems
-            await self.lookups.run(self.runtime.update_cpuset, container_id, want, mems)
-            self.saved[container_id] = want
-            self.counters["specs_freshened"] += 1
-        if container is not None and container.placement.pool is Pool.OWN:
-            self.moved(await self.kernel.run(self.enforcer.enforce_pools))
-
-    def depart(self, container_id: str, phase: Phase | None = None) -> asyncio.Future[None]:
-        """A start (with its phase) or an update leaves for the runtime, carrying today's set."""
-        container = self.state.containers[container_id]
-        if phase is not None:
-            self.state = self.state.changed(put=(dataclasses.replace(container, phase=phase),))
-        return self.flights.depart(container_id, self.state.wanted(container))
-
-    def landed(self, container_id: str, flight: asyncio.Future[None], carried: CpuSet | None) -> None:
-        """A start or update has been answered; ``carried`` is the set that the runtime has saved by it."""
-        self.flights.land(container_id, flight)
-        container = self.state.containers.get(container_id)
-        if container is None:
-            return
-        if carried is not None:
-            self.saved[container_id] = carried
-        if self.options.enforce:
-            self.later([container_id])
+    def untouched(self, container_id: str, since: int) -> bool:
+        """Tell whether nothing happened to a container since the sequence had a value."""
+        return self._touched.get(container_id, 0) <= since
 
     def phase(self, container_id: str, phase: Phase) -> None:
         """A container has entered a phase; a container that has exited gives its CPUs back."""
         container = self.state.containers.get(container_id)
-        if container is None or container.phase is phase:
-            return
+        if container is None or container.phase in (phase, Phase.EXITED):
+            return  # nobody comes back from the dead; what a runtime says later is taken in as new
+        self.touch(container_id)
         changed = dataclasses.replace(container, phase=phase)
         self._retire((changed,), ())
         self.journal.put(f"c/{container_id}", changed)
@@ -243,6 +230,7 @@ class Keeper:
         for container_id in gone:
             self.saved.pop(container_id, None)
             self.unsettled.pop(container_id, None)
+            self._touched.pop(container_id, None)
             self.journal.put(f"c/{container_id}", None)
 
     def pod_running(self, pod: Pod) -> None:
@@ -250,7 +238,10 @@ class Keeper:
         old = [
             c.id
             for c in self.state.containers.values()
-            if c.pod.uid == pod.uid and c.pod.sandbox_id != pod.sandbox_id and c.pod.attempt < pod.attempt
+            if c.pod.uid == pod.uid != ""
+            and c.pod.sandbox_id != pod.sandbox_id
+            and c.pod.attempt < pod.attempt
+            and c.phase is not Phase.CREATING
         ]
         for container_id in old:
             self.phase(container_id, Phase.EXITED)
@@ -262,10 +253,15 @@ class Keeper:
         for container in self.state.in_sandbox(sandbox_id):
             if container.phase is not Phase.CREATING:
                 self.phase(container.id, Phase.EXITED)
+        self._forget_pod(sandbox_id)
 
     def pod_removed(self, sandbox_id: str) -> None:
         """A sandbox is gone, and its containers with it."""
         self.removed([c.id for c in self.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
+        self._forget_pod(sandbox_id)
+
+    def _forget_pod(self, sandbox_id: str) -> None:
+        """What was promised to a pod ends with its sandbox."""
         if sandbox_id in self.state.pods:
             self.state = self.state.without_pod(sandbox_id)
             self.journal.put(f"p/{sandbox_id}", None)
@@ -299,7 +295,7 @@ class Keeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.broken(error)
 
-    def _from_thread(self, problem: str) -> None:
+    def complain(self, problem: str) -> None:
         """Note a problem; callable from any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.problems.note, problem)
@@ -307,7 +303,7 @@ class Keeper:
     def broken(self, error: BaseException) -> None:
         """Report a fault of ours; callable from any thread."""
         self.counters["internal_errors"] += 1
-        self._from_thread(f"internal error: {type(error).__name__}: {error}")
+        self.complain(f"internal error: {type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """Write what waits and end the workers."""
@@ -315,5 +311,4 @@ class Keeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.journal.flush()
-        for worker in (self.kernel, self.lookups):
-            await asyncio.to_thread(worker.close)
+        await asyncio.to_thread(self.kernel.close)

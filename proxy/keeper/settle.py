@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -21,8 +22,9 @@ NOT_FOUND = 5
 class Settler:
     """Tells the runtime, one container at a time."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, launch: Launch) -> None:
         self._keeper = keeper
+        self._launch = launch
         self._worker = Worker("settle", keeper.broken)
 
     async def run(self) -> None:
@@ -47,7 +49,7 @@ class Settler:
         want = keeper.state.wanted(container)
         if keeper.saved.get(container_id) == want:
             return False
-        flight = keeper.depart(container_id)
+        flight = keeper.flights.depart(container_id, want)
         carried: CpuSet | None = None
         try:
             await self._worker.run(keeper.runtime.update_cpuset, container_id, want, None)
@@ -59,8 +61,10 @@ class Settler:
         except RuntimeCallError as error:
             if error.code != NOT_FOUND:
                 keeper.problems.note(str(error))
+        except Exception as error:  # noqa: BLE001  one odd container must not stop the others
+            keeper.broken(error)
         finally:
-            keeper.landed(container_id, flight, carried)
+            self._launch.landed(flight, carried)
         return True
 
     def close(self) -> None:

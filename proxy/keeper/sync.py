@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from proxy.keeper.codec import load_container, load_pod
 from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
 from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -24,9 +25,12 @@ from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.plan.adopt import adopt
 from proxy.pools.facts import parent_of, pod_facts
 
+UNIMPLEMENTED = 12
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
 GAP_S = 0.2
+SILENT_LIMIT = 3
+"""When so many status calls in a row get no answer, it is the runtime that does not answer."""
 ADOPT_AT_ONCE = 64
 """So many containers are looked at, taken in and recorded in one go: neither memory nor the loop feels it."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
@@ -43,8 +47,9 @@ class Listing:
 class Sync:
     """Compares, repairs, and remembers how the runtime is."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, launch: Launch) -> None:
         self._keeper = keeper
+        self._launch = launch
         self._worker = Worker("sync", keeper.broken)
         self.connected = False
         self.runtime_version = ""
@@ -76,22 +81,32 @@ class Sync:
             try:
                 await self.once()
                 back_off = 0.05
-            except UnavailableError as error:
-                if self.connected:
-                    keeper.voice.warn(str(error))
-                self.connected = False
-                wait, back_off = back_off, min(back_off * 2, 1.0)
-            except RuntimeCallError as error:
-                keeper.problems.note(str(error))
-                keeper.synced.set()
-            if keeper.lost:
+            except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
+                self._failed(error)
+                wait, back_off = min(wait, back_off), min(back_off * 2, 1.0)
+            if keeper.lost or keeper.flights.strays():
                 wait = min(wait, GRACE_S)
             try:
-                await asyncio.wait_for(keeper.attention.wait(), wait)
+                # Not wait_for: in Python 3.11 it may swallow a cancellation.
+                async with asyncio.timeout(wait):
+                    await keeper.attention.wait()
                 await asyncio.sleep(GAP_S)
             except TimeoutError:
                 pass
             keeper.attention.clear()
+
+    def _failed(self, error: Exception) -> None:
+        keeper = self._keeper
+        if isinstance(error, UnavailableError):
+            if self.connected:
+                keeper.voice.warn(str(error))
+            self.connected = False
+        elif isinstance(error, RuntimeCallError):
+            keeper.problems.note(str(error))
+            if error.code == UNIMPLEMENTED:
+                keeper.synced.set()  # there is nothing to wait for
+        else:
+            keeper.broken(error)
 
     async def once(self) -> None:
         """Make one pass.
@@ -100,6 +115,7 @@ class Sync:
             UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
         """
         keeper = self._keeper
+        began = keeper.sequence
         known = set(keeper.state.containers)
         known_pods = set(keeper.state.pods)
         if not self.connected:
@@ -107,16 +123,15 @@ class Sync:
         listing = await self._worker.run(self._list)
         self.connected = True
         self._resolve(listing)
-        self._compare(listing, known, known_pods)
+        self._compare(listing, known, known_pods, began)
         new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]
         await self._adopt([c for c in new if self._is_foreign(c)], listing)
         if keeper.options.enforce:
-            done = await keeper.kernel.run(keeper.enforcer.enforce)
+            done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             keeper.counters["drift_repaired"] += len(done.written)
             for error in done.errors:
                 keeper.problems.note(error)
-            for container_id in done.written:
-                keeper.unsettled[container_id] = None
+            keeper.moved(done, look_again=False)
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
             keeper.synced.set()
@@ -140,7 +155,7 @@ class Sync:
             )
 
         try:
-            listing = await keeper.lookups.run(look)
+            listing = await self._worker.run(look)
             await self._adopt(list(listing.containers.values()), listing)
         except (UnavailableError, RuntimeCallError) as error:
             keeper.problems.note(str(error))
@@ -170,22 +185,32 @@ class Sync:
             elif keeper.clock() - since > GRACE_S:
                 keeper.failed(token)
 
-    def _compare(self, listing: Listing, known: set[str], known_pods: set[str]) -> None:
-        """Let our phases follow the list. Only what was known before it was asked for can have vanished."""
+    def _compare(self, listing: Listing, known: set[str], known_pods: set[str], began: int) -> None:
+        """Let our phases follow the list.
+
+        A list is old when it arrives: it says nothing about containers to which something happened since it
+        was asked for, and only what was known then can have vanished.
+        """
         keeper = self._keeper
+        phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
+        self._launch.end_strays({i: p for i, p in phases.items() if keeper.untouched(i, began)})
         containers = keeper.state.containers
         gone = [i for i in known if i in containers and i not in listing.containers]
         keeper.removed([i for i in gone if containers[i].phase is not Phase.CREATING])
-        for container_id, seen in listing.containers.items():
+        for container_id, phase in phases.items():
             ours = keeper.state.containers.get(container_id)
-            phase = PHASES.get(seen.state)
-            if ours is None or phase is None or keeper.flights.flying(container_id):
+            if ours is None or not keeper.untouched(container_id, began) or keeper.flights.of(container_id):
                 continue
-            if ours.phase is Phase.RUNNING and phase is Phase.CREATED:
-                continue
-            keeper.phase(container_id, phase)
-        for sandbox_id in known_pods - set(listing.pods):
-            keeper.pod_removed(sandbox_id)
+            if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
+                keeper.removed([container_id])  # it lives after all: taken in as one that we do not know
+            elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
+                keeper.phase(container_id, phase)
+        for sandbox_id in known_pods:
+            pod = listing.pods.get(sandbox_id)
+            if pod is None:
+                keeper.pod_removed(sandbox_id)
+            elif not pod.ready:
+                keeper.pod_stopped(sandbox_id)
 
     def _is_foreign(self, seen: RuntimeContainer) -> bool:
         """Tell whether a container that we have no record of is none of our creates in flight."""
@@ -207,13 +232,20 @@ class Sync:
             await self._keeper.journal.flush()
 
     def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
-        """Runs in the worker. A container that has just gone is left out."""
+        """Runs in the worker. A container that has just gone, or that hangs, is left for the next pass."""
         found: dict[str, RuntimeDetail] = {}
+        silent = 0
         for container_id in ids:
             try:
                 found[container_id] = self._keeper.runtime.detail(container_id)
+                silent = 0
             except RuntimeCallError:
                 continue
+            except UnavailableError as error:
+                silent += 1
+                if silent >= SILENT_LIMIT:
+                    raise
+                self._keeper.complain(str(error))
         return found
 
     def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:

@@ -67,6 +67,11 @@ class Pod:
         """``namespace/name``, as users write it."""
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def key(self) -> str:
+        """What tells this pod from others: its uid; where a client gives none, its sandbox."""
+        return self.uid or f"sandbox {self.sandbox_id}"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -119,7 +124,7 @@ class Container:
 
     Attributes:
         id: The runtime's id; while it is being created, the token of the call.
-        owner: Who owns exclusive CPUs: ``pod uid`` for CPUs of a pod, ``pod uid/container name`` for those of
+        owner: Who owns exclusive CPUs: the pod's key for CPUs of a pod, ``key/container name`` for those of
             a container. Attempts of one container share an owner, so a restart keeps its CPUs.
         cgroup: Path of the container's cgroup below the hierarchy's root, once it is known.
     """

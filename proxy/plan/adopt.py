@@ -50,7 +50,8 @@ def adopt(
         pooled = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
         return dataclasses.replace(pooled, problem=problem)
     # Its memory may be in use already, so the nodes that it has now stay.
-    mems = named_mems(state, request) if request.cpuset_mems else plan.container.placement.mems
+    live = phase is not Phase.CREATED
+    mems = named_mems(state, request) if live else plan.container.placement.mems
     placement = dataclasses.replace(plan.container.placement, mems=mems)
     taken = dataclasses.replace(plan.container, phase=phase, placement=placement)
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
@@ -64,7 +65,7 @@ def _keep(
         has = CpuSet.parse(request.cpuset_cpus)
     except ValueError:
         return None
-    owner = f"{pod.uid}/{name}"
+    owner = f"{pod.key}/{name}"
     if len(has) != wish.count or not has <= state.node.machine.online:
         return None
     if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):

@@ -90,15 +90,15 @@ def _placement(
     if wish.pool is not Pool.OWN:
         mems = named_mems(state, request)
         return Placement(wish.pool, CpuSet(), mems, (wish.why,)), "", wish.problem
-    owner = pod.uid if wish.per_pod else f"{pod.uid}/{name}"
+    owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
     others = CpuSet.from_bits(0)
     for key, held in state.owners.items():
         if key != owner:
             others |= held.cpus
     if wish.cpus is not None:
-        clash = wish.cpus & others
-        if clash:
-            return _clash(state, pod, request, wish, clash, ref)
+        obstacle = _obstacle(state, wish.cpus, others, owner)
+        if obstacle is not None:
+            return _without(state, pod, request, wish, obstacle, ref)
         cpus, why = wish.cpus, wish.why
     else:
         cpus, why = _pick(state, owner, others, wish, ref)
@@ -107,27 +107,49 @@ def _placement(
     return Placement(Pool.OWN, cpus, mems, (why,), wish.hard), owner, wish.problem
 
 
-def _clash(
-    state: NodeState, pod: Pod, request: Request, wish: Claim, clash: CpuSet, ref: str
+def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
+    """Tell why somebody cannot have the CPUs that he was given elsewhere: reason and words."""
+    clash = cpus & others
+    if clash:
+        holders = {
+            c.ref if "/" in c.owner else c.pod.ref
+            for c in state.containers.values()
+            if c.owner not in ("", owner)
+            and c.owner in state.owners
+            and not c.placement.own.isdisjoint(clash)
+        }
+        return "CPUsInUse", f"CPUs {clash} are owned by {', '.join(sorted(holders))} already"
+    if state.node.machine.online <= cpus | others:
+        return "SharedPoolExhausted", "the shared pool would be left empty"
+    return None
+
+
+def _without(
+    state: NodeState, pod: Pod, request: Request, wish: Claim, obstacle: tuple[str, str], ref: str
 ) -> tuple[Placement, str, str]:
-    holders = sorted(key for key, held in state.owners.items() if not held.cpus.isdisjoint(clash))
-    problem = f"CPUs {clash} are owned by {', '.join(holders)} already"
+    """Go on without the CPUs: strict pods are refused, the others run on the shared pool."""
+    reason, words = obstacle
     if pod.qos in STRICT:
-        raise _RefusedError(
-            Verdict(FAILED_PRECONDITION, "CPUsInUse", f"cannot give CPUs {wish.cpus} to {ref}: {problem}")
-        )
-    why = f"{wish.why}, but {problem}: it runs on the shared pool"
-    return Placement(Pool.SHARED, CpuSet(), named_mems(state, request), (why,)), "", f"{ref}: {problem}"
+        message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
+        raise _RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
+    why = f"{wish.why}, but {words}: it runs on the shared pool"
+    return Placement(Pool.SHARED, CpuSet(), named_mems(state, request), (why,)), "", words
 
 
 def _pick(state: NodeState, owner: str, others: CpuSet, wish: Claim, ref: str) -> tuple[CpuSet, str]:
-    held = state.owners.get(owner)
-    if held is not None and len(held.cpus) == wish.count:
-        return held.cpus, f"{wish.why}; keeps the CPUs of its earlier attempt"
     node = state.node
+    had = state.had(owner)
+    if len(had) == wish.count and had.isdisjoint(others) and had <= node.machine.online:
+        return had, f"{wish.why}; keeps the CPUs of its earlier attempt"
     available = node.machine.online - node.reserved - others
+    unpromised = available - state.promised(owner)
     try:
-        cpus = pick(node.machine, node.topology, available, wish.count)
+        cpus = pick(
+            node.machine,
+            node.topology,
+            unpromised if len(unpromised) >= wish.count else available,
+            wish.count,
+        )
     except NotEnoughCpus as short:
         raise _RefusedError(
             Verdict(FAILED_PRECONDITION, "UnexpectedAdmissionError", f"cannot give CPUs to {ref}: {short}")

@@ -104,9 +104,33 @@ class NodeState:
         return dataclasses.replace(self, pods={**self.pods, pod.sandbox_id: pod})
 
     def without_pod(self, sandbox_id: str) -> NodeState:
-        """Give the state after a sandbox and its containers went."""
-        pods = {k: v for k, v in self.pods.items() if k != sandbox_id}
-        return self.changed(drop=[c.id for c in self.in_sandbox(sandbox_id)], pods=pods)
+        """Give the state after a sandbox went; its containers go by themselves."""
+        return dataclasses.replace(self, pods={k: v for k, v in self.pods.items() if k != sandbox_id})
+
+    def promised(self, owner: str) -> CpuSet:
+        """Give the CPUs that others than an owner count on, although nobody runs there now.
+
+        A pod whose sandbox lives comes back to the CPUs of its annotation, and a container that has ended to
+        those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
+        a new owner would leave the old one without.
+        """
+        bits = 0
+        for pod in self.pods.values():
+            if pod.cpuset and pod.key != owner:
+                bits |= pod.cpuset.bits
+        for container in self.containers.values():
+            ended = container.phase is Phase.EXITED and container.owner not in ("", owner)
+            if ended and container.pod.sandbox_id in self.pods:
+                bits |= container.placement.own.bits
+        return CpuSet.from_bits(bits)
+
+    def had(self, owner: str) -> CpuSet:
+        """Give the CPUs that an owner holds, or held when it ended; empty where it never did."""
+        held = self.owners.get(owner)
+        if held is not None:
+            return held.cpus
+        ended = [c.placement.own for c in self.containers.values() if c.owner == owner]
+        return ended[-1] if ended else CpuSet()
 
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Give the containers of a sandbox."""

@@ -55,7 +55,12 @@ def resource_status(text: str) -> tuple[CpuSet | None, str]:
     try:
         return CpuSet.parse(named) or None, ""
     except ValueError as error:
-        return None, f"annotation {RESOURCE_STATUS}: cpuset {error}"
+        return None, _short(f"annotation {RESOURCE_STATUS}: cpuset {error}")
+
+
+def _short(text: str, limit: int = 300) -> str:
+    """Cut words that quote a user's input: an annotation may be as long as a book."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def pod_facts(

@@ -13,6 +13,7 @@ import pytest
 from proxy.cri.interceptors import Interceptors
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.keeper import Keeper, Options, Voice
+from proxy.keeper.launch import Launch
 from proxy.keeper.ports import CpusetValue, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.sync import Sync
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
@@ -178,9 +179,10 @@ class World:
             Voice(say, say, say),
             lambda: self.now,
         )
-        self.sync = Sync(self.keeper)
+        self.launch = Launch(self.keeper)
+        self.sync = Sync(self.keeper, self.launch)
         self.sync.recover(dict(self.ledger.entries))
-        self.wire = Interceptors(self.keeper, self.sync)
+        self.wire = Interceptors(self.keeper, self.sync, self.launch)
 
     async def call(self, method: str, message: Any) -> PlayedCall:
         call = PlayedCall(method, message, self.log)
@@ -193,7 +195,7 @@ class World:
         for _ in range(3):
             await asyncio.sleep(0.02)
             await self.keeper.kernel.run(lambda: None)
-            await self.keeper.lookups.run(lambda: None)
+            await self.launch._lookups.run(lambda: None)
 
     async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
         config = pb.PodSandboxConfig(
@@ -287,6 +289,7 @@ class World:
     async def close(self) -> None:
         await self.keeper.close()
         self.sync.close()
+        self.launch.close()
 
 
 Day = Callable[[World], Coroutine[Any, Any, None]]

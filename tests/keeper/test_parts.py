@@ -46,18 +46,27 @@ def test_flights() -> None:
         flights = Flights()
         wide, narrow = CpuSet.parse("0-7"), CpuSet.parse("4-7")
         old = flights.depart("a", wide)
-        new = flights.depart("a", narrow)
-        assert flights.flying("a")
+        assert not old.overlapped
+        new = flights.depart("a", narrow, is_start=True)
+        assert old.overlapped
+        assert new.overlapped
+        assert flights.of("a") == [old, new]
+        assert flights.starting("a")
+        assert not flights.starting("b")
         assert await flights.landed([("b", narrow)], 0.01)
         assert await flights.landed([("a", wide)], 0.01), "nothing in flight exceeds it"
         assert not await flights.landed([("a", narrow)], 0.01)
         waiting = asyncio.create_task(flights.landed([("a", narrow)], 5))
         await asyncio.sleep(0)
-        flights.land("a", old)
+        assert flights.land(old)
         assert await waiting
-        flights.land("a", old)  # twice is harmless
-        flights.land("a", new)
-        assert not flights.flying("a")
+        assert not flights.land(old), "twice is harmless"
+        assert flights.strays() == []
+        new.stray_since = 1.0
+        assert flights.strays() == [new]
+        flights.land(new)
+        assert flights.of("a") == []
+        assert not flights.depart("a", wide).overlapped
 
     asyncio.run(day())
 
@@ -123,7 +132,7 @@ def test_the_worker_keeps_order_and_reports() -> None:
 
 def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
     async def day(w) -> None:
-        settler = Settler(w.keeper)
+        settler = Settler(w.keeper, w.launch)
         task = asyncio.create_task(settler.run())
         one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
@@ -143,7 +152,7 @@ def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
 
 def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
     async def day(w) -> None:
-        settler = Settler(w.keeper)
+        settler = Settler(w.keeper, w.launch)
         task = asyncio.create_task(settler.run())
         ls = await w.run(await w.pod("ls", "LS"))
         gate, inside = threading.Event(), threading.Event()
@@ -173,7 +182,7 @@ def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
 
 def test_settling_survives_errors(live) -> None:
     async def day(w) -> None:
-        settler = Settler(w.keeper)
+        settler = Settler(w.keeper, w.launch)
         task = asyncio.create_task(settler.run())
         ls = await w.run(await w.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
