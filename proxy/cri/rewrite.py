@@ -32,7 +32,7 @@ def _resources(cpus: CpuSet, mems: Mask | None) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def create_suffix(cpus: CpuSet, mems: Mask | None) -> bytes:
-    """Give what is appended to a CreateContainerRequest. An empty or absent ``mems`` leaves the field alone."""
+    """Give what is appended to a CreateContainerRequest; without ``mems`` that field is left alone."""
     return _field(2, _field(15, _field(1, _resources(cpus, mems))))
 
 

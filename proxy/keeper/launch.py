@@ -1,7 +1,7 @@
 """Starts and updates: calls that bring a set to a container through the runtime.
 
-What is kept here is what the runtime would use if it started or updated a container now (``saved``), and which
-calls are on their way (``flights``). A container that is created has no cgroup yet: runc makes it at the
+What is kept here is what the runtime would use if it started or updated a container now (``saved``), and
+which calls are on their way (``flights``). A container that is created has no cgroup yet: runc makes it at the
 start, from the spec that was saved last.
 """
 

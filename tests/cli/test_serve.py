@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from proxy.cli.main import command_line
 from proxy.config import Config
 from proxy.daemon import run_to_end
 from proxy.model.errors import LockedError
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def start(*words: object) -> object:
