@@ -154,7 +154,7 @@ class Daemon:
             runtime,
             self._ledger,
             options,
-            Voice(logs.log.info, logs.log.warning, logs.log.debug),
+            Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
             time.time,
         )
         for note in notes:

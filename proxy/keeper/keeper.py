@@ -16,7 +16,6 @@ every kernel write asks for the newest state, plans of different pods need no lo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -54,11 +53,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Where the keeper speaks: one line each."""
+    """Where the keeper speaks, one line each; ``chatty``: somebody reads the debug lines."""
 
     info: Callable[[str], None]
     warn: Callable[[str], None]
     debug: Callable[[str], None]
+    chatty: bool = True
 
 
 class Keeper:
@@ -114,8 +114,9 @@ class Keeper:
         self.state = plan.state
         self.saved[token] = self.state.wanted(plan.container)
         self.counters["creates_placed"] += 1
-        say = self.voice.info if plan.container.placement.pool is Pool.OWN else self.voice.debug
-        say(f"placed {plan.container.ref} on {self.saved[token]}: {plan.container.placement.reasons[0]}")
+        if plan.container.placement.pool is Pool.OWN or self.voice.chatty:
+            say = self.voice.info if plan.container.placement.pool is Pool.OWN else self.voice.debug
+            say(f"placed {plan.container.ref} on {self.saved[token]}: {plan.container.placement.reasons[0]}")
         return plan
 
     async def clear(self, plan: Plan) -> str:
@@ -177,7 +178,7 @@ class Keeper:
         container = self.state.containers.get(token)
         if container is None:
             return
-        container = dataclasses.replace(container, id=container_id, phase=Phase.CREATED)
+        container = container.in_phase(Phase.CREATED, container_id)
         self.state = self.state.changed(put=(container,), drop=(token,))
         self.touch(container_id)
         self.saved[container_id] = self.saved.pop(token)
@@ -217,7 +218,7 @@ class Keeper:
         if container is None or container.phase in (phase, Phase.EXITED):
             return  # nobody comes back from the dead; what a runtime says later is taken in as new
         self.touch(container_id)
-        changed = dataclasses.replace(container, phase=phase)
+        changed = container.in_phase(phase)
         self._retire((changed,), ())
         self.journal.put(f"c/{container_id}", changed)
 

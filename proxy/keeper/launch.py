@@ -1,14 +1,13 @@
 """Starts and updates: calls that bring a set to a container through the runtime.
 
 What is kept here is what the runtime would use if it started or updated a container now (``saved``), and
-which calls are on their way (``flights``). A container that is created has no cgroup yet: runc makes it at the
-start, from the spec that was saved last.
+which calls are on their way (``flights``). A container that is created has no cgroup yet: runc makes it at
+the start, from the spec that was saved last.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 from proxy.keeper.flights import Flight
 from proxy.keeper.keeper import Keeper
@@ -94,7 +93,7 @@ class Launch:
         keeper = self._keeper
         container = keeper.state.containers[container_id]
         if container.phase is Phase.CREATED:
-            keeper.state = keeper.state.changed(put=(dataclasses.replace(container, phase=Phase.STARTING),))
+            keeper.state = keeper.state.changed(put=(container.in_phase(Phase.STARTING),))
             keeper.touch(container_id)
         carries = keeper.saved.get(container_id) or keeper.state.wanted(container)
         return keeper.flights.depart(container_id, carries, is_start=True)

@@ -139,6 +139,20 @@ class Container:
     owner: str = ""
     cgroup: str = ""
 
+    def in_phase(self, phase: Phase, container_id: str = "") -> Container:
+        """Give the container in another phase, and with another id where one is given."""
+        return Container(
+            container_id or self.id,
+            self.name,
+            self.pod,
+            self.request,
+            self.placement,
+            phase,
+            self.attempt,
+            self.owner,
+            self.cgroup,
+        )
+
     @property
     def ref(self) -> str:
         """``namespace/pod/container``, as users write it."""

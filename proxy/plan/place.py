@@ -162,6 +162,8 @@ def _pick(state: NodeState, owner: str, others: CpuSet, wish: Claim, ref: str) -
 def named_mems(state: NodeState, request: Request) -> Mask:
     """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
     machine = state.node.machine
+    if not request.cpuset_mems:
+        return machine.memory_nodes
     try:
         named = Mask.parse(request.cpuset_mems)
     except ValueError:

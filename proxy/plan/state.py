@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
+from proxy.model.table import Table
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.place.cputopo import CpuTopology
 from proxy.pools.pools import Owner, Pools, pools_of
@@ -49,63 +50,61 @@ class NodeState:
     """
 
     node: Node
-    pods: Mapping[str, Pod]
-    containers: Mapping[str, Container]
+    pods: Table[Pod]
+    containers: Table[Container]
     owners: Mapping[str, Owner]
     pools: Pools
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
         """The state of a node with nothing on it."""
-        return cls(node, {}, {}, {}, pools_of(node.machine.online, ()))
+        return cls(node, Table(), Table(), {}, pools_of(node.machine.online, ()))
 
     @classmethod
     def of(cls, node: Node, pods: Iterable[Pod], containers: Iterable[Container]) -> NodeState:
         """Build a state from what is known to exist."""
-        there = {c.id: c for c in containers}
+        there = Table({c.id: c for c in containers})
         owners = _owners(there.values())
         pools = pools_of(node.machine.online, owners.values())
-        return cls(node, {p.sandbox_id: p for p in pods}, there, owners, pools)
+        return cls(node, Table({p.sandbox_id: p for p in pods}), there, owners, pools)
 
     def wanted(self, container: Container) -> CpuSet:
         """Give the CPUs that a container must run on."""
         placement = container.placement
         return placement.own if placement.pool is Pool.OWN else self.pools.of(placement.pool)
 
-    def changed(
-        self, put: Iterable[Container] = (), drop: Iterable[str] = (), pods: Mapping[str, Pod] | None = None
-    ) -> NodeState:
+    def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
         """Give the state after containers came, changed or went.
 
         Args:
             put: Containers that are new or changed (their id decides).
             drop: Ids that are gone; unknown ones are ignored.
-            pods: All pods, where they changed.
         """
-        containers = dict(self.containers)
+        containers = self.containers
         owners_change = False
         for gone in drop:
-            old = containers.pop(gone, None)
-            owners_change |= old is not None and old.placement.pool is Pool.OWN
+            old = containers.get(gone)
+            if old is not None:
+                containers = containers.drop(gone)
+                owners_change |= old.placement.pool is Pool.OWN
         for new in put:
             before = containers.get(new.id)
-            containers[new.id] = new
+            containers = containers.put(new.id, new)
             owners_change |= new.placement.pool is Pool.OWN
             owners_change |= before is not None and before.placement.pool is Pool.OWN
-        pods = self.pods if pods is None else pods
         if not owners_change:
-            return dataclasses.replace(self, containers=containers, pods=pods)
+            return NodeState(self.node, self.pods, containers, self.owners, self.pools)
         owners = _owners(containers.values())
         pools = pools_of(self.node.machine.online, owners.values())
-        return NodeState(self.node, pods, containers, owners, pools)
+        return NodeState(self.node, self.pods, containers, owners, pools)
 
     def with_pod(self, pod: Pod) -> NodeState:
         """Give the state after a sandbox came."""
-        return dataclasses.replace(self, pods={**self.pods, pod.sandbox_id: pod})
+        return dataclasses.replace(self, pods=self.pods.put(pod.sandbox_id, pod))
 
     def without_pod(self, sandbox_id: str) -> NodeState:
         """Give the state after a sandbox went; its containers go by themselves."""
-        return dataclasses.replace(self, pods={k: v for k, v in self.pods.items() if k != sandbox_id})
+        return dataclasses.replace(self, pods=self.pods.drop(sandbox_id))
 
     def promised(self, owner: str) -> CpuSet:
         """Give the CPUs that others than an owner count on, although nobody runs there now.
