@@ -57,6 +57,7 @@ class Front:
         self._opening: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._fd = -1
+        self._down = False
 
     @property
     def connections(self) -> int:
@@ -137,6 +138,7 @@ class Front:
         loop = asyncio.get_running_loop()
         try:
             server = await self._dial()
+            self._down = False
             _enlarge(client)
             _enlarge(server)
             self._links.add(link)
@@ -151,7 +153,9 @@ class Front:
                 server.close()
             if not isinstance(error, OSError):
                 raise
-            self._log(f"cannot connect a client to {self._upstream}: {error.strerror or error}")
+            if not self._down:  # once for each outage: a client tries many times a second
+                self._down = True
+                self._log(f"cannot connect a client to {self._upstream}: {error.strerror or error}")
 
     async def _dial(self) -> socket.socket:
         """Connect to the runtime without ever waiting in the kernel.

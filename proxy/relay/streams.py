@@ -203,7 +203,7 @@ class Streams:
         """Send a message as one frame, past the queue; False where it needs the queue."""
         books = self.books
         size = len(message) + frames.PREFIX.size
-        if books.queue or size > books.largest or size > books.server or size > stream.window:
+        if size > books.largest or size > books.server or size > stream.window:
             return False
         books.server -= size
         stream.window -= size

@@ -596,6 +596,45 @@ def test_open_streams_are_counted():
     assert net.session.open_streams == 0
 
 
+def test_a_passing_answer_that_ends_with_data_closes_its_stream():
+    net = started()
+    sid = net.client.call(VERSION, b"")
+    net.run()
+    net.server.headers(sid, [(":status", "502")])
+    net.server.data(sid, b"<html>", end=True)
+    net.run()
+    assert net.session.open_streams == 0
+
+
+def test_only_the_first_header_of_a_stream_says_what_it_is():
+    net = started()
+    sid = net.client.open(VERSION)
+    net.client.headers(sid, [(":path", CREATE)])
+    net.client.data(sid, grpc(b"config"))
+    net.run()
+    assert not net.owner.requests
+    assert net.server.streams[sid].body == grpc(b"config")
+
+
+@pytest.mark.parametrize("how", ["release", "refuse"])
+def test_a_decision_while_the_runtimes_last_header_is_half_through_comes_too_late(how):
+    net = started()
+    sid = net.client.call(CREATE, b"config")
+    net.run()
+    block = net.server.encoder.encode([(":status", "200"), ("grpc-status", "8")])
+    net.session.from_server(frame(HEADERS, 1, sid, block[:1]))
+    if how == "release":
+        net.session.release(sid)
+    else:
+        net.session.refuse(sid, 9, "no")
+    net.session.from_server(frame(9, 4, sid, block[1:]))
+    net.run()
+    assert net.client.streams[sid].headers == [{":status": "200", "grpc-status": "8"}]
+    assert net.owner.ends == [(sid, 8)]
+    assert not net.server.streams[sid].body
+    assert net.server.streams[sid].reset_received == 8
+
+
 # -- misbehaviour -----------------------------------------------------------------------------------------
 
 

@@ -225,7 +225,8 @@ def test_of_several_settings_under_way_the_smallest_holds():
     assert books.acknowledged() == 0  # one too many changes nothing
 
 
-def test_a_passing_upload_waits_while_a_released_body_has_spent_the_runtimes_window():
+@pytest.mark.parametrize("end", [b"the end", b""])
+def test_a_passing_upload_waits_while_a_released_body_has_spent_the_runtimes_window(end):
     server = Peer(client=False, consume=None, initial=1 << 20)
     net = Net(server=server).run()
     held = net.client.call(CREATE, bytes(60_000))
@@ -237,14 +238,16 @@ def test_a_passing_upload_waits_while_a_released_body_has_spent_the_runtimes_win
     net.run()
     assert len(server.streams[upload].body) == 5530  # strictly what the runtime's window leaves
     assert net.session.unsent
-    net.client.data(upload, b"the end")
+    net.client.data(upload, end)
+    net.run()
+    assert not server.streams[upload].remote_closed
     net.run()
     server.grant(0, server.eaten or 60_005)
     net.run()
     server.consume = 0
     server.grant(0, 40_000)
     net.run()
-    assert server.streams[upload].body == bytes(30_000) + b"the end"
+    assert server.streams[upload].body == bytes(30_000) + end
     assert server.streams[upload].remote_closed
     assert not net.session.unsent
 
@@ -329,3 +332,17 @@ def test_one_small_call_makes_no_frame_to_the_client():
     net.client.call(CREATE, bytes(5500))
     net.session.from_client(net.client.take())
     assert net.session.to_client() == []
+
+
+def test_a_body_of_one_frame_waits_for_the_connections_window():
+    server = Peer(client=False, consume=None)
+    net = Net(server=server).run()
+    first, second = net.client.call(CREATE, bytes(60_000)), net.client.call(CREATE, bytes(10_000))
+    net.run()
+    net.session.release(first)
+    net.session.release(second)
+    net.run()
+    assert len(server.streams[second].body) == 5530
+    server.grant(0, 60_000)
+    net.run()
+    assert server.streams[second].body == grpc(bytes(10_000))
