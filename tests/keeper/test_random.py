@@ -1,0 +1,362 @@
+"""Random days: calls that overlap in every way, answered, refused, failed and cancelled, and passes between.
+
+The runtime is played in three moments: a call is let go to it, it does it, it answers. Between any two of
+them anything else may happen. What is checked all the time is the promise of the node: no running container
+of a pool is on a CPU of a container with CPUs of its own that was let go to start. At the end everything is
+taken away, and nothing may be left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.ports import RuntimeContainer
+from proxy.keeper.settle import Settler
+from proxy.model.idset import CpuSet
+from proxy.plan.invariants import violations
+
+WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+KINDS = (
+    ("LS", "burstable", "", {}),
+    ("LS", "burstable", "", {}),
+    ("", "besteffort", "", {}),
+    ("LSE", "", "0-1", {}),
+    ("LSE", "", "4-5,12", {}),
+    ("LSR", "", "8-9", {}),
+    ("LSR", "", "1-2", {}),
+    ("", "", "", WHOLE),
+    ("", "", "", WHOLE),
+)
+STEPS, DAYS = 80, 12
+
+
+class Shelf(dict[str, Any]):
+    """A dictionary that may be listed in one thread and changed in another."""
+
+    def values(self) -> Any:
+        return self.copy().values()
+
+
+class Play:
+    """A client with many hands, and the runtime that it talks to."""
+
+    def __init__(self, world: Any, seed: int, *, wild: bool) -> None:
+        self.w = world
+        self.dice = random.Random(seed)
+        self.wild = wild
+        world.runtime.containers = Shelf()
+        world.runtime.pods = Shelf()
+        self.slow("list_containers", after=True)
+        self.slow("update_cpuset", after=False)
+        self.serial = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.kinds: dict[str, tuple[str, str, str, dict[str, int]]] = {}
+        self.alive: set[str] = set()
+        """Containers that exist at the runtime."""
+        self.busy: set[str] = set()
+        """Containers and sandboxes with a call of the client on its way."""
+        self.exclusive: dict[str, tuple[CpuSet, bool]] = {}
+        """CPUs of containers that own some and were let go to start."""
+        self.faults: list[str] = []
+
+    def slow(self, name: str, *, after: bool) -> None:
+        """Make a call of ours at the runtime take its time, before or after it has its effect."""
+        plain = getattr(self.w.runtime, name)
+        dice = random.Random(self.dice.random())
+
+        def slowly(*args: Any) -> Any:
+            time.sleep(dice.choice((0, 0.002, 0.005)))
+            answer = plain(*args)
+            time.sleep(dice.choice((0, 0.002, 0.005)) if after else 0)
+            return answer
+
+        setattr(self.w.runtime, name, slowly)
+
+    async def breathe(self) -> None:
+        """Let others act: not at all, for some turns of the loop, or for a while."""
+        for _ in range(self.dice.choice((0, 1, 2, 5))):
+            await asyncio.sleep(0)
+        if self.dice.random() < 0.3:
+            await asyncio.sleep(0.001)
+        self.look()
+
+    def look(self) -> None:
+        """Check the promise at the kernel."""
+        for container_id, cpus in self.w.cgroups.sets.items():
+            container = self.w.keeper.state.containers.get(container_id)
+            pool = "own" if container is None else container.placement.pool.value
+            for owner, (own, hard) in self.exclusive.items():
+                if pool == "own" or (pool == "be" and not hard) or cpus.isdisjoint(own):
+                    continue
+                self.faults.append(f"{container_id} ({pool}) runs on {cpus}, {own} belong to {owner}")
+
+    async def call(self, method: str, message: Any) -> Any:
+        call = await self.w.call(method, message)
+        if call.refused is not None:
+            self.w.wire.finished(call, None)
+            return None
+        await self.breathe()
+        return call
+
+    # -- what the client does -----------------------------------------------------------------------------
+
+    async def pod(self) -> None:
+        self.serial += 1
+        kind = self.dice.choice(KINDS)
+        sandbox = await self.w.pod(f"u{self.serial}", kind[0], kind[1], kind[2])
+        self.kinds[sandbox] = kind
+
+    async def create(self, sandbox: str) -> None:
+        kind = self.kinds.get(sandbox)
+        if kind is None:
+            return
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        request.config.metadata.name = "c"
+        request.config.metadata.attempt = self.serial
+        self.serial += 1
+        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**kind[3]))
+        call = await self.call("CreateContainer", request)
+        if call is None:
+            return
+        fate = self.dice.random()
+        if fate < 0.1:
+            self.w.wire.finished(call, self.dice.choice((2, 13)))
+            return
+        if fate < 0.15:
+            self.w.wire.finished(call, None)
+            return
+        if sandbox not in self.w.runtime.pods:
+            self.w.wire.finished(call, 5)
+            return
+        self.serial += 1
+        container_id = f"x{self.serial}"
+        got = pb.CreateContainerRequest.FromString(call.sent)
+        self.w.runtime.specs[container_id] = got.config.linux.resources.cpuset_cpus
+        self.w.runtime.containers[container_id] = RuntimeContainer(
+            container_id, sandbox, "c", got.config.metadata.attempt, "CREATED"
+        )
+        self.alive.add(container_id)
+        await self.breathe()
+        if fate < 0.2:
+            self.w.wire.finished(call, None)
+            return
+        answer = pb.CreateContainerResponse(container_id=container_id).SerializeToString()
+        self.w.wire.response(call, answer)
+        self.w.wire.finished(call, 0)
+
+    async def start(self, container_id: str) -> None:
+        call = await self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+        if call is None:
+            return
+        there = self.w.runtime.containers.get(container_id)
+        if self.dice.random() < 0.1 or there is None or there.state != "CREATED":
+            self.w.wire.finished(call, 2)
+            return
+        stray = self.dice.random() < 0.1
+        if stray:  # its client goes away, and the runtime does it all the same, later
+            self.w.wire.finished(call, None)
+            await self.breathe()
+            there = self.w.runtime.containers.get(container_id)
+            if there is None or there.state != "CREATED":
+                return
+        held = self.w.keeper.state.containers.get(container_id)
+        if held is not None and held.placement.pool.value == "own":
+            self.exclusive[container_id] = (held.placement.own, held.placement.hard)
+        self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
+        self.w._state(container_id, "RUNNING")
+        await self.breathe()
+        if not stray:
+            self.w.wire.finished(call, 0)
+
+    async def update(self, container_id: str) -> None:
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+        request.linux.cpuset_cpus = self.dice.choice(("", "0-15", "3"))
+        call = await self.call("UpdateContainerResources", request)
+        if call is None:
+            return
+        there = self.w.runtime.containers.get(container_id)
+        if self.dice.random() < 0.2 or there is None or there.state == "EXITED":
+            self.w.wire.finished(call, self.dice.choice((2, None)))
+            return
+        stray = self.dice.random() < 0.1
+        if stray:
+            self.w.wire.finished(call, None)
+            await self.breathe()
+            there = self.w.runtime.containers.get(container_id)
+            if there is None or there.state == "EXITED":
+                return
+        cpus = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_cpus
+        self.w.runtime.specs[container_id] = cpus
+        if container_id in self.w.cgroups.sets:
+            self.w.cgroups.sets[container_id] = CpuSet.parse(cpus)
+        await self.breathe()
+        if not stray:
+            self.w.wire.finished(call, 0)
+
+    def inside(self, sandbox: str) -> list[str]:
+        return sorted(c.id for c in self.w.runtime.containers.values() if c.sandbox_id == sandbox)
+
+    def _dead(self, container_id: str) -> None:
+        self.exclusive.pop(container_id, None)
+        self.w.cgroups.sets.pop(container_id, None)
+        if container_id in self.w.runtime.containers:
+            self.w._state(container_id, "EXITED")
+
+    async def stop(self, container_id: str) -> None:
+        call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
+        if self.dice.random() < 0.1:
+            self.w.wire.finished(call, None)
+            return
+        self._dead(container_id)
+        await self.breathe()
+        self.w.wire.finished(call, self.dice.choice((0, 0, 0, None)))
+
+    async def remove(self, container_id: str) -> None:
+        call = await self.call("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id))
+        self._dead(container_id)
+        self.w.runtime.containers.pop(container_id, None)
+        self.alive.discard(container_id)
+        await self.breathe()
+        self.w.wire.finished(call, self.dice.choice((0, 0, 0, None)))
+
+    async def drop(self, sandbox: str) -> None:
+        call = await self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        for container_id in self.inside(sandbox):
+            self._dead(container_id)
+        await self.breathe()
+        self.w.wire.finished(call, 0)
+        call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+        for container_id in self.inside(sandbox):
+            self._dead(container_id)
+            self.w.runtime.containers.pop(container_id, None)
+            self.alive.discard(container_id)
+        self.w.runtime.pods.pop(sandbox, None)
+        self.kinds.pop(sandbox, None)
+        await self.breathe()
+        self.w.wire.finished(call, 0)
+
+    async def exit(self, container_id: str) -> None:
+        """It ends by itself, and nobody says so."""
+        if container_id in self.w.cgroups.sets:
+            self._dead(container_id)
+
+    async def compare(self) -> None:
+        await self.w.sync.once()
+
+    # -- the day ------------------------------------------------------------------------------------------
+
+    def begin(self, key: str, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
+        if key in self.busy and not self.wild:
+            return
+        self.busy.add(key)
+
+        async def whole() -> None:
+            try:
+                await work(*args)
+            finally:
+                self.busy.discard(key)
+
+        task = asyncio.get_running_loop().create_task(whole())
+        self.tasks.add(task)
+
+    def act(self) -> None:
+        """Begin one thing. The client does one call at a time for a container, as kubelet does for a pod."""
+        sandboxes = sorted(self.kinds)
+        what = self.dice.random()
+        if what < 0.15 or not sandboxes:
+            self.begin("new", self.pod)
+            return
+        sandbox = self.dice.choice(sandboxes)
+        inside = self.inside(sandbox)
+        if what < 0.4 or not inside:
+            self.begin(sandbox, self.create, sandbox)
+            return
+        if what > 0.9:
+            if what > 0.93:
+                self.begin("pass", self.compare)
+            else:
+                self.begin(sandbox, self.drop, sandbox)
+            return
+        state = self.w.runtime.containers[container_id := self.dice.choice(inside)].state
+        if what < 0.65 and state == "CREATED":
+            self.begin(sandbox, self.start, container_id)
+        elif what < 0.75:
+            self.begin(container_id, self.update, container_id)
+        elif what < 0.83:
+            self.begin(sandbox, self.stop, container_id)
+        elif what < 0.86:
+            self.begin(sandbox, self.exit, container_id)
+        else:
+            self.begin(sandbox, self.remove, container_id)
+
+    async def settle_down(self) -> None:
+        results = await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
+        assert [r for r in results if r is not None] == []
+        self.w.now += 10
+        await self.w.sync.once()
+        await self.w.quiet()
+        self.w.now += 10
+        await self.w.sync.once()
+        await self.w.quiet()
+
+    async def day(self) -> None:
+        for _ in range(STEPS):
+            self.act()
+            await self.breathe()
+            assert self.faults == []
+        await self.settle_down()
+        self.w.check()
+        state = self.w.keeper.state
+        live = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
+        known = {c.id for c in state.containers.values() if c.phase.value != "exited"}
+        assert known == live
+        owners = {state.containers[i].owner for i in live if state.containers[i].owner}
+        assert set(state.owners) == owners
+        for sandbox in sorted(self.kinds):
+            self.begin(sandbox, self.drop, sandbox)
+        await self.settle_down()
+        self.nothing_is_left()
+        assert self.faults == []
+
+    def nothing_is_left(self) -> None:
+        keeper = self.w.keeper
+        assert violations(keeper.state) == []
+        assert str(keeper.state.pools.shared) == str(keeper.state.pools.be) == "0-15"
+        for rest in (
+            keeper.state.pods,
+            keeper.state.containers,
+            keeper.state.owners,
+            keeper.saved,
+            keeper.lost,
+            keeper.unsettled,
+            keeper.flights._flying,
+            self.w.ledger.entries,
+        ):
+            assert not rest
+        assert keeper.counters["internal_errors"] == 0
+
+
+@pytest.mark.parametrize("seed", range(DAYS))
+@pytest.mark.parametrize("wild", [False, True], ids=["one-by-one", "wild"])
+def test_a_random_day(live, seed: int, *, wild: bool) -> None:
+    """``wild``: calls for one pod overlap too, as they may when kubelet restarts in the middle."""
+
+    async def day(world: Any) -> None:
+        settler = Settler(world.keeper, world.launch)
+        settling = asyncio.create_task(settler.run())
+        try:
+            await Play(world, seed, wild=wild).day()
+        finally:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+            await asyncio.to_thread(settler.close)
+
+    live(day, settle_per_second=1000)
