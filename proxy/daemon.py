@@ -196,15 +196,22 @@ class Daemon:
             await asyncio.sleep(5)
 
     async def _slim(self) -> None:
-        """Once the first comparison is done, give back what only start-up and that needed."""
-        if self.keeper is not None:
-            await self.keeper.synced.wait()
-            await asyncio.sleep(1)
-            from proxy.cri.malloc import freeze_startup_objects
+        """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
+        if self.keeper is None:
+            return
+        from proxy.cri.malloc import freeze_startup_objects
 
-            freeze_startup_objects()
-            await asyncio.to_thread(lean.trim)
-            lean.drop_clean_pages("cygrpc")
+        await self.keeper.synced.wait()
+        await asyncio.sleep(1)
+        freeze_startup_objects()
+        await asyncio.to_thread(lean.trim)
+        seen = -1
+        while True:
+            passes = self.keeper.counters["passes"]
+            if passes != seen:
+                await asyncio.to_thread(lean.drop_clean_pages, "cygrpc")
+                seen = passes
+            await asyncio.sleep(2)
 
     async def _watchdog(self) -> None:
         while self._notifier.interval is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,15 @@ class Listing:
 
     pods: Mapping[str, RuntimePod]
     containers: Mapping[str, RuntimeContainer]
+
+
+@functools.lru_cache(maxsize=64)
+def _cpus(text: str) -> CpuSet | None:
+    """Read what the runtime has saved; None where that is no list. Most containers have the same."""
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return None
 
 
 class Sync:
@@ -281,10 +291,9 @@ class Sync:
         keeper.counters["adopted"] += 1
         if plan.problem:
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
-        try:
-            keeper.saved[seen.id] = CpuSet.parse(detail.cpuset_cpus)
-        except ValueError:
-            keeper.saved.pop(seen.id, None)
+        saved = _cpus(detail.cpuset_cpus)
+        if saved is not None:
+            keeper.saved[seen.id] = saved
         keeper.journal.put(f"c/{seen.id}", plan.container)
         say = keeper.voice.info if plan.container.placement.pool is Pool.OWN else keeper.voice.debug
         say(f"adopted {plan.container.ref}: {plan.container.placement.reasons[0]}")

@@ -11,7 +11,7 @@ import dataclasses
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, Verdict
-from proxy.plan.place import Plan, named_mems, place
+from proxy.plan.place import Plan, named_mems, place, pooled
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import claim
 
@@ -34,7 +34,7 @@ def adopt(
         A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
     """
     if phase is Phase.EXITED:
-        placement = Placement(Pool.SHARED, CpuSet(), state.node.machine.memory_nodes, ("it has exited",))
+        placement = pooled(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
         gone = Container(container_id, name, pod, request, placement, phase, attempt)
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
     wish = claim(pod, request, state.node.machine.online, static=state.node.static)
@@ -47,13 +47,14 @@ def adopt(
     plan = place(state, pod, name, attempt, request, container_id)
     if plan.container is None:
         problem = plan.problem or plan.verdict.message
-        pooled = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
-        return dataclasses.replace(pooled, problem=problem)
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
+        return dataclasses.replace(plan, problem=problem)
     # Its memory may be in use already, so the nodes that it has now stay.
     live = phase is not Phase.CREATED
     mems = named_mems(state, request) if live else plan.container.placement.mems
-    placement = dataclasses.replace(plan.container.placement, mems=mems)
-    taken = dataclasses.replace(plan.container, phase=phase, placement=placement)
+    taken = dataclasses.replace(plan.container, phase=phase)
+    if mems != taken.placement.mems:
+        taken = dataclasses.replace(taken, placement=dataclasses.replace(taken.placement, mems=mems))
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 
@@ -89,6 +90,6 @@ def _pooled(
     phase: Phase,
     why: str,
 ) -> Plan:
-    placement = Placement(Pool.SHARED, CpuSet(), named_mems(state, request), (why,))
+    placement = pooled(Pool.SHARED, named_mems(state, request), why)
     container = Container(container_id, name, pod, request, placement, phase, attempt)
     return Plan(Verdict(), state.changed(put=(container,)), container)

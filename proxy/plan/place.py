@@ -7,6 +7,7 @@ nodes, and who has to move. Nothing here changes anything: the plan holds the wh
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, Mask
@@ -89,7 +90,7 @@ def _placement(
         raise _RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
     if wish.pool is not Pool.OWN:
         mems = named_mems(state, request)
-        return Placement(wish.pool, CpuSet(), mems, (wish.why,)), "", wish.problem
+        return pooled(wish.pool, mems, wish.why), "", wish.problem
     owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
     others = CpuSet.from_bits(0)
     for key, held in state.owners.items():
@@ -133,7 +134,7 @@ def _without(
         message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
         raise _RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
     why = f"{wish.why}, but {words}: it runs on the shared pool"
-    return Placement(Pool.SHARED, CpuSet(), named_mems(state, request), (why,)), "", words
+    return pooled(Pool.SHARED, named_mems(state, request), why), "", words
 
 
 def _pick(state: NodeState, owner: str, others: CpuSet, wish: Claim, ref: str) -> tuple[CpuSet, str]:
@@ -157,6 +158,12 @@ def _pick(state: NodeState, owner: str, others: CpuSet, wish: Claim, ref: str) -
     nodes = node.machine.nodes_of(cpus)
     where = f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
     return cpus, f"{wish.why}; picked {cpus} on {where}, whole cores first"
+
+
+@functools.lru_cache(maxsize=64)
+def pooled(pool: Pool, mems: Mask, why: str) -> Placement:
+    """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
+    return Placement(pool, CpuSet(), mems, (why,))
 
 
 def named_mems(state: NodeState, request: Request) -> Mask:

@@ -15,6 +15,7 @@ LSE and LSR without an annotation are treated as rule 3 says: nothing was decide
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet
@@ -82,7 +83,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool) -> Claim:
         problem = f"resource-status asks for CPUs {pod.cpuset}, but {missing} not online here"
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
-    pool, why = _pool(pod)
+    pool, why = _pool(pod.qos, pod.kube_qos)
     if pool is Pool.SHARED and _may_own(pod):
         own = _own(request, online, static=static)
         if own is not None:
@@ -113,11 +114,12 @@ def _own(request: Request, online: CpuSet, *, static: bool) -> Claim | None:
     return None
 
 
-def _pool(pod: Pod) -> tuple[Pool, str]:
-    best_effort = pod.kube_qos is KubeQos.BEST_EFFORT
-    if pod.qos is QosClass.BE or (best_effort and pod.qos is QosClass.NONE):
-        return Pool.BE, f"{_class(pod)} pod runs on the BE pool"
-    return Pool.SHARED, f"{_class(pod)} pod runs on the shared pool"
+@functools.cache
+def _pool(qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
+    name = qos.value or kube_qos.value
+    if qos is QosClass.BE or (kube_qos is KubeQos.BEST_EFFORT and qos is QosClass.NONE):
+        return Pool.BE, f"{name} pod runs on the BE pool"
+    return Pool.SHARED, f"{name} pod runs on the shared pool"
 
 
 def _class(pod: Pod) -> str:
