@@ -65,7 +65,7 @@ class Interceptor(Protocol):
         """A call waits for ``release`` or ``refuse``, now or later."""
 
     def response(self, call: Call, message: bytes) -> None:
-        """The first message of the answer is about to reach the client."""
+        """The first message of the answer, on its way to the client; nothing has been read since."""
 
     def finished(self, call: Call, status: int | None) -> None:
         """The call is over; comes once for every ``request``.

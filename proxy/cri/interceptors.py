@@ -178,11 +178,11 @@ class Interceptors:
     # -- creating -----------------------------------------------------------------------------------------
 
     def _create(self, call: Call) -> None:
-        message = pb.CreateContainerRequest.FromString(call.body)
+        message = pb.CreateContainerFacts.FromString(call.body)
         config = message.config
         pod = self.keeper.state.pods.get(message.pod_sandbox_id)
         if pod is None or not pod.cgroup_parent:
-            pod = pod_of(message.sandbox_config, message.pod_sandbox_id)
+            pod = pod_of(pb.PodSandboxConfig.FromString(message.sandbox_config), message.pod_sandbox_id)
             if pod.uid:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)

@@ -90,7 +90,8 @@ class Link:
     """
 
     __slots__ = (
-        "_busy", "_calls", "_eof", "_gone", "_interceptor", "_log", "_session", "client", "closed", "server",
+        "_busy", "_calls", "_eof", "_gone", "_interceptor", "_log", "_news", "_session", "client", "closed",
+        "server",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +114,7 @@ class Link:
         self._gone = gone
         self._log = log
         self._calls: dict[int, Call] = {}
+        self._news: list[tuple[Call, bytes | int | None]] = []
         self._busy = False
         self._eof = False
         self.closed = False
@@ -140,6 +142,8 @@ class Link:
             self.lost()
         self._busy = False
         self.flush()
+        if self._news:
+            self._tell()
 
     def ended(self, *, client: bool) -> bool:
         """Handle an end of file; says whether the transport stays open for writing."""
@@ -157,6 +161,7 @@ class Link:
             return
         self._session.lost()
         self.flush()
+        self._tell()
         self.closed = True
         self.client.close()
         self.server.close()
@@ -212,21 +217,35 @@ class Link:
             call.release()
 
     def response(self, stream: int, message: bytes) -> None:
-        """Tell the interceptor."""
-        call = self._calls[stream]
-        try:
-            self._interceptor.response(call, message)
-        except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes whatever we make of it
-            self._fault(call, "read the answer to", error)
+        """Remember the answer."""
+        self._news.append((self._calls[stream], message))
+        if not self._busy:
+            self._tell()
 
     def finished(self, stream: int, status: int | None) -> None:
-        """Tell the interceptor."""
+        """Remember the end."""
         call = self._calls.pop(stream)
         call.decided = call.done = True
-        try:
-            self._interceptor.finished(call, status)
-        except Exception as error:  # noqa: BLE001  the same
-            self._fault(call, "note the end of", error)
+        self._news.append((call, status))
+        if not self._busy:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the interceptor what was read in passing.
+
+        That is after the bytes have been sent, so the client does not wait for it, and before anything else
+        is read, so what the client does next meets an interceptor that knows.
+        """
+        while self._news:
+            news, self._news = self._news, []
+            for call, what in news:
+                try:
+                    if isinstance(what, bytes):
+                        self._interceptor.response(call, what)
+                    else:
+                        self._interceptor.finished(call, what)
+                except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes all the same
+                    self._fault(call, "note the answer to", error)
 
     def _fault(self, call: Call, what: str, error: Exception) -> None:
         self._log(f"cannot {what} {call.path}: {type(error).__name__}: {error}")

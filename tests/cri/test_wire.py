@@ -291,7 +291,7 @@ def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
     assert bed.runtime.seen == [b"raise", b"as is: fault"]
     assert bed.lines == [
         f"cannot decide on {CREATE}: ValueError: a fault of ours",
-        f"cannot read the answer to {CREATE}: ValueError: a fault in reading",
+        f"cannot note the answer to {CREATE}: ValueError: a fault in reading",
     ]
 
 
