@@ -15,6 +15,9 @@ import functools
 
 from proxy.model.idset import CpuSet, Mask
 
+_SUFFIXES = 256
+_create_suffixes: dict[tuple[int, int], bytes] = {}
+
 
 def _field(number: int, payload: bytes) -> bytes:
     size, tail = len(payload), b""
@@ -24,16 +27,21 @@ def _field(number: int, payload: bytes) -> bytes:
     return bytes((number << 3 | 2,)) + tail + bytes((size,)) + payload
 
 
-@functools.lru_cache(maxsize=256)
 def _resources(cpus: CpuSet, mems: Mask | None) -> bytes:
+    assert cpus, "an empty set means all CPUs to a runtime"
     body = _field(6, str(cpus).encode())
     return body + _field(7, str(mems).encode()) if mems else body
 
 
-@functools.lru_cache(maxsize=256)
 def create_suffix(cpus: CpuSet, mems: Mask | None) -> bytes:
     """Give what is appended to a CreateContainerRequest; without ``mems`` that field is left alone."""
-    return _field(2, _field(15, _field(1, _resources(cpus, mems))))
+    key = (cpus.bits, mems.bits if mems is not None else 0)
+    known = _create_suffixes.get(key)
+    if known is None:
+        if len(_create_suffixes) >= _SUFFIXES:
+            _create_suffixes.clear()
+        known = _create_suffixes[key] = _field(2, _field(15, _field(1, _resources(cpus, mems))))
+    return known
 
 
 @functools.lru_cache(maxsize=256)

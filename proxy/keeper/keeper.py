@@ -179,7 +179,10 @@ class Keeper:
         if container is None:
             return
         container = container.in_phase(Phase.CREATED, container_id)
-        self.state = self.state.changed(put=(container,), drop=(token,))
+        if container.placement.pool is Pool.OWN:
+            self.state = self.state.changed(put=(container,), drop=(token,))
+        else:
+            self.state = self.state.renamed(token, container)
         self.touch(container_id)
         self.saved[container_id] = self.saved.pop(token)
         self.journal.put(f"c/{container_id}", container)

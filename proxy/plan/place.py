@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import (
     Container,
+    KubeQos,
     Phase,
     Placement,
     Pod,
@@ -23,7 +24,7 @@ from proxy.model.workload import (
 from proxy.place.packed import NotEnoughCpus
 from proxy.place.pick import memory_for, pick
 from proxy.plan.state import NodeState, moves
-from proxy.pools.claims import STRICT, Claim, claim
+from proxy.pools.claims import STRICT, Claim, claim, whole_cpus
 
 INVALID_ARGUMENT, FAILED_PRECONDITION = 3, 9
 
@@ -47,6 +48,9 @@ class Plan:
     problem: str = ""
 
 
+_ADMITTED = Verdict()
+
+
 class _RefusedError(Exception):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.message)
@@ -64,6 +68,10 @@ def place(state: NodeState, pod: Pod, name: str, attempt: int, request: Request,
         request: What it asks for.
         token: The id that it has until the runtime names it.
     """
+    placement = _at_once(state, pod, request)
+    if placement is not None:
+        container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
+        return Plan(_ADMITTED, state.renamed("", container), container)
     wish = claim(pod, request, state.node.machine.online, static=state.node.static)
     try:
         placement, owner, problem = _placement(state, pod, name, request, wish)
@@ -80,6 +88,24 @@ def place(state: NodeState, pod: Pod, name: str, attempt: int, request: Request,
             return Plan(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message), state, problem=problem)
         shrink, _ = moves(state, after)
     return Plan(Verdict(), after, container, shrink, problem)
+
+
+def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
+    """Give the placement of a container that can only go to a pool; None where there is more to think about.
+
+    Most containers are like that, and for them only their class matters; so this is the same answer that the
+    long way would give, looked up.
+    """
+    if pod.cpuset is not None or pod.problem or request.cpuset_mems:
+        return None
+    if pod.kube_qos is KubeQos.GUARANTEED and whole_cpus(request):
+        return None
+    key = (pod.qos, pod.kube_qos)
+    known = state.node.alike.get(key)
+    if known is None:
+        wish = claim(pod, request, state.node.machine.online, static=state.node.static)
+        known = state.node.alike[key] = pooled(wish.pool, state.node.machine.memory_nodes, wish.why)
+    return known
 
 
 def _placement(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool
 from proxy.place.cputopo import CpuTopology
 from proxy.pools.pools import Owner, Pools, pools_of
 
@@ -36,6 +36,8 @@ class Node:
     static: bool = False
     reserved: CpuSet = field(default_factory=CpuSet)
     follow_mems: bool = True
+    alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
+    """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,15 @@ class NodeState:
         pools = pools_of(self.node.machine.online, owners.values())
         return NodeState(self.node, self.pods, containers, owners, pools)
 
+    def renamed(self, old_id: str, container: Container) -> NodeState:
+        """Give the state after a container that owns nothing got its id, or came (no old id)."""
+        before = self.containers.get(container.id)
+        if before is not None and before.placement.pool is Pool.OWN:
+            return self.changed(put=(container,), drop=(old_id,))
+        containers = self.containers.drop(old_id) if old_id else self.containers
+        containers = containers.put(container.id, container)
+        return NodeState(self.node, self.pods, containers, self.owners, self.pools)
+
     def with_pod(self, pod: Pod) -> NodeState:
         """Give the state after a sandbox came."""
         return dataclasses.replace(self, pods=self.pods.put(pod.sandbox_id, pod))
@@ -128,8 +139,8 @@ class NodeState:
         held = self.owners.get(owner)
         if held is not None:
             return held.cpus
-        ended = [c.placement.own for c in self.containers.values() if c.owner == owner]
-        return ended[-1] if ended else CpuSet()
+        ended = [c for c in self.containers.values() if c.owner == owner]
+        return max(ended, key=lambda c: c.attempt).placement.own if ended else CpuSet()
 
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Give the containers of a sandbox."""
@@ -156,7 +167,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
             shrink.append(key)
         elif have != want:
             grow.append(key)
-    return tuple(shrink), tuple(grow)
+    return tuple(sorted(shrink)), tuple(sorted(grow))
 
 
 def _owners(containers: Iterable[Container]) -> dict[str, Owner]:

@@ -61,7 +61,7 @@ def test_an_owner_moves_exactly_those_who_are_on_its_cpus() -> None:
     be = pod("be", kube=KubeQos.BEST_EFFORT)
     state = settled((ls, SMALL), (be, SMALL))
     assert put(state, pod("x", QosClass.LSR, cpus="4")).shrink == ("ls/c",)
-    assert put(state, pod("x", QosClass.LSE, cpus="4")).shrink == ("ls/c", "be/c")
+    assert put(state, pod("x", QosClass.LSE, cpus="4")).shrink == ("be/c", "ls/c")
     assert put(state, pod("y", QosClass.LS)).shrink == ()
 
 
@@ -231,7 +231,7 @@ def test_moves_tell_shrink_from_growth(phase: Phase) -> None:
     state = settled((pod("ls", QosClass.LS), SMALL), (pod("be", kube=KubeQos.BEST_EFFORT), SMALL))
     state = state.changed(put=[dataclasses.replace(c, phase=phase) for c in state.containers.values()])
     owned = put(state, pod("lse", QosClass.LSE, cpus="0-3")).state
-    assert moves(state, owned) == (("ls/c", "be/c"), ())
-    assert moves(owned, owned.changed(drop=["lse/c"])) == ((), ("ls/c", "be/c"))
+    assert moves(state, owned) == (("be/c", "ls/c"), ())
+    assert moves(owned, owned.changed(drop=["lse/c"])) == ((), ("be/c", "ls/c"))
     exited = dataclasses.replace(owned.containers["ls/c"], phase=Phase.EXITED)
     assert moves(owned, owned.changed(put=[exited], drop=["lse/c"])) == ((), ("be/c",))
