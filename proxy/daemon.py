@@ -29,7 +29,6 @@ from proxy.topology.reader import read_machine
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
     from proxy.cri.wire import Front
-    from proxy.keeper.events import Watcher
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
     from proxy.keeper.ports import Cgroups, Ledger
@@ -71,7 +70,6 @@ class Daemon:
         self.keeper: Keeper | None = None
         self.sync: Sync | None = None
         self._settler: Settler | None = None
-        self._watcher: Watcher | None = None
         self._launch: Launch | None = None
 
     # -- start --------------------------------------------------------------------------------------------
@@ -116,7 +114,6 @@ class Daemon:
         from proxy.apply.runtime import GrpcRuntime
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
-        from proxy.keeper.events import Watcher
         from proxy.keeper.keeper import Keeper, Options, Voice
         from proxy.keeper.launch import Launch
         from proxy.keeper.settle import Settler
@@ -165,8 +162,6 @@ class Daemon:
         self._settler = Settler(keeper, launch)
         self._task(self.sync.run())
         self._task(self._settler.run())
-        self._watcher = Watcher(keeper, runtime.watch_events)
-        self._watcher.start()
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
 
@@ -259,7 +254,7 @@ class Daemon:
             await self._admin.stop()
         if self.keeper is not None:
             await self.keeper.close()
-            for part in (self.sync, self._settler, self._watcher, self._launch):
+            for part in (self.sync, self._settler, self._launch):
                 if part is not None:
                     await asyncio.to_thread(part.close)
             self.keeper.runtime.close()

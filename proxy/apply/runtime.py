@@ -8,8 +8,7 @@ so it is imported with the first call. A runtime that does not know ``runtime.v1
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -38,25 +37,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_EVENTS = {0: "created", 1: "started", 2: "stopped", 3: "deleted"}
-_STOP_POLL_S = 0.2
 
 Answer = TypeVar("Answer", bound="Message")
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeEvent:
-    """What happened to a container.
-
-    Attributes:
-        container_id: The container, or the sandbox (runtimes report both).
-        kind: ``created``, ``started``, ``stopped``, ``deleted``, or ``unknown``.
-        created_at: Nanoseconds since the epoch, by the runtime's clock.
-    """
-
-    container_id: str
-    kind: str
-    created_at: int
 
 
 class GrpcRuntime:
@@ -139,49 +121,6 @@ class GrpcRuntime:
             request.linux.cpuset_mems = str(mems)
         self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
 
-    def watch_events(self, callback: Callable[[RuntimeEvent], None], stop: threading.Event) -> bool:
-        """Report container events until told to stop. Blocks; has no deadline.
-
-        Args:
-            callback: Called with each event, in this thread.
-            stop: Set it to end the call, which then happens within 0.2 s.
-
-        Returns:
-            True when it was stopped; False when the runtime has no events (UNIMPLEMENTED, containerd before
-            1.7).
-
-        Raises:
-            UnavailableError: The runtime went away, or ended the stream.
-            RuntimeCallError: It answered with another error.
-        """
-        import grpc
-
-        method = f"/{self._service}.RuntimeService/GetContainerEvents"
-        stream: Any = self._channel().unary_stream(
-            method,
-            request_serializer=pb.GetEventsRequest.SerializeToString,
-            response_deserializer=pb.ContainerEventResponse.FromString,
-        )(pb.GetEventsRequest())
-        ended = threading.Event()
-        threading.Thread(
-            target=_cancel_on, args=(stop, ended, stream.cancel), name="cri-events-stop", daemon=True
-        ).start()
-        try:
-            for event in _events(stream):
-                callback(event)
-        except grpc.RpcError as error:
-            if stop.is_set():
-                return True
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return False
-            raise self._error("watch container events", error) from None
-        finally:
-            ended.set()
-            stream.cancel()
-        if stop.is_set():
-            return True
-        raise UnavailableError(f"cannot watch container events at {self._path}: the runtime ended the stream")
-
     def close(self) -> None:
         """Close the channel; calls after that fail as unavailable."""
         with self._lock:
@@ -236,16 +175,3 @@ class GrpcRuntime:
 def _only(keys: Mapping[str, str]) -> dict[str, str]:
     """Keep what placement reads: a pod may carry a hundred kilobytes of annotations."""
     return {key: keys[key] for key in POD_KEYS if key in keys}
-
-
-def _events(stream: Any) -> Iterator[RuntimeEvent]:
-    for item in stream:
-        kind = _EVENTS.get(item.container_event_type, "unknown")
-        yield RuntimeEvent(item.container_id, kind, item.created_at)
-
-
-def _cancel_on(stop: threading.Event, ended: threading.Event, cancel: Callable[[], object]) -> None:
-    while not ended.wait(_STOP_POLL_S):
-        if stop.is_set():
-            cancel()
-            return

@@ -5,6 +5,9 @@ back, or before we came), those that have exited or vanished give their CPUs bac
 lost are resolved, and every live container's kernel value is compared with what it should be. The first pass
 after a start is the recovery: until it is done, calls that need a decision wait. Passes run on a timer, soon
 after something odd was seen, and as soon as a runtime that was gone is back.
+
+The runtime's event stream (GetContainerEvents) would tell of ends at once, but it is not ours to take:
+containerd 1.7 has one queue for all who listen, so every event that we got would be missing at kubelet.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from proxy.apply.runtime import GrpcRuntime, RuntimeEvent
+from proxy.apply.runtime import GrpcRuntime
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -265,43 +265,3 @@ def test_after_close(server: Server) -> None:
     runtime.close()
     with pytest.raises(UnavailableError, match="closed"):
         runtime.version()
-
-
-def event(container_id: str, kind: int) -> pb.ContainerEventResponse:
-    return pb.ContainerEventResponse(container_id=container_id, container_event_type=kind, created_at=5)
-
-
-def test_events_until_stopped(server: Server, runtime: GrpcRuntime) -> None:
-    def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-        yield event("c1", 0)
-        yield event("c1", 3)
-        yield event("c1", 9)
-        while context.is_active():
-            time.sleep(0.02)
-
-    server.v1("GetContainerEvents", answer)
-    stop, got = threading.Event(), []
-
-    def callback(item: RuntimeEvent) -> None:
-        got.append(item)
-        if len(got) == 3:
-            stop.set()
-
-    assert runtime.watch_events(callback, stop) is True
-    assert [item.kind for item in got] == ["created", "deleted", "unknown"]
-    assert got[0] == RuntimeEvent("c1", "created", 5)
-
-
-def test_events_that_a_runtime_does_not_have(server: Server, runtime: GrpcRuntime) -> None:
-    assert runtime.watch_events(lambda item: None, threading.Event()) is False
-
-
-def test_events_that_end(server: Server, runtime: GrpcRuntime) -> None:
-    server.v1("GetContainerEvents", lambda request, context: iter([event("c1", 1)]))
-    got: list[RuntimeEvent] = []
-    with pytest.raises(UnavailableError, match="ended the stream"):
-        runtime.watch_events(got.append, threading.Event())
-    assert [item.kind for item in got] == ["started"]
-    server.v1("GetContainerEvents", refuse(grpc.StatusCode.INTERNAL, "broken"))
-    with pytest.raises(RuntimeCallError, match="broken"):
-        runtime.watch_events(got.append, threading.Event())
