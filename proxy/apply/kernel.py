@@ -8,6 +8,9 @@ Theory of writing.
 * v1: a child must lie within its parent, or the write fails with EACCES. Then the ancestors are widened from
   the top down to the union of what they hold and what is needed, and the write is tried again. They are never
   narrowed, and the root is never written.
+* v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list
+  with such an id (EINVAL). Then what is online of it is written; the next comparison writes the rest when it
+  is back.
 * v2: the write is taken in any case, but what does not lie within the ancestors has no effect: with nothing
   left the group gets its parent's CPUs. So the effective file is what counts, and ancestors that hold a list
   of their own are widened.
@@ -139,8 +142,24 @@ class KernelCgroups:
         return written
 
     def _set_v1(self, path: str, kind: _Kind, value: IdSet) -> bool:
-        if self._get(path, kind, kind.file) == value:
+        held = self._get(path, kind, kind.file)
+        if held == value:
             return False
+        try:
+            self._put_v1(path, kind, value)
+        except CgroupError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            there = value & self._get("", kind, kind.file)
+            if not there or there == value:
+                raise
+            if held == there:
+                return False
+            self._put_v1(path, kind, there)
+        return True
+
+    def _put_v1(self, path: str, kind: _Kind, value: IdSet) -> None:
+        """Write, widening the ancestors if need be, and read back."""
         try:
             self._put(path, kind, value)
         except CgroupError as error:
@@ -148,7 +167,6 @@ class KernelCgroups:
                 raise
             self._put(path, kind, value)
         self._check(path, kind, kind.file, value, value)
-        return True
 
     def _set_v2(self, path: str, kind: _Kind, value: IdSet) -> bool:
         written = self._get(path, kind, kind.file) != value

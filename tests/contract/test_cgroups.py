@@ -263,6 +263,31 @@ class TestWrite:
         cgroup_error(errno.EINVAL, lambda: bed.groups.write(path, bed.few, Mask()))
         assert bed.raw("c", "cpuset.cpus") == before
 
+    def test_what_is_offline_is_left_out_while_something_is_online(self, bed: Bed) -> None:
+        path = bed.fill("c", bed.few)
+        offline = CpuSet([max(bed.groups.read("").effective_cpus) + 1])
+        if not isinstance(bed.groups, FolderCgroups):
+            possible = CpuSet.parse(Path("/sys/devices/system/cpu/possible").read_text())
+            if not offline <= possible:
+                pytest.skip("this machine has no CPU that is offline")
+        assert bed.groups.write(path, bed.rest | offline, None) is True
+        assert bed.groups.read(path).effective_cpus == bed.rest
+        assert bed.groups.write(path, bed.rest | offline, None) is False
+        before = bed.raw("c", "cpuset.cpus")
+        with pytest.raises(CgroupError, match="cannot set CPUs"):
+            bed.groups.write(path, offline, None)
+        if bed.groups.version == 1:
+            assert bed.raw("c", "cpuset.cpus") == before
+
+    def test_what_is_offline_does_not_keep_parents_from_being_widened(self, bed: Bed) -> None:
+        bed.fill("pod", bed.few)
+        path = bed.fill("pod/c", bed.few)
+        offline = CpuSet([max(bed.groups.read("").effective_cpus) + 1])
+        if not isinstance(bed.groups, FolderCgroups):
+            pytest.skip("needs a CPU that is offline")
+        assert bed.groups.write(path, bed.rest | offline, None) is True
+        assert bed.groups.read(path).effective_cpus == bed.rest
+
     def test_a_group_that_is_gone(self, bed: Bed) -> None:
         for call in (
             lambda: bed.groups.read(bed.path("nobody")),
