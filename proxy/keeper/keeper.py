@@ -283,6 +283,8 @@ class Keeper:
             self.spawn(self._follow(ids))
 
     async def _follow(self, ids: list[str]) -> None:
+        # What is in flight would undo the write for a moment; who lands is followed then.
+        ids = [i for i in ids if not self.flights.of(i)]
         for error in (await self._enforce(ids)).errors:
             self.problems.note(error)
 

@@ -684,3 +684,33 @@ def test_an_update_before_the_start_that_lands_out_of_order(live) -> None:
         assert w.runtime.specs[ls] == "4-15"
 
     live(day)
+
+
+def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(live) -> None:
+    """A container grows, then a settling call brings the narrow set back for a moment, then it grows again."""
+
+    async def day(w: Any) -> None:
+        settler = Settler(w.keeper, w.launch)
+        task = asyncio.create_task(settler.run())
+        ls = await w.run(await w.pod("ls", "LS"))
+        inside, gate = threading.Event(), threading.Event()
+
+        def slow(_: str) -> None:
+            inside.set()
+            gate.wait(5)
+
+        w.runtime.on_update = slow
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        await asyncio.to_thread(inside.wait, 5)
+        await w.stop(lse)
+        w.log.clear()
+        gate.set()
+        await w.quiet()
+        await asyncio.sleep(0.05)
+        assert w.on(ls) == "0-15"
+        assert [line for line in w.log if line.startswith("kernel")] == [f"kernel {ls} 0-15"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        settler.close()
+
+    live(day, settle_per_second=1000)
