@@ -152,6 +152,7 @@ class Daemon:
             self._ledger,
             options,
             Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
+            time.monotonic,
             time.time,
         )
         for note in notes:

@@ -73,7 +73,20 @@ class Keeper:
         options: Options,
         voice: Voice,
         clock: Callable[[], float],
+        wall: Callable[[], float] | None = None,
     ) -> None:
+        """Begin with an empty state.
+
+        Args:
+            node: What does not change.
+            cgroups: The kernel's side.
+            runtime: The runtime's side.
+            ledger: Where placements are kept; None to keep none.
+            options: How to behave.
+            voice: Where to speak.
+            clock: Seconds that never jump.
+            wall: Seconds since the epoch, for people; ``clock`` if None.
+        """
         self.options = options
         self.voice = voice
         self.clock = clock
@@ -81,7 +94,7 @@ class Keeper:
         self.state = NodeState.empty(node)
         self.saved: dict[str, CpuSet] = {}
         self.counters: Counter[str] = Counter()
-        self.problems = Problems(clock, voice.warn)
+        self.problems = Problems(wall or clock, voice.warn)
         self.flights = Flights()
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()

@@ -66,11 +66,11 @@ class FileLedger:
         """
         if not changes:
             return
-        taken = fmt.plain(changes)
+        taken = fmt.pack(changes)
         with self._lock:
             if self._fd < 0:
                 raise CannotCreateError(f"cannot write the ledger {self.path}: it is closed")
-            after = fmt.apply(self._entries, fmt.pack(taken))
+            after = fmt.apply(self._entries, taken)
             try:
                 self._mend()
                 self._append(fmt.batch(self._number + 1, taken))
@@ -122,7 +122,7 @@ class FileLedger:
         """Replace the file by a short one that says the same."""
         text = fmt.header(self._machine)
         if self._entries:
-            text += fmt.batch(1, fmt.View(self._entries))
+            text += fmt.batch(1, self._entries)
         new = self.path.with_name(f"{NAME}.new")
         with contextlib.suppress(FileNotFoundError):
             new.unlink()

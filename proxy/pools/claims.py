@@ -23,6 +23,7 @@ from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 
 STRICT = (QosClass.LSE, QosClass.LSR)
 """Classes that would rather not run than run on CPUs that are not theirs."""
+MOST_SHARES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,10 @@ def whole_cpus(request: Request) -> int:
     The limit is quota/period, and the request is shares * 1000 / 1024 (kubelet 1.36, reference F). A
     container that kubelet pinned has no quota since 1.33 (quota -1 or 0): then the shares alone tell.
     """
+    if request.cpu_shares == MOST_SHARES:
+        # The kernel takes no more, so from 256 CPUs on only the limit tells.
+        count, rest = divmod(request.cpu_quota, request.cpu_period or 100_000)
+        return count if count >= MOST_SHARES // 1024 and not rest else 0
     if request.cpu_shares < 1024 or request.cpu_shares % 1024:
         return 0
     count = request.cpu_shares // 1024

@@ -28,6 +28,11 @@ def pod(qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus:
         (0, 0, 0, 0),
         (512, 50_000, 100_000, 0),
         (2048, 100_000, 50_000, 2),
+        (262_144, 30_000_000, 100_000, 300),  # shares are capped
+        (262_144, 25_600_000, 100_000, 256),
+        (262_144, 30_050_000, 100_000, 0),
+        (262_144, -1, 100_000, 0),
+        (262_144, 400_000, 100_000, 0),
     ],
 )
 def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
