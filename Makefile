@@ -13,10 +13,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUNTIME ?=
 VECTORS ?= $(wildcard ../shared/vectors) tests/conformance/vectors
 PYTEST_ARGS ?=
+ROOM ?= place
+N ?= 60
+MUTATE_ARGS ?=
 BENCH_ARGS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo test lint bench bench-go conformance proto lock wheel clean
+.PHONY: help venv demo test lint mutate bench bench-go conformance proto lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +80,9 @@ lint: venv ## style, types, and which room may import which
 	@$(BIN)/mypy --no-error-summary
 	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said"; exit 1; }
 	@echo "lint: clean"
+
+mutate: venv ## break a room on purpose to try its tests: ROOM=place N=60 (N=0: all), MUTATE_ARGS="..."
+	@$(BIN)/python tests/mutation/mutate.py $(ROOM) -n $(N) $(MUTATE_ARGS)
 
 conformance: venv ## run the tables of cases: VECTORS="file or folder ..."
 	@$(BIN)/python -m tests.conformance $(VECTORS)

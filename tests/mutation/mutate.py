@@ -1,0 +1,151 @@
+"""Break the code of a room on purpose, one small change at a time, and see whether its tests notice.
+
+Theory. A mutant is a copy of the program in which one node of one syntax tree is different: a comparison, an
+operator, a number, a dropped ``not``, a statement that is gone. A test suite that passes on a mutant says
+nothing about that line. What survives is either a missing test or a mutant that behaves like the original.
+
+    python tests/mutation/mutate.py place -n 60
+    python tests/mutation/mutate.py relay --at proxy/relay/flow.py --at proxy/relay/stream.py:30
+
+The mutants are tried in copies of the tree, so that the work in the clone can go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from changes import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("proxy", "tests", "proto", "pyproject.toml")
+
+QUICK_FIRST = [f"tests/keeper/test_{name}.py" for name in ("parts", "day", "bad_days", "random")]
+ROOMS = {
+    "place": (["proxy/place"], ["tests/place"]),
+    "pools": (["proxy/pools"], ["tests/pools"]),
+    "plan": (["proxy/plan"], ["tests/plan"]),
+    "relay": (["proxy/relay"], ["tests/relay"]),
+    "keeper": (["proxy/keeper", "proxy/cri/interceptors.py", "proxy/cri/rewrite.py"], QUICK_FIRST),
+}
+"""Room to what is changed and to the tests that ought to notice."""
+
+
+def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
+    """List the mutants of a room, or of some of its files or lines (``file`` or ``file:line``)."""
+    listed = [ROOT / s for s in sources]
+    files = [f for s in listed for f in ([s] if s.is_file() else sorted(s.rglob("*.py")))]
+    found = {m.source: m for f in files for m in mutants(ROOT, f)}  # two ways to one text are one mutant
+    return [m for m in found.values() if not at or m.path in at or f"{m.path}:{m.line}" in at]
+
+
+class Workspace:
+    """A copy of the tree in which one mutant at a time is tried."""
+
+    def __init__(self, folder: Path, tests: list[str]) -> None:
+        self.folder = folder
+        self.tests = tests
+        self.limit = 600.0
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, folder / name)
+        # Byte code is told to be out of date by contents; by time and size a mutant could go unnoticed.
+        compiled = ["compileall", "-q", "--invalidation-mode", "checked-hash", "proxy"]
+        subprocess.run([sys.executable, "-m", *compiled], cwd=folder, check=True)
+
+    def passes(self, *, keep_bytecode: bool = False) -> bool:
+        """Run the tests; running past the limit is not passing."""
+        env = os.environ | ({} if keep_bytecode else {"PYTHONDONTWRITEBYTECODE": "1"})
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *self.tests],
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(self.limit) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def survives(self, mutant: Mutant) -> bool:
+        file = self.folder / mutant.path
+        original = file.read_text()
+        file.write_text(mutant.source)
+        try:
+            return self.passes()
+        finally:
+            file.write_text(original)
+
+
+def run(todo: list[Mutant], tests: list[str], jobs: int) -> int:
+    """Try the mutants and tell what survived.
+
+    Returns:
+        How many survived.
+    """
+    survived = 0
+    with tempfile.TemporaryDirectory(prefix="mutate-") as temp, ThreadPoolExecutor(jobs) as threads:
+        idle: queue.Queue[Workspace] = queue.Queue()
+        for number in range(jobs):
+            place = Workspace(Path(temp) / str(number), tests)
+            started = time.monotonic()
+            if not place.passes(keep_bytecode=True):
+                sys.exit(f"cannot try mutants: {' '.join(tests)} fails without any")
+            place.limit = 10 + 4 * (time.monotonic() - started)
+            idle.put(place)
+
+        def attempt(mutant: Mutant) -> bool:
+            place = idle.get()
+            try:
+                return place.survives(mutant)
+            finally:
+                idle.put(place)
+
+        for mutant, alive in zip(todo, threads.map(attempt, todo), strict=True):
+            survived += alive
+            if alive:
+                print(f"survived  {mutant}", flush=True)
+    return survived
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Try the tests of a room on broken copies of it.")
+    parser.add_argument("room", choices=ROOMS)
+    parser.add_argument("-n", type=int, default=0, help="how many mutants, chosen at random (0: all)")
+    parser.add_argument("--seed", type=int, default=1, help="another number chooses others")
+    parser.add_argument("--at", action="append", default=[], metavar="FILE[:LINE]", help="only there")
+    parser.add_argument("--jobs", type=int, default=2)
+    asked = parser.parse_args()
+    sources, tests = ROOMS[asked.room]
+    known = chosen(sources, asked.at)
+    todo = random.Random(asked.seed).sample(known, asked.n) if 0 < asked.n < len(known) else known
+    started = time.monotonic()
+    killed = len(todo) - run(todo, tests, asked.jobs)
+    share = 100 * killed / len(todo) if todo else 100
+    took = time.monotonic() - started
+    print(f"{asked.room}: {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
