@@ -8,13 +8,11 @@ runs beside; calls that need a decision wait for it, all others pass at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 from proxy import __version__, lean
@@ -324,50 +322,3 @@ def run_to_end(config: Config) -> int:
 
         log.exception("cannot go on: a fault of our own")
         return 1
-
-
-@contextlib.contextmanager
-def running(
-    config: Config, *, machine: Machine | None = None, cgroups: Cgroups | None = None
-) -> Iterator[Daemon]:
-    """Run a daemon in a thread of this process, for demos and tests.
-
-    Yields:
-        The daemon, in step with the runtime; ``status`` may be called from any thread.
-    """
-    started = threading.Event()
-    stop: list[asyncio.Event] = []
-    failed: list[BaseException] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-    daemon = Daemon(config, machine=machine, cgroups=cgroups)
-
-    async def body() -> None:
-        loops.append(asyncio.get_running_loop())
-        stop.append(asyncio.Event())
-        try:
-            await daemon.start()
-            if daemon.keeper is not None:
-                await asyncio.wait_for(daemon.keeper.synced.wait(), 10)
-        except BaseException as error:
-            failed.append(error)
-            raise
-        finally:
-            started.set()
-        await stop[0].wait()
-        await daemon.stop()
-
-    def main() -> None:
-        with contextlib.suppress(BaseException):
-            asyncio.run(body())
-
-    thread = threading.Thread(target=main, name="daemon")
-    thread.start()
-    started.wait()
-    try:
-        if failed:
-            raise failed[0]
-        yield daemon
-    finally:
-        if not failed:
-            loops[0].call_soon_threadsafe(stop[0].set)
-        thread.join()

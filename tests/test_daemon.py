@@ -1,0 +1,178 @@
+"""The daemon as a whole, in this process, beside the stand-in runtime and an imitated cgroup tree."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.daemon import Daemon
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.runtime import StandInRuntime
+from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+
+
+class Node:
+    """Where everything of one test lies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+
+    def daemon(self, text: str = "", name: str = "cri", **parts: Any) -> Daemon:
+        more = f"""
+listen: unix://{self.folder}/{name}.sock
+adminSocket: unix://{self.folder}/{name}-admin.sock
+runtime: unix://{self.folder}/runtime.sock
+stateDir: {self.folder}/state
+"""
+        parts = {"machine": MACHINE, "cgroups": self.cgroups, **parts}
+        return Daemon(parse(text + more, "test"), **parts)
+
+    def cpus(self, container_id: str) -> str:
+        path = self.cgroups.find("", container_id)
+        return "" if path is None else str(self.cgroups.read(path).cpus)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
+        made = Node(Path(folder))
+        made.runtime.start()
+        yield made
+        made.runtime.stop()
+
+
+def live(daemon: Daemon, day: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        await daemon.start()
+        try:
+            await day()
+        finally:
+            await daemon.stop()
+
+    asyncio.run(whole())
+
+
+async def launch(node: Node, spec: PodSpec, name: str = "cri") -> str:
+    def work() -> str:
+        with CriClient(node.folder / f"{name}.sock") as client:
+            return client.launch(spec).container_id
+
+    return await asyncio.to_thread(work)
+
+
+def test_a_daemon_places_and_tells(node: Node) -> None:
+    daemon = node.daemon("cpuManagerPolicy: static\nreconcilePeriod: 200ms\n")
+
+    async def day() -> None:
+        ls = await launch(node, PodSpec("ls", "LS"))
+        lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
+        assert (node.cpus(ls), node.cpus(lse)) == ("0-1,4-15", "2-3")
+        page = daemon.status()
+        assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
+        assert page["runtime"]["connected"] is True
+        assert page["exclusive"][0]["pod"].endswith("/lse")
+        node.runtime.exit(lse)
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if node.cpus(ls) == "0-15":
+                break
+        assert node.cpus(ls) == "0-15"
+
+    live(daemon, day)
+    assert not (node.folder / "cri.sock").exists()
+    assert not (node.folder / "cri-admin.sock").exists()
+
+
+def test_another_daemon_finds_everything_again(node: Node) -> None:
+    ids: list[str] = []
+
+    async def before() -> None:
+        ids.append(await launch(node, PodSpec("ls", "LS")))
+        ids.append(await launch(node, PodSpec("lse", "LSE", cpuset="2-3")))
+
+    live(node.daemon(), before)
+    held = [node.cpus(i) for i in ids]
+    again = node.daemon()
+
+    async def after() -> None:
+        assert again.keeper is not None
+        await asyncio.wait_for(again.keeper.synced.wait(), 5)
+        assert {str(o.cpus) for o in again.keeper.state.owners.values()} == {"2-3"}
+
+    live(again, after)
+    assert [node.cpus(i) for i in ids] == held == ["0-1,4-15", "2-3"]
+
+
+def test_a_runtime_that_comes_later(node: Node) -> None:
+    node.runtime.stop()
+    daemon = node.daemon()
+
+    async def day() -> None:
+        assert daemon.status()["runtime"]["connected"] is False
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(node.runtime.start)
+        lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
+        assert node.cpus(lse) == "2-3"
+        assert daemon.status()["runtime"]["connected"] is True
+
+    live(daemon, day)
+
+
+def test_passthrough_only_relays(node: Node) -> None:
+    daemon = node.daemon("mode: passthrough\n", cgroups=None)
+
+    async def day() -> None:
+        lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
+        assert node.cpus(lse) == "0-15"
+        assert daemon.keeper is None
+        assert daemon.status()["mode"] == "passthrough"
+
+    live(daemon, day)
+    assert not (node.folder / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "error"),
+    [
+        ("cgroupRoot: /nonexistent\n", {"cgroups": None}, CgroupError),
+        ('reservedSystemCPUs: "0-15"\n', {}, ConfigError),
+        ('reservedSystemCPUs: "99"\n', {}, ConfigError),
+    ],
+)
+def test_a_start_that_fails_leaves_nothing_behind(
+    node: Node, text: str, parts: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        asyncio.run(node.daemon(text, **parts).start())
+    assert not (node.folder / "cri.sock").exists()
+    live(node.daemon(), lambda: asyncio.sleep(0))
+
+
+def test_one_daemon_a_socket_and_one_a_state_folder(node: Node) -> None:
+    async def day() -> None:
+        with pytest.raises(LockedError, match=r"cannot listen on .*cri.sock: "):
+            await node.daemon().start()
+        with pytest.raises(LockedError, match="cannot use the state folder"):
+            await node.daemon(name="other").start()
+        assert not (node.folder / "other.sock").exists()
+        assert (node.folder / "cri.sock").exists()
+
+    live(node.daemon(), day)
+
+
+def test_a_state_folder_that_cannot_be_made(node: Node) -> None:
+    (node.folder / "state").write_text("a file")
+    with pytest.raises(CannotCreateError, match="cannot make the state folder"):
+        asyncio.run(node.daemon().start())
