@@ -151,6 +151,11 @@ def test_nodes_above_sockets_when_a_node_holds_several() -> None:
     assert not SUBNUMA.nodes_first
 
 
+def test_single_cpus_come_socket_by_socket_also_below_a_node() -> None:
+    topo = CpuTopology.of_rows(Row(cpu, cpu // 2, cpu // 4, 0, 0) for cpu in range(8))
+    assert free_cpus(topo, CpuSet.parse("0-4,6-7")) == [4, 6, 7, 0, 1, 2, 3], "the used socket to its end"
+
+
 def test_declared_counts_give_averages_but_never_foreign_cpus() -> None:
     # Core 0 has two threads and core 2 to 4 have one: the average is one.
     rows = [Row(0, 0, 0, 0, 0), Row(1, 0, 0, 0, 0), *(Row(i, i, 0, 0, 0) for i in (2, 3, 4))]
@@ -158,12 +163,15 @@ def test_declared_counts_give_averages_but_never_foreign_cpus() -> None:
     assert free_cores(averaged, CpuSet.parse("0,2-4")) == [0, 2, 3, 4]
     assert take(averaged, "0,2-4", 2) == "2-3", "core 0 is half free, whatever the average says"
     assert take(averaged, "0-4", 2) == "2-3"
+    assert take(averaged, "0-4", 1, prefer_uncore=True) == "2", "a cache gives no part of core 0"
     exact = CpuTopology.of_rows(rows)
+    assert exact.cpus_per_core == 2, "the largest core's"
     assert free_cores(exact, CpuSet.parse("0,2-4")) == [2, 3, 4]
     assert free_cores(exact, CpuSet.parse("0-4")) == [2, 3, 4, 0]
 
 
 def test_counts_that_are_not_stated_make_no_unit_whole() -> None:
+    assert Counts() == Counts(0, 0, 0, 0, 0)
     topo = grid(2, 1, 2, declared=Counts())
     assert topo.cpus_per_core == topo.cpus_per_uncore == 0
     assert free_sockets(topo, topo.cpus) == free_cores(topo, topo.cpus) == []
@@ -197,13 +205,21 @@ def test_gaps_in_what_the_kernel_tells_are_filled() -> None:
     cpus = [
         Cpu(0, core=0, package=0, numa=3, llc=0),
         Cpu(1, core=1, package=0, llc=1),
-        Cpu(2, core=2, package=0),
+        Cpu(2, core=2, package=0, llc=9),
         Cpu(3, core=3, package=3),
+        Cpu(4, core=4, package=0, numa=4),
     ]
     caches = {0: Cache(CpuSet([0]), 3), 1: Cache(CpuSet([1]), 2)}
-    topo = CpuTopology.of(machine(cpus, {2: "", 3: "0"}, caches))
-    assert topo.nodes == {2: 0b1000, 3: 0b0111}, "a node of the package, else the lowest"
-    assert topo.uncores == {0: 0b0001, 1: 0b0110, 3: 0b1000}, "level 2 is no uncore cache"
+    topo = CpuTopology.of(machine(cpus, {2: "", 3: "0", 4: "4"}, caches))
+    assert topo.nodes == {2: 0b01000, 3: 0b00111, 4: 0b10000}, "the package's lowest node, else the lowest"
+    assert topo.uncores == {0: 0b00001, 1: 0b10110, 3: 0b01000}, "level 2 is no uncore cache"
+
+
+def test_without_numa_nodes_there_is_one() -> None:
+    topo = CpuTopology.of(machine([Cpu(0, core=0, package=0), Cpu(1, core=1, package=1)], {}, {}))
+    assert topo.nodes == {0: 0b11}
+    nothing = CpuTopology.of_rows([])
+    assert (nothing.cpus_per_core, free_cpus(nothing, CpuSet())) == (0, [])
 
 
 TOPOLOGIES = [ONE_SOCKET, TWO_SOCKETS, SUBNUMA, CACHED, grid(4, 1, 3, 1), grid(1, 4, 2, 4)]

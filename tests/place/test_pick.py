@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.machine import Machine
+from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
 from proxy.place.pick import memory_for, pick
@@ -25,11 +25,29 @@ MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings
         ("0-7", 2, "0-1"),  # no whole core anywhere: the lower node
         ("8-15", 3, "8-10"),
         ("0-15", 10, "0-4,8-12"),
+        ("2-7,10-15", 4, "2-3,10-11"),  # node 0 has just as many
+        ("3-7,11-15", 2, "3,11"),  # node 0 has one core left, which is enough
+        ("0-1,4-8,12-15", 3, "0-1,8"),  # the odd CPU needs no whole core: best fit
     ],
 )
 def test_pick(available: str, count: int, cpus: str) -> None:
     got = pick(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
     assert str(got) == cpus
+
+
+@pytest.mark.parametrize(
+    ("available", "count", "cpus"),
+    [
+        ("0-2,4-7", 3, "0-2"),  # a whole core and one of two threads: best fit
+        ("0-3,4,6", 2, "0-1"),  # a half core and a small one are no two CPUs in whole cores
+    ],
+)
+def test_pick_among_cores_of_two_kinds(available: str, count: int, cpus: str) -> None:
+    core = (0, 0, 2, 2, 4, 4, 6, 7)  # node 0 has two cores of two threads, node 1 has one and two single ones
+    rows = tuple(Cpu(i, core=c, package=i // 4, numa=i // 4) for i, c in enumerate(core))
+    nodes = NumaNode(0, CpuSet.parse("0-3")), NumaNode(1, CpuSet.parse("4-7"))
+    machine = Machine(rows, nodes, CpuSet.parse("0-7"), CpuSet.parse("0-7"))
+    assert str(pick(machine, CpuTopology.of(machine), CpuSet.parse(available), count)) == cpus
 
 
 def test_pick_from_too_few() -> None:
