@@ -197,7 +197,11 @@ class Keeper:
         else:
             self.state = self.state.renamed(token, container)
         self.touch(container_id)
-        self.saved[container_id] = self.saved.pop(token)
+        saved = self.saved.pop(token, None)
+        if saved is not None:
+            self.saved[container_id] = saved
+        else:
+            self.saved.pop(container_id, None)
         self.journal.put(f"c/{container_id}", container)
         if container.placement.pool is Pool.OWN:
             self.journal.put(f"i/{token}", None)

@@ -193,7 +193,6 @@ class Sync:
             found = there.get((container.pod.sandbox_id, container.name, container.attempt))
             if found is not None and found not in keeper.state.containers:
                 del keeper.lost[token]
-                keeper.saved.setdefault(token, CpuSet())
                 keeper.created(token, found)
             elif keeper.clock() - since > GRACE_S:
                 keeper.failed(token)

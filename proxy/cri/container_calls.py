@@ -1,0 +1,121 @@
+"""What calls about a container that exists mean: start, update, stop, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.cri.rewrite import update_suffix
+from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
+from proxy.keeper.sync import Sync
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.workload import Phase
+
+
+class ContainerCalls:
+    """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
+
+    def __init__(self, keeper: Keeper, sync: Sync, launch: Launch, hold: Hold) -> None:
+        self.keeper = keeper
+        self.sync = sync
+        self.launch = launch
+        self._hold = hold
+        self.requests: Mapping[str, Request] = {
+            "StartContainer": self._start,
+            "UpdateContainerResources": self._update,
+            "StopContainer": self._container_ref,
+            "RemoveContainer": self._container_ref,
+        }
+        self.finished: Mapping[str, Finished] = {
+            "StartContainer": self._start_done,
+            "UpdateContainerResources": self._update_done,
+            "StopContainer": self._stopped,
+            "RemoveContainer": self._removed,
+        }
+
+    def _start(self, call: Call) -> None:
+        container_id = pb.StartContainerRequest.FromString(call.body).container_id
+        container = self.keeper.state.containers.get(container_id)
+        if container is not None and self.launch.is_fresh(container):
+            self._go_start(call, container_id)
+        else:
+            self._hold(call, self._start_later(call, container_id))
+
+    async def _start_later(self, call: Call, container_id: str) -> None:
+        if container_id in self.keeper.state.containers or await self.sync.adopt_one(container_id):
+            try:
+                obstacle = await self.launch.freshen(container_id)
+            except (UnavailableError, RuntimeCallError) as error:
+                obstacle = str(error)
+            if obstacle:
+                self.keeper.problems.note(obstacle)
+                call.refuse(FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}")
+                return
+        if not call.done:
+            self._go_start(call, container_id)
+
+    def _go_start(self, call: Call, container_id: str) -> None:
+        container = self.keeper.state.containers.get(container_id)
+        if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
+            call.state = Trip(container_id, flight=self.launch.start(container_id))
+        # Of any other the runtime will say what is wrong with that.
+        call.release()
+
+    def _start_done(self, trip: Trip, status: int | None) -> None:
+        if trip.flight is None:
+            return
+        if status is None:
+            self.launch.stray(trip.flight)
+        else:
+            self.launch.started(trip.flight, ok=status == OK)
+
+    def _update(self, call: Call) -> None:
+        container_id = pb.UpdateContainerResourcesRequest.FromString(call.body).container_id
+        if container_id in self.keeper.state.containers:
+            self._go_update(call, container_id)
+        else:
+            self._hold(call, self._update_later(call, container_id))
+
+    async def _update_later(self, call: Call, container_id: str) -> None:
+        known = await self.sync.adopt_one(container_id)
+        if call.done:
+            return
+        if known:
+            self._go_update(call, container_id)
+        else:
+            call.release()
+
+    def _go_update(self, call: Call, container_id: str) -> None:
+        container = self.keeper.state.containers[container_id]
+        if not self.keeper.options.enforce or container.phase is Phase.EXITED:
+            call.release()
+            return
+        want = self.keeper.state.wanted(container)
+        call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
+        call.release(call.body + update_suffix(want, container.placement.mems))
+
+    def _update_done(self, trip: Trip, status: int | None) -> None:
+        if trip.flight is None:
+            return
+        if status is None:
+            self.launch.stray(trip.flight)
+        else:
+            self.launch.landed(trip.flight, trip.flight.carries if status == OK else None)
+
+    def _container_ref(self, call: Call) -> None:
+        call.state = Trip(target=pb.StopContainerRequest.FromString(call.body).container_id)
+        call.release()
+
+    def _stopped(self, trip: Trip, status: int | None) -> None:
+        if status in (OK, NOT_FOUND):
+            self.keeper.phase(trip.target, Phase.EXITED)
+        else:
+            self.keeper.attention.set()
+
+    def _removed(self, trip: Trip, status: int | None) -> None:
+        if status in (OK, NOT_FOUND):
+            self.keeper.removed([trip.target])
+        else:
+            self.keeper.attention.set()

@@ -1,0 +1,51 @@
+"""A held call as those who decide on it see it, and what they remember of it until its answer has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.keeper.flights import Flight
+from proxy.model.workload import Pod
+
+OK, NOT_FOUND, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 0, 5, 9, 13, 14
+"""gRPC status codes."""
+
+
+class Call(Protocol):
+    """One held call; see ``proxy.cri.wire``."""
+
+    method: str
+    body: bytes
+    state: object
+    done: bool
+
+    def release(self, body: bytes | None = None) -> None:
+        """Let the call go on, with another body where one is given."""
+
+    def refuse(self, code: int, message: str) -> None:
+        """Answer the call with a gRPC status."""
+
+
+@dataclass(slots=True)
+class Trip:
+    """What we remember of a call until its answer has passed.
+
+    Attributes:
+        target: Container id or sandbox id that the call is about; a create's token.
+        pod: The pod, for RunPodSandbox.
+        flight: Set while the call may write the container's cpuset.
+        named: Set once the runtime has named what was created.
+    """
+
+    target: str = ""
+    pod: Pod | None = None
+    flight: Flight | None = None
+    named: bool = False
+
+
+Hold = Callable[[Call, Coroutine[object, object, None]], None]
+"""Holds a call while a coroutine decides on it."""
+Request = Callable[[Call], None]
+Finished = Callable[[Trip, int | None], None]
