@@ -24,6 +24,9 @@ def pod(qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus:
         (2048, 150_000, 100_000, 0),  # request 2, limit 1.5
         (2048, 400_000, 100_000, 0),  # request below the limit: not Guaranteed
         (1536, 150_000, 100_000, 0),
+        (1536, -1, 100_000, 0),
+        (2048, 1, 100_000, 0),
+        (-1024, 0, 0, 0),  # the CRI's numbers are signed
         (2, 0, 0, 0),  # no request
         (0, 0, 0, 0),
         (512, 50_000, 100_000, 0),
@@ -33,6 +36,9 @@ def pod(qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus:
         (262_144, 30_050_000, 100_000, 0),
         (262_144, -1, 100_000, 0),
         (262_144, 400_000, 100_000, 0),
+        (262_144, 25_500_000, 100_000, 0),
+        (262_144, 30_000_000, 0, 300),
+        (262_144, 15_000_000, 50_000, 300),
     ],
 )
 def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
@@ -83,6 +89,20 @@ def test_a_bad_annotation_leaves_the_others_in_their_pool() -> None:
         assert (made.pool, made.fatal, made.problem) == (pool, False, "nonsense")
 
 
+def test_cpus_of_an_annotation_that_is_partly_wrong_are_not_taken() -> None:
+    made = claim(pod(QosClass.LS, cpus="2-3", problem="nonsense"), WHOLE_TWO, ONLINE, static=True)
+    assert (made.pool, made.problem) == (Pool.SHARED, "nonsense")
+
+
+@pytest.mark.parametrize("cpus", ["", "2-3"])
+def test_the_reason_names_the_class_by_label_or_else_by_kubernetes(cpus: str) -> None:
+    for the_pod, name in (
+        (pod(QosClass.LS, KubeQos.BURSTABLE, cpus), "LS"),
+        (pod(QosClass.NONE, KubeQos.BURSTABLE, cpus), "Burstable"),
+    ):
+        assert claim(the_pod, WHOLE_TWO, ONLINE, static=True).why.startswith(f"{name} pod")
+
+
 def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
     pinned = Request(cpu_shares=2048, cpu_quota=-1, cpu_period=100_000, cpuset_cpus="4-5")
     made = claim(pod(), pinned, ONLINE, static=False)
@@ -90,5 +110,7 @@ def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
     for other in ("0-7", "", "x", "8-9", "4"):  # its default set, none, garbage, not here, another number
         request = Request(cpu_shares=2048, cpuset_cpus=other)
         assert claim(pod(), request, ONLINE, static=False).pool is Pool.SHARED
+    everything = Request(cpu_shares=8192, cpuset_cpus="0-7")
+    assert claim(pod(), everything, ONLINE, static=False).cpus == ONLINE
     assert claim(pod(kube=KubeQos.BURSTABLE), pinned, ONLINE, static=False).pool is Pool.SHARED
     assert claim(pod(), pinned, ONLINE, static=True).cpus is None

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.facts import kube_qos, parent_of, pod_facts, qos_class, resource_status
+from proxy.pools.facts import POD_KEYS, kube_qos, parent_of, pod_facts, qos_class, resource_status
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,28 @@ def test_resource_status_never_raises(text: str) -> None:
     assert cpus is None or not problem
 
 
+def test_a_long_annotation_is_cut_where_it_is_quoted() -> None:
+    def said(length: int) -> str:
+        return resource_status(json.dumps({"cpuset": "x" * length}))[1]
+
+    fits = 300 - len(said(1)) + 1
+    assert len(said(fits)) == 300
+    assert not said(fits).endswith("...")
+    assert len(said(fits + 1)) == len(said(9999)) == 300
+    assert said(fits + 1).endswith("...")
+
+
+def test_no_other_label_or_annotation_is_read() -> None:
+    class Watched(dict[str, str]):
+        def get(self, key: str, default: str = "") -> str:
+            read.append(key)
+            return default
+
+    read: list[str] = []
+    pod_facts("s", "u", "ns", "n", 0, Watched(), Watched(), "")
+    assert sorted(read) == sorted(POD_KEYS)
+
+
 def test_pod_facts() -> None:
     pod = pod_facts(
         "s",
@@ -89,4 +113,6 @@ def test_parent_of() -> None:
     assert parent_of("/kubepods/burstable/podx/abc") == "/kubepods/burstable/podx"
     assert parent_of("kubepods-podx.slice:cri-containerd:abc") == "kubepods-podx.slice"
     assert parent_of("/k8s.io/abc") == "/k8s.io"
+    assert parent_of("/odd:name/abc") == "/odd:name"
+    assert parent_of("abc") == ""
     assert parent_of("") == ""
