@@ -1,0 +1,108 @@
+"""The daemon on a machine with four NUMA nodes, in a virtual machine with cgroup v1 or v2.
+
+Not run by default, because a run takes minutes and a disk must be built before:
+
+    python3 ../shared/testbed/vm-bed.py build --dir FOLDER
+    TOPOPROXY_VM=1 TOPOPROXY_VM_DIR=FOLDER make test PYTEST_ARGS=tests/e2e/test_vm.py
+
+What is tested is the built wheel, with the dependencies of this environment, on the guest's Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+HERE = Path(__file__).parent
+REPO = HERE.parents[1]
+BED = REPO.parent / "shared/testbed/vm-bed.py"
+DISK = Path(os.environ.get("TOPOPROXY_VM_DIR") or Path(tempfile.gettempdir(), "vm-bed"))
+GUEST_PYTHON = (3, 11)
+LIMIT_S = 600
+
+
+def why_not() -> str:
+    """Give the reason why no virtual machine can be had, or an empty string."""
+    if os.environ.get("TOPOPROXY_VM") != "1":
+        return "takes minutes: asked for with TOPOPROXY_VM=1"
+    if not BED.is_file():
+        return f"no {BED.name} in {BED.parent}"
+    if not (DISK / "disk.img").is_file():
+        return f"no disk in {DISK}: build one with {BED.name}, and name its folder in TOPOPROXY_VM_DIR"
+    if sys.version_info[:2] != GUEST_PYTHON:
+        return f"the guest has Python {'.'.join(map(str, GUEST_PYTHON))}, and compiled modules come from here"
+    return ""
+
+
+def needed(name: str, found: set[str]) -> set[str]:
+    """The distributions that one needs, itself included (those of extras left out)."""
+    if name not in found:
+        found.add(name)
+        for line in distribution(name).requires or []:
+            requirement = re.match(r"[\w.-]+", line)
+            if requirement and ";" not in line:
+                needed(requirement[0], found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar with the wheel and what it needs. Compiled files go along: to compile in the guest takes long."""
+    if reason := why_not():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=REPO, check=True, capture_output=True, timeout=120)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder / "site")
+    compiled = [sys.executable, "-m", "compileall", "-q", str(folder / "site")]
+    subprocess.run(compiled, check=True, timeout=120)
+    with tarfile.open(folder / "site.tar", "w") as tar:
+        tar.add(folder / "site", "site")
+        for name in needed("topoproxy", set()) - {"topoproxy"}:
+            for file in distribution(name).files or []:
+                path = Path(str(file.locate()))
+                if ".." not in file.parts and path.is_file():
+                    tar.add(path, f"site/{file}")
+    return folder / "site.tar"
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
+def test_numa_machine(site: Path, tmp_path: Path, kind: str) -> None:
+    cgroup, driver = kind.split("-")
+    job = f"tar xf site.tar -C /opt && PYTHONPATH=/opt/site python3 vm_guest.py {driver}"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(BED), "run", "--dir", str(DISK), "--topo", "2x2x4x2"),
+            *(
+                "--cgroup",
+                cgroup,
+                "--driver",
+                driver,
+                "--init",
+                "systemd" if driver == "systemd" else "script",
+            ),
+            *("--carry", str(site), "--carry", str(HERE / "cri.py"), "--carry", str(HERE / "vm_guest.py")),
+            *("--out", str(tmp_path / "out"), "--timeout", str(LIMIT_S), "--", job),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S + 200,
+    )
+    print(done.stdout, done.stderr)
+    log = tmp_path / "out/proxy.log"
+    assert done.returncode == 0, log.read_text()[-3000:] if log.is_file() else "no log came back"
+    assert "all is given back" in done.stdout
