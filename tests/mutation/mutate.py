@@ -30,13 +30,25 @@ from changes import Mutant, mutants
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("proxy", "tests", "proto", "pyproject.toml")
 
-QUICK_FIRST = [f"tests/keeper/test_{name}.py" for name in ("parts", "day", "bad_days", "random")]
+
+def tests_of(room: str, *quick_first: str) -> list[str]:
+    return [f"tests/{room}/test_{name}.py" for name in quick_first]
+
+
+CALLS = [f"proxy/cri/{name}.py" for name in ("interceptors", "pod_calls", "create_calls", "container_calls")]
+CALLS += ["proxy/cri/trips.py", "proxy/cri/rewrite.py"]
 ROOMS = {
     "place": (["proxy/place"], ["tests/place"]),
     "pools": (["proxy/pools"], ["tests/pools"]),
     "plan": (["proxy/plan"], ["tests/plan"]),
-    "relay": (["proxy/relay"], ["tests/relay"]),
-    "keeper": (["proxy/keeper", "proxy/cri/interceptors.py", "proxy/cri/rewrite.py"], QUICK_FIRST),
+    "relay": (
+        ["proxy/relay"],
+        tests_of("relay", "frames", "huffman", "flow", "headers", "session", "windows", "garbage", "splits"),
+    ),
+    "keeper": (
+        ["proxy/keeper", *CALLS],
+        tests_of("keeper", "parts", "day", "bad_days", "random"),
+    ),
 }
 """Room to what is changed and to the tests that ought to notice."""
 

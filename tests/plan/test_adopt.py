@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
@@ -37,6 +39,23 @@ def test_a_running_container_without_cpus_of_its_own_is_not_moved_to_some() -> N
     assert "while it runs" in plan.container.placement.reasons[0]
 
 
+@pytest.mark.parametrize("cpus", ["5,40", "4-6", "x"])
+def test_cpus_that_are_not_what_it_asks_for_are_not_its_own(cpus: str) -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on(cpus), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_owners_are_adopted_beside_each_other_and_move_those_who_share() -> None:
+    state = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING).state
+    for key, uid, attempt, cpus in (("a", "g", 0, "5,13"), ("b", "g", 1, "5,13"), ("c", "h", 0, "6,14")):
+        plan = adopt(state, key, pod(uid), "c", attempt, runs_on(cpus), Phase.RUNNING)
+        assert plan.container is not None
+        assert plan.container.placement.own == CpuSet.parse(cpus)
+        assert plan.shrink == (() if key == "b" else ("ls",))
+        state = plan.state
+
+
 def test_cpus_of_somebody_else_are_not_adopted() -> None:
     state = place(empty(), pod("lse", QosClass.LSE, cpus="5"), "c", 0, runs_on(""), "x").state
     plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
@@ -55,7 +74,10 @@ def test_what_would_be_refused_runs_on_the_shared_pool_and_is_told() -> None:
     plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="40"), "c", 0, runs_on(""), Phase.RUNNING)
     assert plan.container is not None
     assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
-    assert "40 not online" in plan.problem
+    assert plan.problem == "resource-status asks for CPUs 40, but 40 not online here"
+    state = place(empty(), pod("one", QosClass.LSE, cpus="4"), "c", 0, runs_on(""), "x").state
+    plan = adopt(state, "id", pod("lse", QosClass.LSE, cpus="4"), "c", 0, runs_on("4"), Phase.RUNNING)
+    assert plan.problem == "cannot give CPUs 4 to ns/lse/c: CPUs 4 are owned by ns/one already"
 
 
 def test_annotated_pods_get_their_cpus_back_and_move_others() -> None:

@@ -103,6 +103,13 @@ def test_memory_follows_the_cpus_or_is_left() -> None:
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     assert put(empty(), lse).container.placement.mems == Mask((1,))
     assert put(empty(follow=False), lse).container.placement.mems == Mask((0, 1))
+    bare = dataclasses.replace(
+        MACHINE, nodes=(MACHINE.nodes[0], dataclasses.replace(MACHINE.nodes[1], mem_bytes=0))
+    )
+    state = NodeState.empty(Node(bare, CpuTopology.of(bare)))
+    for text, mems in (("0-1", (0, 1)), (" ", (0,)), ("0-x", (0,)), ("0-2", (0,))):
+        request = Request(cpu_shares=512, cpuset_mems=text)
+        assert put(state, pod("ls", QosClass.LS), request).container.placement.mems == Mask(mems)
     named = Request(cpu_shares=512, cpuset_mems="1")
     assert put(empty(), pod("ls", QosClass.LS), named).container.placement.mems == Mask((1,))
     garbage = Request(cpu_shares=512, cpuset_mems="9")
@@ -114,6 +121,14 @@ def test_the_shared_pool_is_never_emptied() -> None:
     assert (plan.verdict.code, plan.verdict.reason) == (9, "SharedPoolExhausted")
     assert plan.container is None
     assert put(empty(), pod("lse", QosClass.LSE, cpus="0-14")).verdict.admitted
+    ls = put(empty(), pod("ls", QosClass.LS, cpus="0-15"))
+    assert (ls.container.placement.pool, ls.problem) == (Pool.SHARED, "the shared pool would be left empty")
+    rest = settled((pod("lse", QosClass.LSE, cpus="0-7"), SMALL))
+    assert put(rest, pod("lsr", QosClass.LSR, cpus="8-15")).verdict.reason == "SharedPoolExhausted"
+    picked = put(empty(), pod("g"), whole(16))
+    assert (picked.verdict.code, picked.verdict.reason) == (9, "SharedPoolExhausted")
+    assert picked.verdict.message == "cannot give CPUs 0-15 to ns/g/c: the shared pool would be left empty"
+    assert picked.state.containers == {}
 
 
 def test_cpus_are_not_given_twice() -> None:
@@ -128,6 +143,19 @@ def test_cpus_are_not_given_twice() -> None:
         state = put(state, pod(uid), whole(4)).state
     assert violations(state) == []
     assert not put(state, pod("d"), whole(2)).verdict.admitted
+
+
+def test_only_those_are_named_who_own_what_was_asked_for() -> None:
+    state = settled((pod("g"), whole(2)), (pod("h"), whole(2)), (pod("ls", QosClass.LS), SMALL))
+    cpus = state.containers["g/c"].placement.own
+    assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
+        f"CPUs {cpus} are owned by ns/g/c already"
+    )
+    ended = dataclasses.replace(state.containers["g/c"], phase=Phase.EXITED)
+    state = put(state.changed(put=[ended]), pod("new", QosClass.LSR, cpus=str(cpus))).state
+    assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
+        f"CPUs {cpus} are owned by ns/new already"
+    )
 
 
 def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
@@ -148,6 +176,41 @@ def test_a_new_attempt_keeps_the_cpus_of_the_old_one() -> None:
     plan = put(state.changed(put=[running]), pod("g"), whole(3), key="second")
     assert plan.container.placement.own == first
     assert plan.shrink == ()
+
+
+def ended(state: NodeState, key: str) -> NodeState:
+    return state.changed(put=[dataclasses.replace(state.containers[key], phase=Phase.EXITED)])
+
+
+def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
+    state = settled((pod("a"), whole(2)), (pod("g"), whole(2)))
+    had = state.containers["g/c"].placement.own
+    state = ended(state, "g/c").changed(drop=["a/c"])
+    again = put(state, pod("g"), whole(2), key="2").container.placement
+    assert again.own == had, "although better ones are free now"
+    assert again.reasons == (
+        "Guaranteed container with 2 whole CPUs, policy static; keeps the CPUs of its earlier attempt",
+    )
+    assert len(put(state, pod("g"), whole(3), key="2").container.placement.own) == 3
+    taken = put(state, pod("lse", QosClass.LSE, cpus=str(had))).state
+    assert put(taken, pod("g"), whole(2), key="2").container.placement.own.isdisjoint(had)
+    smaller = dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in had))
+    node = Node(smaller, CpuTopology.of(smaller), static=True)
+    state = NodeState.of(node, (), state.containers.values())
+    assert put(state, pod("g"), whole(2), key="2").container.placement.own <= smaller.online
+
+
+def test_cpus_that_are_promised_to_others_are_picked_last() -> None:
+    state = empty().with_pod(pod("lse", QosClass.LSE, cpus="0-3,6-11,14-15"))
+    assert put(state, pod("g"), whole(3)).container.placement.own == CpuSet.parse("4-5,12")
+    assert put(state, pod("g"), whole(4)).container.placement.own == CpuSet.parse("4-5,12-13")
+    assert put(state, pod("g"), whole(6)).container.placement.own == CpuSet.parse("0-2,8-10")
+
+
+@pytest.mark.parametrize(("count", "where"), [(2, "0,8 on NUMA node 0"), (10, "0-4,8-12 on NUMA nodes 0-1")])
+def test_the_reason_tells_where(count: int, where: str) -> None:
+    reason = put(empty(), pod("g"), whole(count)).container.placement.reasons[0]
+    assert reason.endswith(f"; picked {where}, whole cores first")
 
 
 def test_exited_containers_own_nothing() -> None:

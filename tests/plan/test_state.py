@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.place import place
+from proxy.plan.state import Node, NodeState
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+TOPOLOGY = CpuTopology.of(MACHINE)
+NODE = Node(MACHINE, TOPOLOGY, static=True)
+POD, OTHER = (Pod(f"s-{uid}", uid, "ns", uid) for uid in ("a", "b"))
+ALL = Mask((0, 1))
+
+
+def owning(key: str, owner: str, cpus: str, phase: Phase = Phase.RUNNING, **more: object) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), ALL, hard=bool(more.pop("hard", True)))
+    fields = {"pod": POD, "attempt": 0} | more
+    return Container(key, "c", request=Request(), placement=placement, phase=phase, owner=owner, **fields)
+
+
+def sharing(key: str) -> Container:
+    return Container(key, "c", POD, Request(), Placement(Pool.SHARED, CpuSet(), ALL), Phase.RUNNING)
+
+
+def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
+    node = Node(MACHINE, TOPOLOGY)
+    state = NodeState.empty(node)
+    whole = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+    plan = place(state, POD, "c", 0, whole, "x")
+    assert plan.container.placement.pool is Pool.SHARED
+    lse = dataclasses.replace(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("4"))
+    assert place(state, lse, "c", 0, whole, "x").container.placement.mems == Mask((1,))
+    assert node == Node(MACHINE, TOPOLOGY), "what was looked up is not part of what a node is"
+    assert "alike" not in repr(node)
+
+
+def test_a_container_that_owned_and_now_shares_gives_its_cpus_back() -> None:
+    state = NodeState.of(NODE, (), [owning("x", "a/c", "0-1")])
+    assert state.pools.shared == CpuSet.parse("2-15")
+    for after in (state.changed(put=[sharing("x")]), state.renamed("", sharing("x"))):
+        assert (after.pools.shared, after.owners) == (MACHINE.online, {})
+
+
+def test_a_container_gets_its_id() -> None:
+    state = NodeState.of(NODE, (), [sharing("token")])
+    assert set(state.renamed("token", sharing("x")).containers) == {"x"}
+    state = NodeState.of(NODE, (), [sharing("token"), owning("x", "a/c", "0-1")])
+    renamed = state.renamed("token", sharing("x"))
+    assert set(renamed.containers) == {"x"}
+    assert renamed.pools.shared == MACHINE.online
+
+
+def test_pods_come_and_go() -> None:
+    state = NodeState.empty(NODE).with_pod(POD).with_pod(OTHER)
+    assert dict(state.pods) == {"s-a": POD, "s-b": OTHER}
+    assert dict(state.without_pod("s-a").pods) == {"s-b": OTHER}
+    state = state.changed(put=[sharing("x"), dataclasses.replace(sharing("y"), pod=OTHER)])
+    assert [c.id for c in state.in_sandbox("s-a")] == ["x"]
+
+
+def test_an_owner_is_hard_if_one_of_its_containers_is() -> None:
+    hard, soft = owning("x", "a", "0"), owning("y", "a", "1", hard=False)
+    for containers in ([hard, soft], [soft, hard]):
+        state = NodeState.of(NODE, (), containers)
+        assert (state.owners["a"].cpus, state.owners["a"].hard) == (CpuSet.parse("0-1"), True)
+    alike = dataclasses.replace(soft, id="z")
+    assert not NodeState.of(NODE, (), [soft, alike]).owners["a"].hard
+
+
+def test_promised_are_cpus_of_annotations_and_of_what_has_ended_in_a_pod_that_lives() -> None:
+    named = dataclasses.replace(OTHER, cpuset=CpuSet.parse("4-5"))
+    containers = [
+        owning("1", "a/c", "0-1", Phase.EXITED),
+        owning("2", "a/d", "2", Phase.RUNNING),
+        owning("3", "gone/c", "3", Phase.EXITED, pod=Pod("s-gone", "gone", "ns", "gone")),
+        dataclasses.replace(sharing("4"), phase=Phase.EXITED),
+    ]
+    state = NodeState.of(NODE, [POD, named], containers)
+    assert state.promised("x/c") == CpuSet.parse("0-1,4-5")
+    assert state.promised("a/c") == CpuSet.parse("4-5")
+    assert state.promised("b") == CpuSet.parse("0-1")
+
+
+def test_an_owner_had_what_its_last_attempt_had() -> None:
+    ended = [
+        owning("1", "a/c", "0-1", Phase.EXITED, attempt=1),
+        owning("2", "a/c", "2-3", Phase.EXITED, attempt=2),
+        owning("3", "b/c", "4-5", Phase.EXITED, attempt=3),
+    ]
+    state = NodeState.of(NODE, [POD], ended)
+    assert state.had("a/c") == CpuSet.parse("2-3")
+    assert state.had("x/c") == CpuSet()
+    assert state.changed(put=[owning("4", "a/c", "6-7")]).had("a/c") == CpuSet.parse("6-7")
+
+
+def test_kube_classes_without_a_label_share_by_class() -> None:
+    be = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT)
+    plan = place(NodeState.of(NODE, (), [owning("x", "b", "0-1", hard=False)]), be, "c", 0, Request(), "t")
+    assert plan.state.wanted(plan.container) == MACHINE.online, "BE may borrow what is not hard"
