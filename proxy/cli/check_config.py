@@ -25,6 +25,7 @@ def check_config(file: Path | None, defaults: bool, **words: str | None) -> None
 
     \b
     Start a file of your own:
+      mkdir -p /etc/topoproxy
       topoproxy check-config --defaults > /etc/topoproxy/config.yaml
     """  # noqa: D301 - click wants the real backspace
     if defaults:

@@ -111,7 +111,8 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
     code: int | Config | None
     try:
         code = cli.main(args, "topoproxy", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started with it closed
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         code = error.exit_code

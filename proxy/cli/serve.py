@@ -23,10 +23,12 @@ def serve(file: Path | None, **words: str | None) -> Config:
     Try it beside a real node, changing nothing:
       topoproxy serve --mode observe --listen unix:///tmp/try.sock --state-dir /tmp/try
       crictl -r unix:///tmp/try.sock ps
+      topoproxy status --admin unix:///tmp/admin.sock
 
     \b
     Exit codes
-      0 ended when told to    73 the socket or the state cannot be made    75 another proxy has the socket
+      0 ended when told to    73 the socket or the state cannot be made    75 another proxy has either
       2 wrong usage           77 no permission                             78 the configuration is refused
+      1 all else: the machine or its cgroups cannot be read, or a fault of our own
     """  # noqa: D301 - click wants the real backspace
     return read_config(file, words)

@@ -147,3 +147,13 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture) -> None:
         said = capsys.readouterr().out
         assert f"Usage: topoproxy {name}" in said
         assert "\b" not in said
+
+
+def test_a_closed_output_is_no_error() -> None:
+    # As under a service manager of another kind: Python then has no sys.stdout at all.
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", CODE, "version"],
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
