@@ -81,6 +81,18 @@ def test_a_large_answer_leaves_as_it_was_read_even_cut_inside_frames():
         assert out is piece
 
 
+def test_window_updates_that_pass_leave_as_they_were_read():
+    net = started(server=Peer(client=False, consume=None))
+    arriving = net.client.open(CREATE)
+    net.client.call(VERSION, bytes(100))
+    net.run()
+    for stream, increment in ((0, 105), (arriving, 7)):
+        data = frame(WINDOW, 0, stream, struct.pack(">I", increment)) + frame(PING, 0, 0, bytes(8))
+        net.session.from_server(data)
+        (out,) = net.session.to_client()
+        assert out is data
+
+
 def test_headers_go_at_once_and_the_body_waits():
     net = started()
     sid = net.client.call(CREATE, b"config")
