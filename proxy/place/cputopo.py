@@ -48,6 +48,9 @@ class Counts:
 Units = Mapping[int, int]
 """Unit id to the bit mask of its CPUs, ascending by id."""
 
+Inner = Mapping[int, tuple[tuple[int, int], ...]]
+"""Unit id to the smaller units that share CPUs with it: pairs of id and bit mask, ascending by id."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTopology:
@@ -58,6 +61,8 @@ class CpuTopology:
         cores, sockets, nodes, uncores: The units of each kind.
         counts: The counts that formulas use.
         declared: True when ``counts`` were stated rather than counted; sizes are then averages.
+        socket_nodes, socket_cores, node_sockets, node_cores, node_uncores, uncore_cores: What lies inside
+            what, found once, because every order of the allocators asks for it.
     """
 
     cpus: CpuSet
@@ -67,6 +72,26 @@ class CpuTopology:
     uncores: Units
     counts: Counts = field(default_factory=Counts)
     declared: bool = False
+    socket_nodes: Inner = field(init=False, repr=False, compare=False)
+    socket_cores: Inner = field(init=False, repr=False, compare=False)
+    node_sockets: Inner = field(init=False, repr=False, compare=False)
+    node_cores: Inner = field(init=False, repr=False, compare=False)
+    node_uncores: Inner = field(init=False, repr=False, compare=False)
+    uncore_cores: Inner = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        def found(name: str, outer: Units, inner: Units) -> None:
+            pairs = {
+                o: tuple((i, bits) for i, bits in inner.items() if bits & whole) for o, whole in outer.items()
+            }
+            object.__setattr__(self, name, pairs)
+
+        found("socket_nodes", self.sockets, self.nodes)
+        found("socket_cores", self.sockets, self.cores)
+        found("node_sockets", self.nodes, self.sockets)
+        found("node_cores", self.nodes, self.cores)
+        found("node_uncores", self.nodes, self.uncores)
+        found("uncore_cores", self.uncores, self.cores)
 
     @classmethod
     def of(cls, machine: Machine) -> CpuTopology:

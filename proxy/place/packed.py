@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from proxy.model.idset import CpuSet
-from proxy.place.cputopo import CpuTopology, Units
+from proxy.place.cputopo import CpuTopology, Inner, Units
 
 
 class NotEnoughCpus(ValueError):  # noqa: N818 - reads as what it is, in kubelet's words
@@ -97,6 +97,12 @@ def free_cpus(topo: CpuTopology, available: CpuSet, *, spread: bool = False) -> 
     return list(work.cpus_by_socket() if spread else work.cpus_by_core())
 
 
+def open_nodes(topo: CpuTopology, available: CpuSet) -> list[int]:
+    """List the NUMA nodes that have available CPUs in allocation order."""
+    work = _start(topo, available)
+    return list(work.node_order(work.free))
+
+
 def _start(topo: CpuTopology, available: CpuSet) -> _Accumulator:
     return _Accumulator(topo, available.bits & topo.cpus.bits, 0)
 
@@ -125,68 +131,76 @@ class _Accumulator:
         self.taken = 0
 
     # Orders. Each gives unit ids, those with the fewest free CPUs first, every unit once and only where
-    # something is free.
+    # something is free. They are worked out as far as they are read, always against the mask ``free`` of the
+    # moment when the step started.
 
-    def sort(self, units: Units, within: int) -> list[int]:
+    def sort(self, units: Iterable[tuple[int, int]], within: int, free: int) -> list[int]:
         """Order the units that have free CPUs inside the mask ``within``."""
-        found = [(self.count(bits), unit) for unit, bits in units.items() if bits & within & self.free]
-        return [unit for _, unit in sorted(found)]
+        inside = within & free
+        found = [((bits & free).bit_count(), unit) for unit, bits in units if bits & inside]
+        found.sort()
+        return [unit for _, unit in found]
 
-    def nested(self, units: Units, outer: Units, order: Iterable[int]) -> list[int]:
+    def nested(self, inner: Inner, outer: Units, order: Iterable[int], free: int) -> Iterator[int]:
         """Order the units by the outer units that they are in, and inside each as ``sort`` does."""
         # A unit that straddles two outer ones belongs to the first: listed twice it would be counted twice.
-        return list(dict.fromkeys(u for o in order for u in self.sort(units, outer[o])))
+        seen: set[int] = set()
+        for o in order:
+            for unit in self.sort(inner[o], outer[o], free):
+                if unit not in seen:
+                    seen.add(unit)
+                    yield unit
 
-    def node_order(self) -> list[int]:
-        if self.topo.nodes_first:
-            return self.sort(self.topo.nodes, self.free)
-        return self.nested(self.topo.nodes, self.topo.sockets, self.socket_order())
+    def node_order(self, free: int) -> Iterable[int]:
+        topo = self.topo
+        if topo.nodes_first:
+            return self.sort(topo.nodes.items(), free, free)
+        return self.nested(topo.socket_nodes, topo.sockets, self.socket_order(free), free)
 
-    def socket_order(self) -> list[int]:
-        if self.topo.nodes_first:
-            return self.nested(self.topo.sockets, self.topo.nodes, self.node_order())
-        return self.sort(self.topo.sockets, self.free)
+    def socket_order(self, free: int) -> Iterable[int]:
+        topo = self.topo
+        if topo.nodes_first:
+            return self.nested(topo.node_sockets, topo.nodes, self.node_order(free), free)
+        return self.sort(topo.sockets.items(), free, free)
 
-    def core_order(self) -> list[int]:
-        if self.topo.nodes_first:
-            return self.nested(self.topo.cores, self.topo.sockets, self.socket_order())
-        return self.nested(self.topo.cores, self.topo.nodes, self.node_order())
+    def core_order(self, free: int) -> Iterable[int]:
+        topo = self.topo
+        if topo.nodes_first:
+            return self.nested(topo.socket_cores, topo.sockets, self.socket_order(free), free)
+        return self.nested(topo.node_cores, topo.nodes, self.node_order(free), free)
 
-    def uncore_order(self) -> list[int]:
-        return self.nested(self.topo.uncores, self.topo.nodes, self.node_order())
+    def uncore_order(self, free: int) -> Iterable[int]:
+        return self.nested(self.topo.node_uncores, self.topo.nodes, self.node_order(free), free)
 
-    def cpus_by_core(self) -> list[int]:
-        return [
-            cpu for core in self.core_order() for cpu in CpuSet.from_bits(self.topo.cores[core] & self.free)
-        ]
+    def cpus_by_core(self) -> Iterator[int]:
+        free = self.free
+        for core in self.core_order(free):
+            yield from CpuSet.from_bits(self.topo.cores[core] & free)
 
-    def cpus_by_socket(self) -> list[int]:
-        order = self.socket_order()
-        return [cpu for s in order for cpu in CpuSet.from_bits(self.topo.sockets[s] & self.free)]
+    def cpus_by_socket(self) -> Iterator[int]:
+        free = self.free
+        for socket in self.socket_order(free):
+            yield from CpuSet.from_bits(self.topo.sockets[socket] & free)
 
     # Whole units, in their orders.
 
-    def count(self, bits: int) -> int:
-        return (bits & self.free).bit_count()
-
     def whole_nodes(self) -> Iterator[int]:
-        nodes = self.topo.nodes
-        return (n for n in self.node_order() if self.is_free(nodes[n]))
+        nodes, free = self.topo.nodes, self.free
+        return (n for n in self.node_order(free) if not nodes[n] & ~free)
 
     def whole_sockets(self) -> Iterator[int]:
-        topo = self.topo
-        return (s for s in self.socket_order() if self.count(topo.sockets[s]) == topo.socket_size(s))
+        topo, free = self.topo, self.free
+        order = self.socket_order(free)
+        return (s for s in order if (topo.sockets[s] & free).bit_count() == topo.socket_size(s))
 
     def whole_uncores(self) -> Iterator[int]:
-        uncores = self.topo.uncores
-        return (u for u in self.uncore_order() if self.is_free(uncores[u]))
+        uncores, free = self.topo.uncores, self.free
+        return (u for u in self.uncore_order(free) if not uncores[u] & ~free)
 
     def whole_cores(self) -> Iterator[int]:
-        topo = self.topo
-        return (c for c in self.core_order() if self.count(topo.cores[c]) == topo.core_size(c))
-
-    def is_free(self, bits: int) -> bool:
-        return bits & ~self.free == 0
+        topo, free = self.topo, self.free
+        order = self.core_order(free)
+        return (c for c in order if (topo.cores[c] & free).bit_count() == topo.core_size(c))
 
     # Steps.
 
@@ -196,10 +210,12 @@ class _Accumulator:
         self.needed -= bits.bit_count()
 
     def take_whole(self, units: Units, order: Iterable[int]) -> None:
-        for unit in list(order):
+        for unit in order:
             bits = units[unit]
-            if bits.bit_count() <= self.needed and self.is_free(bits):
+            if bits.bit_count() <= self.needed and not bits & ~self.free:
                 self.take(bits)
+                if not self.needed:
+                    return
 
     def take_nodes(self) -> None:
         self.take_whole(self.topo.nodes, self.whole_nodes())
@@ -211,11 +227,11 @@ class _Accumulator:
         self.take_whole(self.topo.cores, self.whole_cores())
 
     def take_uncores(self) -> None:
-        for uncore in self.uncore_order():
+        for uncore in list(self.uncore_order(self.free)):
             if self.needed >= self.topo.cpus_per_uncore:
                 self.take_whole(self.topo.uncores, self.whole_uncores())
             if self.needed:
-                self.take_rest_from(self.topo.uncores[uncore])
+                self.take_rest_from(uncore)
             if not self.needed:
                 return
 
@@ -223,7 +239,8 @@ class _Accumulator:
         """Take all that is still needed from one uncore cache, core by core, or nothing."""
         threads = max(self.topo.cpus_per_core, 1)
         wanted = -(-self.needed // threads)
-        cores = [bits for bits in self.topo.cores.values() if bits & uncore & self.free][:wanted]
+        free = self.topo.uncores[uncore] & self.free
+        cores = [bits for _, bits in self.topo.uncore_cores[uncore] if bits & free][:wanted]
         found = 0
         for bits in cores:
             found |= bits & self.free
@@ -233,5 +250,7 @@ class _Accumulator:
             self.take(found)
 
     def take_singles(self, *, spread: bool) -> None:
-        for cpu in (self.cpus_by_socket() if spread else self.cpus_by_core())[: self.needed]:
+        for cpu in self.cpus_by_socket() if spread else self.cpus_by_core():
+            if not self.needed:
+                return
             self.take(1 << cpu)
