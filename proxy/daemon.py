@@ -20,9 +20,9 @@ from proxy.config.checks import check_against
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryNodes, Mode, OnError
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.model.errors import CannotCreateError, TopoproxyError
+from proxy.model.errors import CannotCreateError, TopologyError, TopoproxyError
 from proxy.notify import Notifier
-from proxy.topology.reader import read_machine
+from proxy.topology.reader import online_now, read_machine
 
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
@@ -152,6 +152,7 @@ class Daemon:
             Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
             time.monotonic,
             time.time,
+            self._hardware,
         )
         for note in notes:
             keeper.problems.note(note)
@@ -163,6 +164,17 @@ class Daemon:
         self._task(self._settler.run())
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
+
+    def _hardware(self, known: Machine) -> Machine | None:
+        """Read the machine again if its online CPUs changed; a described machine never does."""
+        if self._machine is not None:
+            return None
+        try:
+            if online_now(self.config.sysfs_root) == known.online:
+                return None
+            return read_machine(self.config.sysfs_root, self.config.procfs_root)
+        except (OSError, ValueError, TopologyError):
+            return None  # what cannot be read now is read at the next pass
 
     def _lock_state(self) -> Lock:
         folder = self.config.state_dir

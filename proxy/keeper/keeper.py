@@ -27,6 +27,7 @@ from proxy.keeper.ports import Cgroups, Ledger, Runtime
 from proxy.keeper.problems import Problems
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase, Pod, Pool, Request
 from proxy.plan.place import Plan, place
 from proxy.plan.state import Node, NodeState, moves
@@ -74,6 +75,7 @@ class Keeper:
         voice: Voice,
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,
+        hardware: Callable[[Machine], Machine | None] = lambda known: None,
     ) -> None:
         """Begin with an empty state.
 
@@ -86,11 +88,13 @@ class Keeper:
             voice: Where to speak.
             clock: Seconds that never jump.
             wall: Seconds since the epoch, for people; ``clock`` if None.
+            hardware: Gives the machine if it is another than the known one now; called in a worker.
         """
         self.options = options
         self.voice = voice
         self.clock = clock
         self.runtime = runtime
+        self.hardware = hardware
         self.state = NodeState.empty(node)
         self.saved: dict[str, CpuSet] = {}
         self.counters: Counter[str] = Counter()
@@ -220,6 +224,19 @@ class Keeper:
         if token in self.state.containers:
             self.lost[token] = self.clock()
             self.attention.set()
+
+    def machine_changed(self, machine: Machine) -> None:
+        """CPUs came or went: pools and owners are what is left of them, and everybody follows."""
+        was, after = self.state.node.machine.online, self.state.on(machine)
+        if not after.pools.shared:
+            self.problems.note(
+                f"cannot follow the machine: with CPUs {machine.online} the shared pool is empty"
+            )
+            return
+        self.voice.warn(f"online CPUs are now {machine.online}, were {was}")
+        self.state = after
+        self.counters["machine_changes"] += 1
+        self.later(list(after.containers))
 
     # -- living -------------------------------------------------------------------------------------------
 

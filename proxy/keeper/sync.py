@@ -77,7 +77,7 @@ class Sync:
             if not key.startswith(("c/", "i/")):
                 continue
             container = load_container(value)
-            if container is None or not container.placement.own <= node.machine.online:
+            if container is None or not container.placement.own <= node.machine.present:
                 keeper.problems.note(f"cannot use the ledger's record {key}: it is rebuilt from the runtime")
                 continue
             containers.append(container)
@@ -133,6 +133,9 @@ class Sync:
         known_pods = set(keeper.state.pods)
         if not self.connected:
             self.runtime_version = await self._worker.run(keeper.runtime.version)
+        machine = await self._worker.run(keeper.hardware, keeper.state.node.machine)
+        if machine is not None:
+            keeper.machine_changed(machine)
         listing = await self._worker.run(self._list)
         self.connected = True
         self._resolve(listing)
@@ -141,7 +144,7 @@ class Sync:
         await self._adopt([c for c in new if self._is_foreign(c)], listing)
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
-            keeper.counters["drift_repaired"] += len(done.written)
+            self._say_drift(done.written)
             for error in done.errors:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
@@ -152,6 +155,19 @@ class Sync:
                 f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
                 f" {len(keeper.state.owners)} owners of CPUs, shared pool {keeper.state.pools.shared}"
             )
+
+    def _say_drift(self, ids: list[str]) -> None:
+        """Tell who had been moved by somebody else; in the first pass that is our own catching up."""
+        keeper = self._keeper
+        keeper.counters["drift_repaired"] += len(ids)
+        if ids and keeper.synced.is_set():
+            some = [
+                f"{c.ref} to {keeper.state.wanted(c)}"
+                for i in ids[:5]
+                if (c := keeper.state.containers.get(i))
+            ]
+            more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+            keeper.voice.warn(f"drift: somebody else wrote cpusets; put back {', '.join(some)}{more}")
 
     async def adopt_one(self, container_id: str) -> bool:
         """Take in one container that a call names and that we do not know.

@@ -37,14 +37,14 @@ def adopt(
         placement = pooled(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
         gone = Container(container_id, name, pod, request, placement, phase, attempt)
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
-    wish = claim(pod, request, state.node.machine.online, static=state.node.static)
+    wish = claim(pod, request, state.node.machine.present, static=state.node.static)
     if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
         plan = _keep(state, container_id, pod, name, attempt, request, phase)
         if plan is not None:
             return plan
         why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
-    plan = place(state, pod, name, attempt, request, container_id)
+    plan = place(state, pod, name, attempt, request, container_id, state.node.machine.present)
     if plan.container is None:
         problem = plan.problem or plan.verdict.message
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
@@ -61,13 +61,13 @@ def adopt(
 def _keep(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan | None:
-    wish = claim(pod, request, state.node.machine.online, static=True)
+    wish = claim(pod, request, state.node.machine.present, static=True)
     try:
         has = CpuSet.parse(request.cpuset_cpus)
     except ValueError:
         return None
     owner = f"{pod.key}/{name}"
-    if len(has) != wish.count or not has <= state.node.machine.online:
+    if len(has) != wish.count or not has <= state.node.machine.present:
         return None
     if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
         return None

@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -21,8 +22,9 @@ from proxy.model.workload import (
     Request,
     Verdict,
 )
+from proxy.place.mems import memory_for
 from proxy.place.packed import NotEnoughCpus
-from proxy.place.pick import memory_for, pick
+from proxy.place.pick import pick
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import STRICT, Claim, claim, whole_cpus
 
@@ -57,7 +59,15 @@ class _RefusedError(Exception):
         self.verdict = verdict
 
 
-def place(state: NodeState, pod: Pod, name: str, attempt: int, request: Request, token: str) -> Plan:
+def place(
+    state: NodeState,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    token: str,
+    there: CpuSet | None = None,
+) -> Plan:
     """Decide where a container goes.
 
     Args:
@@ -67,12 +77,14 @@ def place(state: NodeState, pod: Pod, name: str, attempt: int, request: Request,
         attempt: Its attempt.
         request: What it asks for.
         token: The id that it has until the runtime names it.
+        there: CPUs that may be named; the online ones if None.
     """
     placement = _at_once(state, pod, request)
     if placement is not None:
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
-    wish = claim(pod, request, state.node.machine.online, static=state.node.static)
+    online = state.node.machine.online
+    wish = claim(pod, request, there or online, static=state.node.static)
     try:
         placement, owner, problem = _placement(state, pod, name, request, wish)
     except _RefusedError as refused:
@@ -129,9 +141,30 @@ def _placement(
         cpus, why = wish.cpus, wish.why
     else:
         cpus, why = _pick(state, owner, others, wish, ref)
-    node = state.node
-    mems = memory_for(node.machine, cpus) if node.follow_mems else named_mems(state, request)
-    return Placement(Pool.OWN, cpus, mems, (why,), wish.hard), owner, wish.problem
+    mems, said = _own_mems(state, request, cpus, f"{owner} {name}")
+    return Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard), owner, wish.problem
+
+
+def _own_mems(state: NodeState, request: Request, cpus: CpuSet, me: str) -> tuple[Mask, tuple[str, ...]]:
+    """Give the memory nodes of an owner, and what there is to say about them."""
+    machine = state.node.machine
+    named = _named(machine, request)
+    if named is not None:
+        return named, (f"memory of nodes {named}, which the request names",)
+    if not state.node.follow_mems:
+        return machine.memory_nodes, ()
+    promised = [
+        (c.placement.mems, c.request.memory_limit)
+        for c in state.containers.values()
+        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED and f"{c.owner} {c.name}" != me
+    ]
+    near = memory_for(machine, cpus)
+    mems = memory_for(machine, cpus, request.memory_limit, promised)
+    if mems == near:
+        return mems, ()
+    return mems, (
+        f"memory of nodes {mems}: nodes {near} cannot hold its limit beside what is promised there",
+    )
 
 
 def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
@@ -194,11 +227,15 @@ def pooled(pool: Pool, mems: Mask, why: str) -> Placement:
 
 def named_mems(state: NodeState, request: Request) -> Mask:
     """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
-    machine = state.node.machine
+    named = _named(state.node.machine, request)
+    return state.node.machine.memory_nodes if named is None else named
+
+
+def _named(machine: Machine, request: Request) -> Mask | None:
     if not request.cpuset_mems:
-        return machine.memory_nodes
+        return None
     try:
         named = Mask.parse(request.cpuset_mems)
     except ValueError:
-        return machine.memory_nodes
-    return named if named and named <= Mask(machine.node_by_id) else machine.memory_nodes
+        return None
+    return named if named and named <= Mask(machine.node_by_id) else None

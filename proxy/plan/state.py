@@ -70,10 +70,20 @@ class NodeState:
         pools = pools_of(node.machine.online, owners.values())
         return cls(node, Table({p.sandbox_id: p for p in pods}), there, owners, pools)
 
+    def on(self, machine: Machine) -> NodeState:
+        """Give the state after CPUs came or went."""
+        node = dataclasses.replace(
+            self.node, machine=machine, topology=CpuTopology.of(machine), alike=dict[object, Placement]()
+        )
+        return NodeState.of(node, self.pods.values(), self.containers.values())
+
     def wanted(self, container: Container) -> CpuSet:
         """Give the CPUs that a container must run on."""
         placement = container.placement
-        return placement.own if placement.pool is Pool.OWN else self.pools.of(placement.pool)
+        if placement.pool is not Pool.OWN:
+            return self.pools.of(placement.pool)
+        # A CPU that is offline comes back, and is still its owner's then.
+        return placement.own & self.node.machine.online or placement.own
 
     def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
         """Give the state after containers came, changed or went.

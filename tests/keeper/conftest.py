@@ -164,12 +164,13 @@ class World:
         self.options = options
         self.static = static
         self.serial = 0
+        self.machine = MACHINE
         self.boot()
 
     def boot(self) -> None:
         """Start (again) with what the ledger holds."""
         say = self.said.append
-        node = Node(MACHINE, CpuTopology.of(MACHINE), self.static)
+        node = Node(self.machine, CpuTopology.of(self.machine), self.static)
         self.keeper = Keeper(
             node,
             self.cgroups,
@@ -178,6 +179,7 @@ class World:
             self.options,
             Voice(say, say, say),
             lambda: self.now,
+            hardware=lambda known: None if known is self.machine else self.machine,
         )
         self.launch = Launch(self.keeper)
         self.sync = Sync(self.keeper, self.launch)

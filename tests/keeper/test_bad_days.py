@@ -687,7 +687,7 @@ def test_an_update_before_the_start_that_lands_out_of_order(live) -> None:
 
 
 def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(live) -> None:
-    """A container grows, then a settling call brings the narrow set back for a moment, then it grows again."""
+    """A container grows, a settling call brings the narrow set back for a moment, then it grows again."""
 
     async def day(w: Any) -> None:
         settler = Settler(w.keeper, w.launch)

@@ -7,8 +7,9 @@ import pytest
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.place.cputopo import CpuTopology
+from proxy.place.mems import memory_for
 from proxy.place.packed import NotEnoughCpus
-from proxy.place.pick import memory_for, pick
+from proxy.place.pick import pick
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings n and n+8
@@ -70,3 +71,24 @@ def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
     lost = without_memory(machine, 1)
     untold = dataclasses.replace(lost, nodes=tuple(dataclasses.replace(n, distance=()) for n in lost.nodes))
     assert memory_for(untold, cpus) == Mask((0, 2, 3))
+
+
+def test_memory_that_the_nodes_cannot_hold_comes_from_the_nearest_beside_them() -> None:
+    gib = 1 << 30
+    machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
+    cpus = machine.nodes[1].cpus
+    assert memory_for(machine, cpus, 10 * gib) == Mask((1,))
+    assert memory_for(machine, cpus, 11 * gib) == Mask((0, 1))
+    assert memory_for(machine, cpus, 21 * gib) == Mask((0, 1, 2))
+    assert memory_for(machine, cpus, 99 * gib) == Mask((0, 1, 2, 3))
+    assert memory_for(machine, cpus, 5 * gib, [(Mask((1,)), 5 * gib)]) == Mask((1,))
+    assert memory_for(machine, cpus, 6 * gib, [(Mask((1,)), 5 * gib)]) == Mask((0, 1))
+    assert memory_for(machine, cpus, 6 * gib, [(Mask((0, 1)), 10 * gib), (Mask((0,)), 99 * gib)]) == Mask(
+        (0, 1, 2)
+    )
+
+
+def test_a_node_with_memory_is_better_than_one_without() -> None:
+    machine = without_memory(described(2, 1, 4, 2), 0)
+    got = pick(machine, CpuTopology.of(machine), machine.online, 2)
+    assert got <= machine.nodes[1].cpus

@@ -116,6 +116,31 @@ def test_memory_follows_the_cpus_or_is_left() -> None:
     assert put(empty(), pod("ls", QosClass.LS), garbage).container.placement.mems == Mask((0, 1))
 
 
+def test_an_owner_gets_the_memory_that_it_needs() -> None:
+    node_bytes = MACHINE.nodes[0].mem_bytes or 0
+    lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
+    small, big = Request(memory_limit=node_bytes // 2), Request(memory_limit=node_bytes + 1)
+    assert put(empty(), lse, small).container.placement.mems == Mask((1,))
+    plan = put(empty(), lse, big)
+    assert plan.container.placement.mems == Mask((0, 1))
+    assert "cannot hold its limit" in plan.container.placement.reasons[1]
+    # Two that fit alone do not fit together; the same container does not count twice.
+    state = put(empty(), pod("a", QosClass.LSR, cpus="4"), small).state
+    assert put(state, pod("b", QosClass.LSR, cpus="5"), small).container.placement.mems == Mask((1,))
+    more = Request(memory_limit=node_bytes * 2 // 3)
+    assert put(state, pod("b", QosClass.LSR, cpus="5"), more).container.placement.mems == Mask((0, 1))
+    again = put(state, pod("a", QosClass.LSR, cpus="4"), more, key="again")
+    assert again.container.placement.mems == Mask((1,))
+
+
+def test_memory_that_the_request_names_stands() -> None:
+    named = Request(memory_limit=1, cpuset_mems="0")
+    lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
+    assert put(empty(), lse, named).container.placement.mems == Mask((0,))
+    whole_and_named = dataclasses.replace(whole(2), cpuset_mems="1")
+    assert put(empty(), pod("g"), whole_and_named).container.placement.mems == Mask((1,))
+
+
 def test_the_shared_pool_is_never_emptied() -> None:
     plan = put(empty(), pod("lse", QosClass.LSE, cpus="0-15"))
     assert (plan.verdict.code, plan.verdict.reason) == (9, "SharedPoolExhausted")

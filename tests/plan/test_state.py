@@ -29,6 +29,7 @@ def sharing(key: str) -> Container:
 def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
     node = Node(MACHINE, TOPOLOGY)
     state = NodeState.empty(node)
+    assert place(state, POD, "c", 0, Request(cpu_shares=512), "x").container.placement.pool is Pool.SHARED
     whole = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
     plan = place(state, POD, "c", 0, whole, "x")
     assert plan.container.placement.pool is Pool.SHARED
