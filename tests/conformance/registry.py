@@ -32,7 +32,6 @@ NOT_YET = {
     "memory_static": "the memory manager",
     "memory_small": "the memory manager",
     "checkpoints": "kubelet's checkpoint files",
-    "quirks": "the distributing allocator",
     "koord_be_suppress": "suppression of BE pods",
     "koord_cgroup_paths": "Koordinator's cgroup path rules",
     "koord_cgroup_v2_values": "Koordinator's cgroup value conversions",

@@ -80,7 +80,7 @@ def test_topologies_may_lie_elsewhere_if_they_are_named(tmp_path: Path) -> None:
 
 def test_what_we_cannot_do_yet_is_skipped_and_said(tmp_path: Path) -> None:
     later = write(tmp_path / "later.json", schema="koord_nrt", cases=[{}, {}])
-    case = {**own_cases("cpu_take.json")[1], "algorithm": "distributed"}
+    case = {**own_cases("cpu_take.json")[1], "algorithm": "scattered"}
     take = write(tmp_path / "take.json", schema="cpu_take", cases=[case])
     status, lines, _ = conformance(tmp_path)
     assert status == 0
@@ -88,7 +88,7 @@ def test_what_we_cannot_do_yet_is_skipped_and_said(tmp_path: Path) -> None:
         f"{later}: 2 skipped",
         "  skipped 2: node topology objects: not built yet",
         f"{take}: 1 skipped",
-        "  skipped 1: algorithm 'distributed' is not built yet",
+        "  skipped 1: algorithm 'scattered' is not built yet",
         "0 passed, 0 failed, 3 skipped",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.place.distributed import take_distributed
 from proxy.place.packed import NotEnoughCpus, take_packed
 from tests.conformance.cases import Case, Outcome, Topologies
 
@@ -13,7 +14,7 @@ _KEYWORDS = {
 
 def check(case: Case, topologies: Topologies) -> Outcome:
     algorithm = case.value("algorithm", str)
-    if algorithm != "packed":
+    if algorithm not in ("packed", "distributed"):
         return Outcome(skipped=f"algorithm {algorithm!r} is not built yet")
     options = {name for name, on in case.value("options", dict).items() if on}
     if unknown := sorted(options - set(_KEYWORDS)):
@@ -22,7 +23,10 @@ def check(case: Case, topologies: Topologies) -> Outcome:
     expected: object = f"error: {error}" if error else str(case.cpus("expected"))
     topo, available, n = topologies.of(case), case.cpus("available"), case.value("num_cpus", int)
     try:
-        got = str(take_packed(topo, available, n, **{_KEYWORDS[name]: True for name in options}))
+        if algorithm == "distributed":
+            got = str(take_distributed(topo, available, n, group=case.value("cpu_group_size", int)))
+        else:
+            got = str(take_packed(topo, available, n, **{_KEYWORDS[name]: True for name in options}))
     except NotEnoughCpus as refused:
         got = f"error: {refused}"
     return Outcome(expected, got)

@@ -1,0 +1,63 @@
+"""The distributing allocator: choose n CPUs so that several NUMA nodes give the same.
+
+Theory (kubelet 1.36, reference C.5, ``distribute-cpus-across-numa``). A workload whose threads move in step
+is as fast as its slowest part, so a request that needs two nodes is better served with half from each than
+with all of one and a bit of the other. ``split`` decides which nodes give how much; inside a node the packed
+allocator chooses. Where no even split exists, or where the request is not a whole number of groups, the
+packed allocator chooses among all nodes.
+
+The first number of nodes tried is the one that would do if all nodes were empty, whatever is free now. Uncore
+caches are not looked at.
+"""
+
+from __future__ import annotations
+
+from proxy.model.idset import CpuSet
+from proxy.place.cputopo import CpuTopology
+from proxy.place.packed import NotEnoughCpus, open_nodes, take_packed
+from proxy.place.split import Split, hand_out, split
+
+
+def take_distributed(topo: CpuTopology, available: CpuSet, n: int, *, group: int = 1) -> CpuSet:
+    """Choose n of the available CPUs, evenly from as few NUMA nodes as can share them.
+
+    Args:
+        topo: The machine.
+        available: CPUs to choose from; those that the machine does not have are ignored.
+        n: How many.
+        group: CPUs that are given together: the threads of a core with ``full-pcpus-only``, else 1.
+
+    Returns:
+        Exactly n CPUs, a subset of ``available``; the same for the same arguments.
+
+    Raises:
+        NotEnoughCpus: Fewer than n are available.
+        ValueError: n is negative or ``group`` is not positive.
+    """
+    if n < 0 or group < 1:
+        raise ValueError(f"cannot take {n} CPUs in groups of {group}: both must be positive")
+    free = available & topo.cpus
+    if n % group or n == 0:
+        return take_packed(topo, free, n)
+    if n > len(free):
+        raise NotEnoughCpus(n, len(free))
+    nodes = open_nodes(topo, free)
+    parts = [CpuSet.from_bits(topo.nodes[node] & free.bits) for node in nodes]
+    groups_per_node = _ceil(_ceil(len(topo.cpus), group), len(topo.nodes))
+    chosen = split([len(part) for part in parts], n, group, _ceil(n // group, groups_per_node))
+    return take_packed(topo, free, n) if chosen is None else _gather(topo, parts, chosen, n, group)
+
+
+def _gather(topo: CpuTopology, parts: list[CpuSet], chosen: Split, n: int, group: int) -> CpuSet:
+    """Take what was decided, node by node, then the rest group by group."""
+    taken = CpuSet()
+    for i in chosen.members:
+        taken |= take_packed(topo, parts[i], chosen.each)
+    left = {i: len(parts[i]) - chosen.each for i in chosen.members}
+    for i in hand_out(left, chosen.extra, n - len(taken), group):
+        taken |= take_packed(topo, parts[i] - taken, group)
+    return taken
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
