@@ -87,6 +87,7 @@ def test_indices_of_two_bytes():
     assert ours.feed(b"\xff\x05") == "/p"  # 127 + 5 = 132 = 61 + 71
     assert ours.feed(b"\xff\x85\x00") == "/p"  # the same, written longer than needed
     assert ours.feed(b"\xff\x04") is None
+    assert ours.feed(b"\xff\x80\x00") is None
     with pytest.raises(RelayError):
         ours.feed(b"\xff\x06")
 
@@ -115,6 +116,8 @@ def test_table_sizes():
     ours.allow(5000)
     ours.feed(b"\x3f\xe2\x1f")
     assert ours.size == 4097
+    ours.feed(b"\x3f\x80\x01")
+    assert ours.size == 31 + 128
     ours.feed(b"\x20\x3f\x11")  # to nothing and then to 48
     assert ours.size == 48
     ours.feed(b"\x44\x0b/1234567890")  # 32 + 5 + 11 = 48
@@ -134,6 +137,7 @@ def test_a_size_update_must_come_first():
     "block",
     [
         b"\x80",
+        b"\x80\x01a\x01b",
         b"\xbe",
         b"\xff",
         b"\xff\x80\x80\x80\x80\x01",

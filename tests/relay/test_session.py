@@ -81,13 +81,18 @@ def test_a_large_answer_leaves_as_it_was_read_even_cut_inside_frames():
         assert out is piece
 
 
-def test_window_updates_that_pass_leave_as_they_were_read():
+def test_frames_that_pass_leave_as_they_were_read():
     net = started(server=Peer(client=False, consume=None))
-    arriving = net.client.open(CREATE)
+    arriving, answered, given_up = (net.client.open(CREATE) for _ in range(3))
     net.client.call(VERSION, bytes(100))
     net.run()
+    net.server.headers(answered, [(":status", "200")])
+    net.server.data(answered, grpc(b"early"), end=False)
+    net.server.reset(given_up)
     for stream, increment in ((0, 105), (arriving, 7)):
-        data = frame(WINDOW, 0, stream, struct.pack(">I", increment)) + frame(PING, 0, 0, bytes(8))
+        net.server.grant(stream, increment)
+    for part in [net.server.out[:-26], net.server.out[-26:-13], net.server.out[-13:]]:
+        data = frame(PING, 0, 0, bytes(8)) + bytes(part)
         net.session.from_server(data)
         (out,) = net.session.to_client()
         assert out is data
@@ -106,6 +111,7 @@ def test_headers_go_at_once_and_the_body_waits():
     net.session.refuse(sid, 9, "late")
     net.session.release(999)
     net.run()
+    assert not net.client.streams[sid].headers
     assert net.server.streams[sid].body == grpc(b"config")
 
 
@@ -203,9 +209,10 @@ def test_a_refusal_after_the_runtime_opened_its_answer_is_trailers_only():
     assert trailers == {"grpc-status": "9", "grpc-message": "no"}
 
 
-def test_a_refusal_announces_a_smaller_header_table_that_the_runtime_has_not_announced_yet():
+@pytest.mark.parametrize("others", [(), ((4, 70_000),)])
+def test_a_refusal_announces_a_smaller_header_table_that_the_runtime_has_not_announced_yet(others):
     net = Net(turn_down)
-    net.client.announce((1, 0))
+    net.client.announce((1, 0), *others)
     net.run()
     assert net.client.decoder.max_allowed_table_size == 0  # acknowledged: from now on the decoder insists
     first = net.client.call(CREATE, b"")
@@ -258,7 +265,8 @@ def test_trailers_only_answers_are_read(status):
 
 
 @pytest.mark.parametrize(
-    "fields", [[], [("grpc-status", "many")], [("grpc-status", "")], [("grpc-status", "٣")]]
+    "fields",
+    [[], *([("grpc-status", text)] for text in ("many", "", "٣", "1234567890"))],
 )
 def test_an_answer_without_a_readable_status_counts_as_none(fields):
     net = started(keep)
@@ -299,8 +307,11 @@ def test_an_answer_above_the_limit_and_a_compressed_one_pass_unread():
     net = started(keep, client=Peer(client=True, initial=4 << 20))
     net.client.grant(0, 8 << 20)
     net.run()
-    big, packed = net.client.call(CREATE, b"1"), net.client.call(CREATE, b"2")
+    big, packed, limit = (net.client.call(CREATE, text) for text in (b"1", b"2", b"3"))
     net.run()
+    net.server.answer(limit, bytes(1 << 20))
+    net.run()
+    assert net.owner.responses.pop(limit) == bytes(1 << 20)
     net.server.answer(big, bytes((1 << 20) + 1))
     net.server.headers(packed, [(":status", "200")])
     net.server.data(packed, grpc(b"zip", compressed=1), end=False)
@@ -309,7 +320,7 @@ def test_an_answer_above_the_limit_and_a_compressed_one_pass_unread():
     assert len(net.client.streams[big].body) == (1 << 20) + 6
     assert net.client.streams[packed].body == grpc(b"zip", compressed=1)
     assert not net.owner.responses
-    assert net.owner.ends == [(big, 0), (packed, 0)]
+    assert net.owner.ends == [(limit, 0), (big, 0), (packed, 0)]
 
 
 # -- early ends in every state ----------------------------------------------------------------------------
@@ -417,6 +428,25 @@ def test_the_runtime_goes_away(state):
     net.run()
     assert net.session._streams.held == 0
     assert net.client.send >= min(32_768, net.server.recv)
+
+
+def test_a_goaway_leaves_the_streams_that_it_names():
+    net = started()
+    kept, _ = net.client.open(VERSION), net.client.open(VERSION)
+    net.run()
+    net.session.from_server(frame(GOAWAY, 0, 0, struct.pack(">II", kept, 0)))
+    assert net.session.open_streams == 1
+
+
+def test_what_a_goaway_frees_is_granted_to_the_client():
+    net = started()
+    sid = net.client.open(CREATE)
+    net.client.data(sid, bytes(30_000), end=False)
+    net.run()
+    assert net.client.send == 35_535
+    net.server.out += frame(GOAWAY, 0, 0, struct.pack(">II", 0, 0))
+    net.run()
+    assert net.client.send == 65_535
 
 
 def test_a_goaway_that_names_no_end_changes_nothing():
@@ -541,6 +571,24 @@ def test_frames_of_ours_never_stand_inside_a_frame_or_a_header():
     assert net.server.streams[third].headers
 
 
+def test_frames_of_ours_wait_for_the_last_part_of_a_long_header():
+    net = started()
+    waiting = net.client.call(CREATE, b"config")
+    net.run()
+    net.client.open(VERSION, [("x-long", "&" * 45_000)])
+    data = net.client.take()
+    parts = [frame(*part) for part in frames(data)]
+    assert [part[3] for part in parts] == [HEADERS, 9, 9, 9]
+    net.session.from_client(parts[0])
+    net.session.release(waiting, b"new")
+    for part in parts:
+        if part is not parts[0]:
+            net.session.from_client(part)
+        out = net.session.to_server()
+        assert b"".join(out).startswith(part)
+        assert (len(b"".join(out)) > len(part)) is (part is parts[-1])
+
+
 def test_a_pushed_stream_keeps_the_header_table_right():
     net = started(keep)
     sid = net.client.call(CREATE, b"c")
@@ -574,6 +622,33 @@ def test_what_would_exceed_the_memory_limit_is_refused(monkeypatch):
         net.server.answer(sid)
     net.run()
     net.check_whole()
+
+
+def test_a_body_counts_against_the_memory_limit_until_it_has_left(monkeypatch):
+    from proxy.relay import streams
+
+    monkeypatch.setattr(streams, "HELD_BYTES", 250_000)
+    net = started(server=Peer(client=False, consume=None))
+    first = net.client.call(CREATE, bytes(200_000))
+    net.run()
+    net.session.release(first)
+    refused = net.client.call(CREATE, bytes(200_000))
+    net.run()
+    assert net.client.streams[refused].headers[0]["grpc-status"] == "8", "the first body finds no window"
+    net.server.grant(0, 200_000)
+    net.server.grant(first, 200_000)
+    net.run()
+    assert net.server.streams[first].remote_closed
+    taken = net.client.call(CREATE, bytes(200_000))
+    net.run()
+    assert taken in net.owner.requests, "the first body has left, although it is not answered"
+
+
+def test_an_acknowledgement_of_nothing_passes():
+    net = started()
+    stray = frame(SETTINGS, 1, 0)
+    net.session.from_server(stray)
+    assert net.session.to_client() == [stray]
 
 
 def test_nothing_of_ours_reaches_the_client_before_the_runtimes_settings():
