@@ -20,10 +20,7 @@ DATA = "topologies"
 """The schema that holds no cases but what other files refer to."""
 
 NOT_YET = {
-    "topology_merge": "merging topology hints",
-    "topology_small": "merging topology hints",
     "topology_discover": "discovery from cAdvisor's machine description",
-    "options": "policy options of kubelet",
     "cpu_hints": "CPU topology hints",
     "cpu_pod_request": "CPU requests of whole pods",
     "cpu_static": "kubelet's static policy as a whole",

@@ -1,0 +1,43 @@
+"""How far NUMA nodes are from each other (kubelet 1.36, reference B.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.model.idset import Mask
+from proxy.model.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """The distance table of a machine.
+
+    Attributes:
+        rows: Node id to the distances to other nodes by their ids (ACPI SLIT: 10 is the node itself).
+    """
+
+    rows: Mapping[int, Mapping[int, int]]
+
+    @classmethod
+    def of(cls, machine: Machine) -> Distances | None:
+        """Read a machine's table; None where a node does not tell its distances to all nodes."""
+        ids = [node.id for node in machine.nodes]
+        if any(len(node.distance) != len(ids) for node in machine.nodes):
+            return None
+        return cls({node.id: dict(zip(ids, node.distance, strict=True)) for node in machine.nodes})
+
+    def total(self, nodes: Mask) -> int:
+        """Add up the distances of all ordered pairs, a node with itself included.
+
+        Masks of equal size compare by this as they do by their average, in whole numbers.
+
+        Raises:
+            KeyError: The table does not have one of the nodes.
+        """
+        ids = list(nodes)
+        return sum(row[other] for row in (self.rows[node] for node in ids) for other in ids)
+
+    def average(self, nodes: Mask) -> float:
+        """Give the mean distance over all ordered pairs, 0 for no nodes."""
+        return self.total(nodes) / len(nodes) ** 2 if nodes else 0.0

@@ -1,0 +1,189 @@
+"""All intersections of one set from each of several families, without trying all combinations.
+
+Theory. Merging hints asks which node sets are the intersection of one hint from every list. The number of
+combinations is the product of the lists' lengths; the number of different intersections is not. So the lists
+are taken in one after the other, and only the set of different intersections so far is kept. That loses
+nothing: ``(a & b) & c`` depends on ``a & b`` alone, so of combinations with equal intersections one stands
+for all. Every step is ``meet(R, A) = {r & a}``, and there are three ways to do it, all giving the same set:
+
+- plain: every pair. For small families.
+- counted, up to ``DENSE_NODES`` nodes: let ``f(S)`` be how many members of a family are supersets of S. A
+  pair's intersection is a superset of S exactly if both its members are, so ``f_R(S) * f_A(S)`` pairs have an
+  intersection that is a superset of S. Undoing the sum over supersets (Moebius inversion on the lattice of
+  sets) leaves how many pairs meet in exactly S, and S is wanted where that is not zero. Both sums are taken
+  node by node, ``n * 2**n`` additions for ``4**n`` pairs. They are done on one long integer with 64 bits for
+  each of the 2**n sets, so that an addition of all is one operation. No sum or product outgrows its 64 bits:
+  none is larger than the number of pairs, at most ``4**DENSE_NODES``.
+- divided, for any number of nodes: what a narrow set r has in common with the members of A is found by
+  dividing A by the nodes of r, one after the other, into those that hold the node and those that do not: at
+  most ``2**|r|`` parts however long A is. Members are bits of an integer, so a division is two operations.
+
+Callers that look for intersections of a certain size can give a floor: intersections only shrink, so what is
+below the floor once stays there and is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import struct
+from collections.abc import Collection, Iterable, Sequence
+
+DENSE_NODES = 16
+"""Most nodes for which intersections are counted (2**16 sums of 64 bits are half a megabyte)."""
+
+_LANE = 64
+_PLAIN_PAIRS = 1 << 11
+"""Up to this many pairs nothing is quicker than trying them."""
+
+
+def bits_of(mask: int) -> Iterable[int]:
+    """Give the single bits of a mask, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low
+        mask ^= low
+
+
+def meet_all(
+    families: Sequence[Collection[int]], whole: int, floor: int = 1, most: int | None = None
+) -> set[int] | None:
+    """Intersect one member of every family, in all ways.
+
+    Args:
+        families: Masks; bits outside ``whole`` do not count.
+        whole: The universe; no families at all meet in it.
+        floor: Intersections with fewer members are left out (the empty one always is).
+        most: Give up rather than try more pairs than this in one step; None: never.
+
+    Returns:
+        The different intersections, or None where it was given up.
+    """
+    floor = max(floor, 1)
+    found = {whole} if whole.bit_count() >= floor else set()
+    for family in sorted(families, key=len):
+        found = {m for m in meet(found, {a & whole for a in family}, whole, most) if m.bit_count() >= floor}
+        if most is not None and len(found) > most:
+            return None
+    return found
+
+
+def meet(left: set[int], right: set[int], whole: int, most: int | None = None) -> set[int]:
+    """Intersect every member of one family with every member of another.
+
+    Args:
+        left: Masks inside ``whole``.
+        right: Likewise.
+        whole: The universe.
+        most: Give no more than about this many; a result that is longer is not complete.
+    """
+    if len(left) > len(right):
+        left, right = right, left
+    pairs = len(left) * len(right)
+    if pairs <= _PLAIN_PAIRS or len(left) == 1:
+        return {a & b for a in left for b in right}
+    nodes = whole.bit_count()
+    if nodes <= DENSE_NODES and pairs > nodes << nodes >> 2:
+        return _counted(left, right, whole)
+    return _divided(left, right, most)
+
+
+def _counted(left: set[int], right: set[int], whole: int) -> set[int]:
+    nodes = whole.bit_count()
+    lanes = 1 << nodes
+    layout = f"<{lanes}Q"
+    straight = whole == lanes - 1
+    places = None if straight else _places(left | right, whole)
+    sums = (
+        struct.unpack(layout, _supersets(family if places is None else {places[m] for m in family}, nodes))
+        for family in (left, right)
+    )
+    product = struct.pack(layout, *map(operator.mul, *sums))
+    packed = int.from_bytes(product, "little")
+    for node, without in enumerate(_without(nodes)):
+        packed -= packed >> (_LANE << node) & without
+    counts = struct.unpack(layout, packed.to_bytes(lanes * 8, "little"))
+    found = {mask for mask, count in enumerate(counts) if count}
+    return found if straight else set(_spread(found, whole))
+
+
+def _supersets(family: Iterable[int], nodes: int) -> bytes:
+    """Give, for every mask, the number of members that are supersets of it: 8 bytes each."""
+    raw = bytearray(8 << nodes)
+    for mask in family:
+        raw[mask << 3] = 1
+    packed = int.from_bytes(raw, "little")
+    for node, without in enumerate(_without(nodes)):
+        packed += packed >> (_LANE << node) & without
+    return packed.to_bytes(8 << nodes, "little")
+
+
+@functools.cache
+def _without(nodes: int) -> tuple[int, ...]:
+    """Give, node by node, the lanes of the masks that do not hold the node."""
+    lane = _LANE // 8
+    return tuple(
+        int.from_bytes((b"\xff" * (lane << node) + bytes(lane << node)) * (1 << nodes - node - 1), "little")
+        for node in range(nodes)
+    )
+
+
+def _places(masks: Iterable[int], whole: int) -> dict[int, int]:
+    """Number the nodes of the universe from 0: masks to masks without gaps."""
+    place = {low: 1 << i for i, low in enumerate(bits_of(whole))}
+    return {mask: sum(place[low] for low in bits_of(mask)) for mask in masks}
+
+
+def _spread(masks: Iterable[int], whole: int) -> Iterable[int]:
+    """Undo ``_places``."""
+    nodes = list(bits_of(whole))
+    for mask in masks:
+        yield sum(nodes[low.bit_length() - 1] for low in bits_of(mask))
+
+
+def _divided(left: set[int], right: set[int], most: int | None) -> set[int]:
+    """Meet two families; the one with the narrower members is gone through."""
+    if _width(left) > _width(right):
+        left, right = right, left
+    members = list(right)
+    everyone = (1 << len(members)) - 1
+    holders = _holders(members)
+    found: set[int] = set()
+    for mask in left:
+        if 1 << min(mask.bit_count(), 62) >= len(members):
+            found.update([mask & other for other in members])
+        else:
+            found.update(_parts(mask, holders, everyone))
+        if most is not None and len(found) > most:
+            break
+    return found
+
+
+def _width(family: set[int]) -> float:
+    return sum(map(int.bit_count, family)) / len(family)
+
+
+def _parts(mask: int, holders: dict[int, int], everyone: int) -> list[int]:
+    """Give what the mask has in common with the members, each once."""
+    parts = [(0, everyone)]
+    for low in bits_of(mask):
+        with_it = holders.get(low, 0)
+        divided = []
+        for common, group in parts:
+            inside = group & with_it
+            if inside:
+                divided.append((common | low, inside))
+            if inside != group:
+                divided.append((common, group ^ inside))
+        parts = divided
+    return [common for common, _ in parts]
+
+
+def _holders(members: Sequence[int]) -> dict[int, int]:
+    """Give, for every node, which members hold it, as bits."""
+    raw: dict[int, bytearray] = {}
+    size = (len(members) + 7) // 8
+    for index, mask in enumerate(members):
+        for low in bits_of(mask):
+            raw.setdefault(low, bytearray(size))[index >> 3] |= 1 << (index & 7)
+    return {low: int.from_bytes(data, "little") for low, data in raw.items()}

@@ -1,0 +1,71 @@
+"""The single rules that a merge is made of."""
+
+from __future__ import annotations
+
+import math
+
+from proxy.model.idset import Mask
+from proxy.place.merge import first_of, target_count
+from proxy.place.policies import Policy, admits, single_numa
+from tests.conformance.cases import Case, Outcome, Topologies
+from tests.conformance.hints import distances, hint, hints, plain
+
+
+def check(case: Case, topologies: Topologies) -> Outcome:
+    kind = case.value("kind", str)
+    if kind not in _KINDS:
+        return Outcome(skipped=f"kind {kind!r} is not built yet")
+    got = _KINDS[kind](case)
+    expected = case.value("expected", (int, float, bool, str, list))
+    if isinstance(got, float) and math.isclose(got, expected):
+        got = expected
+    return Outcome(expected, got)
+
+
+def _target(case: Case) -> object:
+    return target_count([hints(raw) for raw in case.value("lists", list)])
+
+
+def _compare(case: Case) -> object:
+    both = {
+        name: hint(raw)
+        for name in ("current", "candidate")
+        if (raw := case.value(name, (dict, type(None)))) is not None
+    }
+    masks = {good: [h.affinity.bits for h in both.values() if h.preferred == good] for good in (True, False)}
+    target = case.value("best_non_preferred_affinity_count", int)
+    winners = first_of(masks[True], masks[False], target, None, most=1)
+    return next((name for name, value in both.items() if [value] == winners), "current")
+
+
+def _closest(case: Case) -> object:
+    table = case.value("distances", (dict, type(None)))
+    masks = {name: Mask(case.value(name, list)) for name in ("current", "candidate")}
+    (best,) = first_of(
+        [mask.bits for mask in masks.values()], (), 0, None if table is None else distances(table), most=1
+    )
+    return next(name for name, mask in masks.items() if mask == best.affinity)
+
+
+def _filter(case: Case) -> object:
+    return [
+        [plain(h) for h in kept] for kept in single_numa([hints(raw) for raw in case.value("lists", list)])
+    ]
+
+
+def _admits(case: Case) -> object:
+    return admits(Policy(case.value("policy", str)), hint(case.value("hint", dict)))
+
+
+def _average(case: Case) -> object:
+    return distances(case.value("distances", dict)).average(Mask(case.value("mask", list)))
+
+
+_KINDS = {
+    "max_of_min_affinity_counts": _target,
+    "compare": _compare,
+    "closest": _closest,
+    "filter_single_numa": _filter,
+    "can_admit": _admits,
+    "average_distance": _average,
+}
