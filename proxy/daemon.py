@@ -198,6 +198,8 @@ class Daemon:
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
+            if not self._listener.standing and self.keeper is not None:
+                self.keeper.problems.note(f"cannot be reached: {self._listener.path} was removed (restart)")
             mirror_mode(self._listener.path, self.config.runtime)
             await asyncio.sleep(5)
 
@@ -290,11 +292,27 @@ class _Nothing:
         """Never called."""
 
 
+def _pass_over(number: signal.Signals) -> None:
+    from proxy.logs import log
+
+    log.warning(f"{number.name} does nothing: the configuration is read at the start (restart to apply it)")
+
+
+def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    from proxy.logs import log
+
+    what, error = str(context.get("message")), repr(context.get("exception"))
+    log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
+
+
 async def _serve(daemon: Daemon) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, done.set)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, _pass_over, number)
+    loop.set_exception_handler(_say_once)
     await daemon.start()
     await done.wait()
     await daemon.stop()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import time
 import traceback
@@ -55,6 +56,7 @@ class Log:
         self._stream: TextIO | None = None
         self._logger: loguru.Logger | None = None
         self._clock = clock
+        self._lost = 0
         self._repeats: OrderedDict[object, _Repeat] = OrderedDict()
 
     def setup(self, level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> None:
@@ -86,8 +88,13 @@ class Log:
         render = {"text": _text(not journal), "klog": _klog, "json": _json}[self._form]
 
         def sink(message: loguru.Message) -> None:
+            if not _has_room(target):
+                self._lost += 1  # whoever reads it has stopped: the node must not stop with it
+                return
             record = message.record
             mark = f"<{_PRIORITY.get(record['level'].name, 6)}>" if journal else ""
+            if self._lost:
+                record["extra"]["lost"], self._lost = self._lost, 0
             lines = render(record).split("\n")  # Of a traceback each line is an entry of the journal.
             target.write("".join(f"{mark}{line}\n" for line in lines))
             target.flush()
@@ -165,6 +172,16 @@ log = Log()
 """The log of this process."""
 
 setup = log.setup
+
+
+def _has_room(stream: TextIO) -> bool:
+    """Tell whether a line can be written without waiting (a full pipe, a journal that has stopped)."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError, AttributeError):
+        return True
 
 
 def _is_journal(stream: TextIO) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from proxy.apply.folder import FolderCgroups
 from proxy.config.load import parse
-from proxy.daemon import Daemon
+from proxy.daemon import Daemon, _serve
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
@@ -176,3 +178,33 @@ def test_a_state_folder_that_cannot_be_made(node: Node) -> None:
     (node.folder / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state folder"):
         asyncio.run(node.daemon().start())
+
+
+def test_signals_that_mean_nothing_do_nothing(node: Node) -> None:
+    async def day() -> None:
+        serving = asyncio.create_task(_serve(node.daemon()))
+        for _ in range(200):
+            await asyncio.sleep(0.02)
+            if (node.folder / "cri-admin.sock").exists():
+                break
+        await asyncio.sleep(0.2)
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+        assert node.cpus(await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))) == "2-3"
+        assert not serving.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 10)
+
+    asyncio.run(day())
+
+
+def test_a_socket_that_was_removed_is_noticed(node: Node) -> None:
+    daemon = node.daemon()
+
+    async def day() -> None:
+        (node.folder / "cri.sock").unlink()
+        await asyncio.sleep(5.2)
+        problems = daemon.status()["problems"]
+        assert any("was removed" in p["what"] for p in problems)
+
+    live(daemon, day)

@@ -166,3 +166,21 @@ def test_loguru_is_not_imported_before_the_first_record() -> None:
     code += "; print('loguru' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_reader_that_has_stopped_does_not_stop_us() -> None:
+    """A pipe that nobody reads: lines are dropped and counted, and nothing waits."""
+    end, start = os.pipe()
+    try:
+        with os.fdopen(start, "w") as stream:
+            log = Log()
+            log.setup("info", "text", stream)
+            for _ in range(2000):
+                log.info("x" * 200)
+            os.set_blocking(end, False)
+            first = os.read(end, 1 << 20)
+            assert b"lost=" not in first
+            log.info("again")
+            assert b"lost=" in os.read(end, 1 << 20)
+    finally:
+        os.close(end)

@@ -8,6 +8,7 @@ The pid inside is for messages only and decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass
@@ -56,8 +57,9 @@ class Lock:
             if _same(fd, path):
                 break
             os.close(fd)  # Somebody replaced the file between open and flock; theirs is the one that counts.
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the pid is for messages only
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return cls(path, fd)
 
     def release(self) -> None:

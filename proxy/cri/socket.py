@@ -66,6 +66,11 @@ class Listener:
         if not keep_lock:
             self.release()
 
+    @property
+    def standing(self) -> bool:
+        """Whether clients can still find the socket."""
+        return self._identity is None or _identify(self.path) == self._identity
+
     def release(self) -> None:
         """Let another proxy take the socket."""
         if self._lock is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.keeper.ports import Cgroups
 from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.state import NodeState
 
@@ -24,11 +25,13 @@ class Enforced:
 
     Attributes:
         written: Ids of containers whose set was changed.
+        drifted: Those of them that held the right set before, by our own account: somebody else wrote it.
         absent: Ids of containers that should have a cgroup and have none.
         errors: What could not be written, in words.
     """
 
     written: list[str] = field(default_factory=list)
+    drifted: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -41,6 +44,7 @@ class Enforcer:
         self._state = state
         self._paths: dict[str, str] = {}
         self._missed: dict[str, int] = {}
+        self._held: dict[str, CpuSet] = {}
         self._passes = 0
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
@@ -60,6 +64,7 @@ class Enforcer:
         there = self._state().containers
         self._passes += 1
         self._paths = {k: v for k, v in self._paths.items() if k in there}
+        self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         return self.enforce([i for i in there if not self._is_missing(i)])
 
@@ -90,6 +95,9 @@ class Enforcer:
         try:
             if self._cgroups.write(path, want, None):
                 done.written.append(container.id)
+                if self._held.get(container.id) == want:
+                    done.drifted.append(container.id)
+            self._held[container.id] = want
         except CgroupError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV):
                 self._paths.pop(container.id, None)

@@ -144,7 +144,7 @@ class Sync:
         await self._adopt([c for c in new if self._is_foreign(c)], listing)
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
-            self._say_drift(done.written)
+            self._say_drift(done.drifted)
             for error in done.errors:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
@@ -157,10 +157,10 @@ class Sync:
             )
 
     def _say_drift(self, ids: list[str]) -> None:
-        """Tell who had been moved by somebody else; in the first pass that is our own catching up."""
+        """Tell who had been moved by somebody else."""
         keeper = self._keeper
         keeper.counters["drift_repaired"] += len(ids)
-        if ids and keeper.synced.is_set():
+        if ids:
             some = [
                 f"{c.ref} to {keeper.state.wanted(c)}"
                 for i in ids[:5]

@@ -265,7 +265,7 @@ def test_a_call_is_rewritten_and_told(bed, call):
     (got,) = bed.decider.calls
     assert (got.path, got.service, got.method) == (CREATE, "runtime.v1.RuntimeService", "CreateContainer")
     assert got.body == b"config"
-    assert bed.decider.answers == [(got, b"13")]
+    until(lambda: bed.decider.answers == [(got, b"13")])
     until(lambda: bed.decider.ends == [(got, 0)])
 
 
@@ -281,7 +281,7 @@ def test_a_refusal_is_a_status(bed, call):
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert caught.value.details() == "no room ü"
     assert not bed.runtime.seen
-    assert [status for _, status in bed.decider.ends] == [None]
+    until(lambda: [status for _, status in bed.decider.ends] == [None])
     assert call(CREATE, b"config") == b"13"
 
 
@@ -289,10 +289,11 @@ def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
     assert call(CREATE, b"raise") == b"5"
     assert call(CREATE, b"as is: fault") == b"12"
     assert bed.runtime.seen == [b"raise", b"as is: fault"]
-    assert bed.lines == [
+    told = [
         f"cannot decide on {CREATE}: ValueError: a fault of ours",
         f"cannot note the answer to {CREATE}: ValueError: a fault in reading",
     ]
+    until(lambda: bed.lines == told)
 
 
 def test_a_cancel_while_held_ends_the_call(bed, call):
@@ -479,7 +480,7 @@ def test_drain_has_a_limit(bed, call):
     bed.do(bed.front.drain(0.3))
     assert 0.25 < time.monotonic() - start < 2
     assert future.code() is grpc.StatusCode.UNAVAILABLE
-    assert [status for _, status in bed.decider.ends] == [None]
+    until(lambda: [status for _, status in bed.decider.ends] == [None])
 
 
 def test_drain_stops_accepting_even_where_the_listener_is_closed_already(bed):
