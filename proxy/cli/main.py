@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from proxy import __version__
 from proxy.model.errors import TopoproxyError
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Each command explains itself: topoproxy COMMAND --help",
 )
+@click.version_option(__version__, prog_name="topoproxy", message="%(prog)s %(version)s")
 def cli() -> None:
     """A transparent CRI proxy that places containers on CPUs and memory nodes.
 

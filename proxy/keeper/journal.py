@@ -17,6 +17,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.workload import Container, Pod
 
 DELAY_S = 0.01
+RETRY_S = 5.0
 
 
 class Journal:
@@ -31,6 +32,7 @@ class Journal:
         self._problem = problem
         self._waiting: dict[str, Pod | Container | None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
 
     def put(self, key: str, value: Pod | Container | None) -> None:
         """Store a record soon (None: delete it)."""
@@ -72,3 +74,11 @@ class Journal:
             self._ledger.write(changes)
         except TopoproxyError as error:
             self._problem(str(error))
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._again, batch)
+
+    def _again(self, batch: Mapping[str, Pod | Container | None]) -> None:
+        """Try what could not be written once more, later; what is newer meanwhile counts."""
+        self._waiting = {**batch, **self._waiting}
+        if self._timer is None:
+            self._timer = self._loop.call_later(RETRY_S, self._start)

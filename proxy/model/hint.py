@@ -24,6 +24,6 @@ class TopologyHint:
 Hints = Mapping[str, Sequence[TopologyHint] | None] | None
 """A provider's answer: resource to hints.
 
-The three forms of nothing: None or an empty mapping, no preference at all; a resource with None, no preference
-for it; a resource with an empty sequence, it cannot be satisfied.
+The three forms of nothing: None or an empty mapping, no preference at all; a resource with None, no
+preference for it; a resource with an empty sequence, it cannot be satisfied.
 """

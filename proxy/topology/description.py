@@ -35,7 +35,9 @@ def load_machine(path: Path) -> Machine:
     """
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TopologyError(f"cannot read the machine description {path}: {error.strerror}") from error
+    except ValueError as error:
         raise TopologyError(f"cannot read the machine description {path}: {error}") from error
     try:
         return machine_from_json(data)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 
 from proxy.cri.pb import api_pb2 as pb
@@ -106,6 +107,13 @@ def test_a_ledger_that_cannot_be_written_is_told_and_does_not_stop_the_node() ->
         journal.put("c/x", OWNER)
         await journal.flush()
         assert told == ["cannot write the ledger: no space left"]
+        kept: dict[str, object] = {}
+        journal._ledger.write = kept.update  # there is room again
+        newer = dataclasses.replace(OWNER, phase=Phase.RUNNING)
+        journal.put("c/y", newer)
+        await asyncio.sleep(0)
+        await journal.flush()
+        assert set(kept) == {"c/x", "c/y"}
         worker.close()
 
     asyncio.run(day())
