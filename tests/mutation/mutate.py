@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "keeper": (
         ["proxy/keeper", *CALLS],
-        tests_of("keeper", "parts", "day", "bad_days", "random"),
+        tests_of("keeper", "parts", "enforce", "rare", "day", "bad_days", "random"),
     ),
 }
 """Room to what is changed and to the tests that ought to notice."""

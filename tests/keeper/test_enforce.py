@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import errno
+
+from proxy.keeper.enforce import Enforcer
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.state import Node, NodeState
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 4, 1)
+POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods")
+
+
+class Cgroups:
+    """Cgroups that count who is looked for."""
+
+    def __init__(self, **sets: str) -> None:
+        self.sets = {key: CpuSet.parse(text) for key, text in sets.items()}
+        self.looked: list[str] = []
+        self.error: int | None = None
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        assert parent == "/kubepods"
+        self.looked.append(container_id)
+        return container_id if container_id in self.sets else None
+
+    def write(self, path: str, cpus: CpuSet, mems: Mask | None) -> bool:
+        assert mems is None
+        if self.error is not None:
+            raise CgroupError(f"cannot write {path}", self.error)
+        changed, self.sets[path] = self.sets[path] != cpus, cpus
+        return changed
+
+
+def one(key: str, own: str = "", phase: Phase = Phase.RUNNING, cgroup: str = "") -> Container:
+    pool = Pool.OWN if own else Pool.SHARED
+    placement = Placement(pool, CpuSet.parse(own), Mask((0,)))
+    return Container(key, key, POD, Request(), placement, phase, 0, key if own else "", cgroup)
+
+
+def enforcer(cgroups: Cgroups, *containers: Container) -> Enforcer:
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
+    return Enforcer(cgroups, lambda: state)
+
+
+def test_a_container_without_a_cgroup_is_looked_for_twice_and_then_now_and_then() -> None:
+    cgroups = Cgroups()
+    ours = enforcer(cgroups, one("vm"))
+    for _ in range(70):
+        ours.enforce_all()
+    assert len(cgroups.looked) == 2 + 2, "in the passes 32 and 64 again"
+    ours.enforce_pools()
+    assert len(cgroups.looked) == 4
+    assert ours.enforce(["vm"]).absent == ["vm"], "by name it is looked for always"
+
+
+def test_a_cgroup_that_turns_up_counts_as_found() -> None:
+    cgroups = Cgroups()
+    ours = enforcer(cgroups, one("a"))
+    assert ours.enforce_all().absent == ["a"]
+    cgroups.sets["a"] = CpuSet()
+    assert ours.enforce_all().written == ["a"]
+    del cgroups.sets["a"]
+    cgroups.error = errno.ENOENT
+    for _ in range(2):
+        assert ours.enforce_all().absent == ["a"]
+    assert ours.enforce_all().absent == []
+
+
+def test_pools_are_enforced_without_the_owners() -> None:
+    cgroups = Cgroups(own="0-3", ls="0-3", dead="0-3", known="0-3")
+    ours = enforcer(
+        cgroups, one("own", "0"), one("ls"), one("dead", phase=Phase.EXITED), one("x", cgroup="known")
+    )
+    assert sorted(ours.enforce_pools().written) == ["ls", "x"]
+    assert {k: str(v) for k, v in cgroups.sets.items()} == {
+        "own": "0-3",
+        "ls": "1-3",
+        "dead": "0-3",
+        "known": "1-3",
+    }
+    assert cgroups.looked == ["ls"]
+    assert ours.enforce_all().written == ["own"]
+    assert ours.enforce(["ls", "own", "nobody"]).written == []
+
+
+def test_what_cannot_be_written_is_told() -> None:
+    cgroups = Cgroups(ls="0-3", gone="0-3")
+    ours = enforcer(cgroups, one("ls"))
+    cgroups.error = errno.EBUSY
+    done = ours.enforce_all()
+    assert (done.written, done.absent, done.errors) == ([], [], ["cannot write ls"])
+    for number in (errno.ENOENT, errno.ENODEV):
+        cgroups.error = number
+        done = ours.enforce(["ls"])
+        assert (done.absent, done.errors) == (["ls"], [])
+    assert cgroups.looked == ["ls", "ls"], "what was gone is looked for again"
+
+
+def test_what_was_known_of_a_container_goes_with_it() -> None:
+    cgroups = Cgroups(a="0-3")
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    there = NodeState.of(node, (), [one("a"), one("vm")])
+    states = iter([there, there, NodeState.empty(node), there])
+    ours = Enforcer(cgroups, lambda: now[0])
+    for state in states:
+        now = [state]
+        ours.enforce_all()
+    assert sorted(cgroups.looked) == ["a", "a", "vm", "vm", "vm"]

@@ -1,0 +1,154 @@
+"""Rare moments: each test tells what a user would see if one line of the keeper were another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper import sync
+from proxy.keeper.codec import dump
+from proxy.keeper.ports import RuntimeContainer, RuntimePod
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+
+
+def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> None:
+    monkeypatch.setattr(sync, "GRACE_S", 0.05)
+    monkeypatch.setattr(sync, "GAP_S", 0.0)
+
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        lost = await w.begin(await w.pod("lost", "LSE", "", "0-3"))
+        w.wire.finished(lost, None)
+        w.keeper.attention.clear()  # the pass that it asks for comes at once, and too early to tell
+        task = asyncio.create_task(w.sync.run())
+        await asyncio.sleep(0.02)
+        assert w.keeper.lost
+        w.now += 10
+        await asyncio.sleep(0.2)
+        assert (w.keeper.lost, w.on(ls)) == ({}, "0-15")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    live(day, reconcile_period=60)
+
+
+def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
+    async def day(w: Any) -> None:
+        lost = await w.begin(await w.pod("lost", "LSE", "", "0-3"))
+        w.wire.finished(lost, None)
+        w.now += 10
+        await w.sync.once()
+        assert (w.keeper.lost, w.keeper.saved) == ({}, {})
+
+    live(day)
+
+
+def test_a_container_that_goes_while_its_cgroup_is_looked_for_stops_nobody(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.keeper.enforcer._paths.clear()
+
+        def find(parent: str, container_id: str) -> None:
+            w.keeper.state = w.keeper.state.changed(drop=[ls])
+
+        w.cgroups.find = find
+        call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
+        assert call.sent is not None
+        assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-3"
+        assert w.keeper.problems.page() == []
+
+    live(day)
+
+
+def test_a_start_that_the_runtime_never_began_is_created_again_after_a_restart(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        await w.quiet()
+        container = w.keeper.state.containers[ls].in_phase(Phase.STARTING)
+        w.ledger.entries[f"c/{ls}"] = dump(container)
+        w.boot()
+        await w.sync.once()
+        assert w.keeper.state.containers[ls].phase is Phase.CREATED
+        await w.start(ls)
+        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+
+    live(day)
+
+
+def test_a_list_that_says_created_does_not_stop_what_runs(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w._state(ls, "CREATED")
+        await w.sync.once()
+        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+
+    live(day)
+
+
+def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        await w.create(await w.pod("lse", "LSE", "", "0-3"))
+        gate = threading.Event()
+        w.runtime.on_update = lambda _: gate.wait(4)
+        call = await w.start(ls)
+        hung = not gate.is_set()
+        assert w.keeper.flights.of(ls), "the runtime may still take it"
+        gate.set()
+        assert hung
+        assert call.refused is not None
+        assert "does not answer" in call.refused[1]
+        await w.quiet()
+        assert not w.keeper.flights.of(ls)
+        w.runtime.on_update = None
+        assert (await w.start(ls)).refused is None
+        assert w.on(ls) == "4-15"
+
+    live(day)
+
+
+def test_a_container_of_an_unknown_state_is_left_as_it_was(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w._state(ls, "UNKNOWN")
+        await w.sync.once()
+        assert w.keeper.state.containers[ls].phase is Phase.RUNNING
+        w.runtime.containers["odd"] = RuntimeContainer("odd", "s-ls", "odd", 0, "UNKNOWN")
+        w.cgroups.sets["odd"] = CpuSet.parse("0")
+        await w.sync.once()
+        assert w.keeper.state.containers["odd"].phase is Phase.RUNNING
+        assert w.on("odd") == "0-15"
+
+    live(day)
+
+
+def test_a_start_that_fails_while_another_is_on_its_way(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        w.keeper.attention.clear()
+        message = pb.StartContainerRequest(container_id=ls)
+        first, second = await w.call("StartContainer", message), await w.call("StartContainer", message)
+        w.wire.finished(first, 2)
+        assert w.keeper.state.containers[ls].phase is Phase.STARTING
+        assert w.keeper.attention.is_set(), "the runtime knows what became of it"
+        w.wire.finished(second, 2)
+        assert w.keeper.state.containers[ls].phase is Phase.CREATED
+
+    live(day)
+
+
+def test_what_is_wrong_with_a_container_that_is_taken_in_is_told(live) -> None:
+    async def day(w: Any) -> None:
+        status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"90"}'}
+        for uid, annotations in (("fine", {}), ("odd", status)):
+            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, annotations)
+            w.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
+            w.cgroups.sets[uid] = CpuSet.parse("0-15")
+        await w.sync.once()
+        (problem,) = w.keeper.problems.page()
+        assert problem["what"] == "ns/odd/c: resource-status asks for CPUs 90, but 90 not online here"
+
+    live(day, synced=False)
