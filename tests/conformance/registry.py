@@ -21,9 +21,6 @@ DATA = "topologies"
 
 NOT_YET = {
     "topology_discover": "discovery from cAdvisor's machine description",
-    "cpu_hints": "CPU topology hints",
-    "cpu_pod_request": "CPU requests of whole pods",
-    "cpu_static": "kubelet's static policy as a whole",
     "device_hints": "device hints",
     "device_alloc": "device allocation",
     "memory_static": "the memory manager",

@@ -1,0 +1,217 @@
+"""What the CPU manager hints at: the node sets on which a request for CPUs could be met.
+
+Theory (kubelet 1.36, reference A.2). Every set of NUMA nodes that own CPUs is a hint if it holds all CPUs
+that the pod may use again (those of its finished init containers) and if these with the available CPUs in the
+set are enough. It is *preferred* if no smaller set could do on an empty machine: the measure is how many CPUs
+the nodes have, whatever is free now. With ``align-by-socket`` a set is also preferred if it touches no more
+sockets than the smallest such set needs.
+
+n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has the sum of one that was
+summed before it and one node, so a list costs one addition per set; masks and hints are made once for all
+machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a demand, and
+"holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed form is
+exact. ``SocketFamily`` adds what is preferred for its sockets, set by set, in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.place.cputopo import CpuTopology
+from proxy.place.demand import LISTED, Demand, masks
+from proxy.place.family import Family, hint
+
+CPU = "cpu"
+
+
+def container_hints(
+    topo: CpuTopology,
+    request: int,
+    assigned: CpuSet | None,
+    available: CpuSet,
+    reusable: CpuSet,
+    *,
+    by_socket: bool = False,
+) -> Hints:
+    """Give the hints for a container.
+
+    Args:
+        topo: The machine.
+        request: Exclusive CPUs wanted; 0 for none.
+        assigned: CPUs that the container already owns, None where it owns none.
+        available: CPUs that may become exclusive.
+        reusable: CPUs of the pod's init containers that it may have.
+        by_socket: kubelet's ``align-by-socket``.
+    """
+    if request == 0:
+        return None
+    if assigned is None:
+        return {CPU: cpu_hints(topo, available, reusable, request, by_socket=by_socket)}
+    if len(assigned) != request:
+        return {CPU: ()}
+    return {CPU: cpu_hints(topo, assigned, CpuSet(), request, by_socket=by_socket)}
+
+
+def pod_hints(
+    topo: CpuTopology,
+    request: int,
+    assigned: Iterable[tuple[int, CpuSet]],
+    available: CpuSet,
+    reusable: CpuSet,
+    *,
+    by_socket: bool = False,
+) -> Hints:
+    """Give the hints for a pod.
+
+    Args:
+        topo: The machine.
+        request: Exclusive CPUs that the pod wants at the worst moment.
+        assigned: For each container that already owns CPUs, how many it wants and which it owns.
+        available: CPUs that may become exclusive.
+        reusable: CPUs of the pod's init containers that it may have.
+        by_socket: kubelet's ``align-by-socket``.
+    """
+    if request == 0:
+        return None
+    owned = CpuSet()
+    for wanted, cpus in assigned:
+        if len(cpus) != wanted:
+            return {CPU: ()}
+        owned |= cpus
+    if len(owned) == request:
+        return {CPU: cpu_hints(topo, owned, CpuSet(), request, by_socket=by_socket)}
+    return {CPU: cpu_hints(topo, available, reusable | owned, request, by_socket=by_socket)}
+
+
+def cpu_hints(
+    topo: CpuTopology, available: CpuSet, reusable: CpuSet, request: int, *, by_socket: bool = False
+) -> Sequence[TopologyHint]:
+    """Generate hints.
+
+    Args:
+        topo: The machine.
+        available: CPUs to count.
+        reusable: CPUs to count that every hint must hold.
+        request: CPUs wanted, at least 1.
+        by_socket: kubelet's ``align-by-socket``.
+
+    Returns:
+        In kubelet's order: by number of nodes, then by node list. A ``Family`` beyond ``LISTED`` nodes; empty
+        when nothing fits.
+    """
+    nodes = tuple(topo.nodes)
+    if reusable.bits & ~topo.cpus.bits:
+        return ()
+    free = [(bits & available.bits).bit_count() for bits in topo.nodes.values()]
+    held = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
+    size = _fewest(topo, request)
+    sockets = _Sockets.of(topo, size) if by_socket else None
+    need = request - len(reusable)
+    if len(nodes) <= LISTED:
+        return _list(nodes, free, sum(1 << node for node in held), need, size, sockets)
+    lots = tuple((1 << node, count) for node, count in zip(nodes, free, strict=True) if count)
+    demands = (Demand(need, lots), *(Demand(1, ((1 << node, 1),)) for node in held))
+    if sockets is not None:
+        return SocketFamily((), nodes, 1, demands, size, sockets) or ()
+    return Family((), nodes, 1, demands, size) or ()
+
+
+def _list(
+    nodes: tuple[int, ...], free: list[int], held: int, need: int, size: int, sockets: _Sockets | None
+) -> tuple[TopologyHint, ...]:
+    sums = [0]
+    for count in free:
+        sums += [has + count for has in sums]
+    if sockets is None:
+        return tuple(
+            preferred if bits.bit_count() == size else plain
+            for place, bits, plain, preferred in _table(nodes)
+            if sums[place] >= need and not held & ~bits
+        )
+    return tuple(
+        preferred if bits.bit_count() == size or sockets.aligned(bits) else plain
+        for place, bits, plain, preferred in _table(nodes)
+        if sums[place] >= need and not held & ~bits
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, TopologyHint], ...]:
+    """Give for every mask, in order: its place among the sums, its bits, and both hints that it can be."""
+    place = {1 << node: 1 << i for i, node in enumerate(nodes)}
+    for bits in masks(nodes):
+        low = bits & -bits
+        place[bits] = place[low] | (place[bits ^ low] if bits != low else 0)
+    return tuple((place[b], b, hint(b, False), hint(b, True)) for b in masks(nodes))
+
+
+def _fewest(topo: CpuTopology, request: int) -> int:
+    """Give how few nodes could hold the request if they were empty; all of them where none could."""
+    missing = request
+    for count, cpus in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
+        missing -= cpus
+        if missing <= 0:
+            return count
+    return len(topo.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sockets:
+    """Which sets of nodes are aligned to sockets.
+
+    Attributes:
+        of_node: Node id to the bits of the sockets that it touches.
+        wanted: Sockets that an aligned set touches; 0 where no set is aligned.
+    """
+
+    of_node: tuple[tuple[int, int], ...]
+    wanted: int
+
+    @classmethod
+    def of(cls, topo: CpuTopology, size: int) -> _Sockets:
+        counts = topo.counts
+        nodes_per_socket = counts.numa_nodes // counts.sockets if counts.sockets else 0
+        touched = tuple((n, sum(1 << s for s, _ in topo.node_sockets[n])) for n in topo.nodes)
+        return cls(touched, -(-size // nodes_per_socket) if nodes_per_socket else 0)
+
+    def aligned(self, bits: int) -> bool:
+        found = 0
+        for node, sockets in self.of_node:
+            if bits >> node & 1:
+                found |= sockets
+        return found.bit_count() == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFamily(Family):
+    """A family in which alignment to sockets is preferred as well.
+
+    Attributes:
+        sockets: Which sets are aligned.
+    """
+
+    sockets: _Sockets
+
+    def of_size(self, size: int) -> Iterator[TopologyHint]:
+        """Give the hints with ``size`` nodes, in kubelet's order."""
+        return map(self._seen, Family.of_size(self, size))
+
+    def through(self, window: Mask) -> tuple[TopologyHint, ...]:
+        """Give hints that stand for all as far as a window of nodes shows them."""
+        return tuple(map(self._seen, Family.through(self, window)))
+
+    def __iter__(self) -> Iterator[TopologyHint]:
+        return map(self._seen, Family.__iter__(self))
+
+    def _show(self, seen: dict[int, int], bits: int, part: int) -> None:
+        preferred = part == bits and (bits.bit_count() == self.size or self.sockets.aligned(bits))
+        if part and (preferred or part not in seen):
+            seen[part] = bits
+
+    def _seen(self, plain: TopologyHint) -> TopologyHint:
+        bits = plain.affinity.bits if plain.affinity is not None else 0
+        return hint(bits, plain.preferred or self.sockets.aligned(bits))

@@ -1,0 +1,86 @@
+"""CPUs that a pod owns as a whole, divided among its containers.
+
+Theory (kubelet 1.36, reference C.7; alpha there). A Guaranteed pod that requests whole CPUs for itself gets
+them as one *bubble*. Inside it, in the order of the pod:
+
+- an init container with a request of its own gets that many CPUs out of those that no sidecar owns; it ends
+  before the next one starts, so the same CPUs are offered again. A sidecar keeps what it gets;
+- an init container without one runs on all that no sidecar owns so far;
+- an app container with a request gets CPUs that nobody else gets;
+- sidecars and app containers without one share what is left in the end. If that is nothing, the pod is
+  refused, for they could not run.
+
+The CPUs go back with the pod's last container.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.place.asks import Kind, PodAsk
+from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
+from proxy.place.cpu_request import bubble_cpus, container_cpus
+from proxy.place.cpu_static import check_smt, take_under
+
+
+class EmptyPodSharedPoolError(CpuRefusedError):
+    """A container that shares its pod's CPUs would have none."""
+
+    reason = "EmptyPodSharedPoolError"
+
+
+def allocate_pod(policy: CpuPolicy, state: CpuState, pod: PodAsk, affinity: Mask | None = None) -> CpuState:
+    """Give a pod and all its containers their CPUs.
+
+    Args:
+        policy: The policy.
+        state: Who owns what now.
+        pod: What the pod asks for; one that requests nothing for itself gets nothing here.
+        affinity: NUMA nodes of the hint; None for any.
+
+    Raises:
+        EmptyPodSharedPoolError: Somebody would have no CPU.
+        SmtAlignmentError: The request is against ``full-pcpus-only``.
+        NotEnoughCpus: Too few CPUs are available, or the containers want more than the pod.
+    """
+    wanted = bubble_cpus(pod)
+    if wanted == 0 or pod.uid in state.bubbles:
+        return state
+    check_smt(policy, state, wanted)
+    bubble = take_under(policy, state, wanted, affinity, CpuSet())
+    return replace(
+        state,
+        default=state.default - bubble,
+        assigned={**state.assigned, pod.uid: divide(policy, pod, bubble)},
+        bubbles={**state.bubbles, pod.uid: bubble},
+    )
+
+
+def divide(policy: CpuPolicy, pod: PodAsk, bubble: CpuSet) -> dict[str, CpuSet]:
+    """Give each container of a pod its part of the pod's CPUs.
+
+    Raises:
+        EmptyPodSharedPoolError: Somebody would have no CPU.
+        NotEnoughCpus: The containers want more than there is.
+    """
+    parts: dict[str, CpuSet] = {}
+    sharing: list[str] = []
+    rest = bubble
+    for ask in pod.containers:
+        wanted = container_cpus(pod, ask)
+        if wanted:
+            parts[ask.name] = take(policy.topo, policy.options, rest, wanted)
+            if ask.kind is not Kind.INIT:
+                rest -= parts[ask.name]
+        elif ask.kind is Kind.INIT:
+            parts[ask.name] = rest
+        else:
+            sharing.append(ask.name)
+    parts.update(dict.fromkeys(sharing, rest))
+    for name, cpus in parts.items():
+        if not cpus:
+            raise EmptyPodSharedPoolError(
+                f"container {name} shares the CPUs of its pod, but the other containers own all {len(bubble)}"
+            )
+    return parts

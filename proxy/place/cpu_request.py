@@ -1,0 +1,41 @@
+"""How many exclusive CPUs a container or a pod wants (kubelet 1.36, reference A.2 and C.7).
+
+Theory. Only containers of Guaranteed pods own CPUs, and only those that request whole ones. A pod may state
+requests of its own; kubelet then gives nobody exclusive CPUs unless it manages such pods (an alpha feature),
+in which case a container must be exact by itself: request equal to limit, for CPU and for memory.
+"""
+
+from __future__ import annotations
+
+from proxy.place.asks import Ask, PodAsk, together
+
+CPU = "cpu"
+MILLI = 1000
+
+
+def container_cpus(pod: PodAsk, ask: Ask) -> int:
+    """Give the exclusive CPUs that a container wants; 0 where it shares."""
+    if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and ask.exact)):
+        return 0
+    return _whole(ask.requests.get(CPU, 0))
+
+
+def pod_cpus(pod: PodAsk) -> int:
+    """Give the exclusive CPUs that a pod wants at the worst moment.
+
+    These are its own request where it makes one that is managed, else what its containers need together.
+    """
+    if pod.own is None:
+        return together(pod.containers, lambda ask: {CPU: container_cpus(pod, ask)}).get(CPU, 0)
+    return bubble_cpus(pod)
+
+
+def bubble_cpus(pod: PodAsk) -> int:
+    """Give the CPUs that a pod wants for itself, to be divided among its containers; 0 for none."""
+    if pod.own is None or not pod.own_managed or not pod.guaranteed:
+        return 0
+    return _whole(pod.own.get(CPU, 0))
+
+
+def _whole(milli: int) -> int:
+    return milli // MILLI if milli % MILLI == 0 else 0

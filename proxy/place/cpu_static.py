@@ -1,0 +1,170 @@
+"""The static CPU policy at work: hints, allocation and release.
+
+Theory (kubelet 1.36, reference A.2 and C.6). What may become exclusive is the default set without reserved
+CPUs. A pod's ordinary init container has ended when the next container starts, so its CPUs are *reusable* by
+the containers after it: they are offered to them along with the free ones, and go back only when no container
+of the pod uses them. Only one pod is being started at a time, so reusable CPUs are kept for one pod.
+
+Under a hint CPUs are taken from its nodes as far as they go (``align-by-socket``: from all nodes of its
+sockets), and the rest from anywhere. With ``full-pcpus-only`` a request must be whole cores, and no more than
+what is free outside the cores of reserved CPUs, or it is refused before anything else is looked at.
+
+Every function gives a new state; a refusal is an exception and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from proxy.model.hint import Hints
+from proxy.model.idset import CpuSet, Mask
+from proxy.place import cpu_hints
+from proxy.place.asks import Kind, PodAsk
+from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
+from proxy.place.cpu_request import bubble_cpus, container_cpus, pod_cpus
+
+
+def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) -> Hints:
+    """Give the hints for a container of a pod."""
+    return cpu_hints.container_hints(
+        policy.topo,
+        container_cpus(pod, pod.named(name)),
+        state.of(pod.uid, name),
+        available(policy, state),
+        state.reusable_by(pod.uid),
+        by_socket=policy.options.align_by_socket,
+    )
+
+
+def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk) -> Hints:
+    """Give the hints for a pod as a whole."""
+    bubble = state.bubbles.get(pod.uid)
+    if bubble is not None:
+        assigned = [(bubble_cpus(pod), bubble)]
+    else:
+        asks = ((ask, state.of(pod.uid, ask.name)) for ask in pod.containers)
+        assigned = [(container_cpus(pod, ask), cpus) for ask, cpus in asks if cpus is not None]
+    return cpu_hints.pod_hints(
+        policy.topo,
+        pod_cpus(pod),
+        assigned,
+        available(policy, state),
+        state.reusable_by(pod.uid),
+        by_socket=policy.options.align_by_socket,
+    )
+
+
+def available(policy: CpuPolicy, state: CpuState) -> CpuSet:
+    """Give the CPUs that may become exclusive."""
+    return state.default - policy.reserved
+
+
+def allocate(
+    policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str, affinity: Mask | None = None
+) -> CpuState:
+    """Give a container its CPUs.
+
+    Args:
+        policy: The policy.
+        state: Who owns what now.
+        pod: What the pod asks for.
+        name: The container; one that owns CPUs already keeps them.
+        affinity: NUMA nodes of the hint; None for any.
+
+    Raises:
+        SmtAlignmentError: The request is against ``full-pcpus-only``.
+        NotEnoughCpus: Too few CPUs are available.
+    """
+    ask = pod.named(name)
+    wanted = container_cpus(pod, ask)
+    if wanted == 0:
+        return state
+    check_smt(policy, state, wanted)
+    reusable = state.reusable_by(pod.uid)
+    owned = state.of(pod.uid, name)
+    cpus = take_under(policy, state, wanted, affinity, reusable) if owned is None else owned
+    return replace(
+        state,
+        default=state.default - cpus if owned is None else state.default,
+        assigned=with_entry(state.assigned, pod.uid, name, cpus),
+        reusing=pod.uid,
+        reusable=reusable | cpus if ask.kind is Kind.INIT else reusable - cpus,
+    )
+
+
+def check_smt(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
+    """Hold a request against ``full-pcpus-only``.
+
+    Raises:
+        SmtAlignmentError: It is no number of whole cores, or not enough whole cores are free.
+    """
+    if not policy.options.full_pcpus_only:
+        return
+    if wanted % policy.group:
+        raise SmtAlignmentError(
+            f"SMT Alignment Error: requested {wanted} cpus not multiple cpus per core = {policy.group}"
+        )
+    free = len(state.default - policy.reserved_cores)
+    if wanted > free:
+        raise SmtAlignmentError(
+            "SMT Alignment Error: not enough free physical CPUs: "
+            f"available physical CPUs = {free}, requested CPUs = {wanted}, CPUs per core = {policy.group}"
+        )
+
+
+def take_under(
+    policy: CpuPolicy, state: CpuState, wanted: int, affinity: Mask | None, reusable: CpuSet
+) -> CpuSet:
+    """Choose CPUs under a hint.
+
+    Raises:
+        NotEnoughCpus: Too few are available.
+    """
+    pool = available(policy, state) | reusable
+    taken = CpuSet()
+    if affinity is not None:
+        aligned = pool & CpuSet.from_bits(_cpus_of(policy, affinity))
+        taken = take(policy.topo, policy.options, aligned, min(len(aligned), wanted))
+    return taken | take(policy.topo, policy.options, pool - taken, wanted - len(taken))
+
+
+def remove(state: CpuState, uid: str, name: str) -> CpuState:
+    """Take a container's CPUs back, except those that other containers of its pod use.
+
+    CPUs of a pod that owns them as a whole come back with its last container.
+    """
+    containers = dict(state.assigned.get(uid, {}))
+    if name not in containers:
+        return state
+    freed = containers.pop(name)
+    bubbles = state.bubbles
+    if uid in bubbles:
+        freed = CpuSet() if containers else bubbles[uid]
+        bubbles = bubbles if containers else {u: cpus for u, cpus in bubbles.items() if u != uid}
+    for cpus in containers.values():
+        freed -= cpus
+    assigned = {u: entries for u, entries in state.assigned.items() if u != uid}
+    if containers:
+        assigned[uid] = containers
+    return replace(state, default=state.default | freed, assigned=assigned, bubbles=bubbles)
+
+
+def with_entry(assigned: Assignments, uid: str, name: str, cpus: CpuSet) -> Assignments:
+    """Give assignments with one added."""
+    return {**assigned, uid: {**assigned.get(uid, {}), name: cpus}}
+
+
+def _cpus_of(policy: CpuPolicy, nodes: Mask) -> int:
+    """Give the CPUs of nodes; with ``align-by-socket`` those of their sockets."""
+    topo = policy.topo
+    if not policy.options.align_by_socket:
+        return _union(topo.nodes.get(node, 0) for node in nodes)
+    return _union(topo.sockets[s] for node in nodes for s, _ in topo.node_sockets.get(node, ()))
+
+
+def _union(masks: Iterable[int]) -> int:
+    found = 0
+    for bits in masks:
+        found |= bits
+    return found

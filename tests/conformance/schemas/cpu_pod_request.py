@@ -1,0 +1,11 @@
+"""Whole CPUs that a pod wants."""
+
+from __future__ import annotations
+
+from proxy.place.cpu_request import pod_cpus
+from tests.conformance.cases import Case, Outcome, Topologies
+from tests.conformance.pods import pod
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    return Outcome(case.value("expected", int), pod_cpus(pod(case)))

@@ -1,0 +1,34 @@
+"""The static CPU policy as the files write it."""
+
+from __future__ import annotations
+
+from proxy.model.idset import CpuSet
+from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState
+from proxy.place.options import parse_cpu_options
+from tests.conformance.cases import Case, Topologies
+
+
+def policy(case: Case, topologies: Topologies) -> CpuPolicy:
+    """Give the policy of a case.
+
+    Raises:
+        CpuStateError: Its CPUs cannot be reserved.
+    """
+    reserved = case.value("reserved", (str, type(None)))
+    amount = case.fields.get("reserved_count")
+    cpus = None if reserved is None else CpuSet.parse(reserved)
+    return CpuPolicy.of(topologies.of(case), parse_cpu_options(case.value("options", dict)), cpus, amount)
+
+
+def state(case: Case) -> CpuState:
+    """Give the state that a case begins with."""
+    return CpuState(case.cpus("default"), assignments(case.value("assignments", dict)))
+
+
+def assignments(raw: dict[str, dict[str, str]]) -> Assignments:
+    return {uid: {name: CpuSet.parse(cpus) for name, cpus in c.items()} for uid, c in raw.items()}
+
+
+def written(found: Assignments) -> dict[str, dict[str, str]]:
+    """Write assignments as the files do."""
+    return {uid: {name: str(cpus) for name, cpus in c.items()} for uid, c in found.items()}
