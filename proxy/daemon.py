@@ -212,11 +212,11 @@ class Daemon:
         await self.keeper.synced.wait()
         await asyncio.sleep(1)
         freeze_startup_objects()
-        await asyncio.to_thread(lean.trim)
         seen = -1
         while True:
             passes = self.keeper.counters["passes"]
             if passes != seen:
+                await asyncio.to_thread(lean.trim)
                 await asyncio.to_thread(lean.drop_clean_pages, "cygrpc")
                 seen = passes
             await asyncio.sleep(2)
