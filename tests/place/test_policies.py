@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.workload import Verdict
+from proxy.place.distance import Distances
+from proxy.place.hint_lists import hint_lists
+from proxy.place.merge import Decided
+from proxy.place.policies import Policy, admits, decide, single_numa
+
+TWO = Mask([0, 1])
+REFUSED = Verdict(9, "TopologyAffinityError", "Resources cannot be allocated with Topology locality")
+
+
+def hint(nodes: list[int] | None, preferred: bool = True) -> TopologyHint:
+    return TopologyHint(None if nodes is None else Mask(nodes), preferred)
+
+
+ONE_NODE: Hints = {"cpu": [hint([0]), hint([1]), hint([0, 1], False)]}
+BOTH_NODES: Hints = {"gpu": [hint([0, 1])]}
+IMPOSSIBLE: Hints = {"nic": []}
+
+
+def test_the_three_forms_of_nothing() -> None:
+    lists = hint_lists([None, {}, {"a": None, "b": [], "c": [hint([0])]}])
+    assert [(entry.resource, list(entry.hints), entry.unsatisfiable) for entry in lists] == [
+        ("", [hint(None)], False),
+        ("", [hint(None)], False),
+        ("a", [hint(None)], False),
+        ("b", [hint(None, False)], True),
+        ("c", [hint([0])], False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("providers", "policy", "expected", "verdict"),
+    [
+        ([ONE_NODE], Policy.NONE, hint(None, False), Verdict()),
+        ([ONE_NODE], Policy.BEST_EFFORT, hint([0]), Verdict()),
+        ([ONE_NODE], Policy.RESTRICTED, hint([0]), Verdict()),
+        ([ONE_NODE], Policy.SINGLE_NUMA_NODE, hint([0]), Verdict()),
+        ([BOTH_NODES], Policy.RESTRICTED, hint([0, 1]), Verdict()),
+        ([BOTH_NODES], Policy.SINGLE_NUMA_NODE, hint(None, False), REFUSED),
+        ([ONE_NODE, BOTH_NODES], Policy.BEST_EFFORT, hint([0, 1], False), Verdict()),
+        ([ONE_NODE, BOTH_NODES], Policy.RESTRICTED, hint([0, 1], False), REFUSED),
+        ([ONE_NODE, IMPOSSIBLE], Policy.BEST_EFFORT, hint([0], False), Verdict()),
+        ([ONE_NODE, IMPOSSIBLE], Policy.RESTRICTED, hint([0], False), REFUSED),
+        ([ONE_NODE, IMPOSSIBLE], Policy.SINGLE_NUMA_NODE, hint(None, False), REFUSED),
+        ([IMPOSSIBLE], Policy.RESTRICTED, hint([0, 1], False), REFUSED),
+        ([None, {}], Policy.RESTRICTED, hint([0, 1]), Verdict()),
+        ([None, {}], Policy.SINGLE_NUMA_NODE, hint(None), Verdict()),
+        ([], Policy.SINGLE_NUMA_NODE, hint(None), Verdict()),
+    ],
+)
+def test_policies(providers: list[Hints], policy: Policy, expected: TopologyHint, verdict: Verdict) -> None:
+    decision = decide(policy, providers, TWO)
+    assert (decision.hint, decision.verdict) == (expected, verdict)
+    assert admits(policy, decision.hint) == verdict.admitted
+
+
+def test_one_node_under_single_numa_node() -> None:
+    decision = decide(Policy.SINGLE_NUMA_NODE, [{"cpu": [hint([0])]}], Mask([0]))
+    assert decision.hint == hint(None), "all nodes is no wish"
+    assert decision.merged is not None
+    assert decision.merged.hint == hint([0])
+
+
+def test_single_numa_keeps_preferred_hints_of_one_node() -> None:
+    wide, poor = hint([0, 1]), hint([0], False)
+    assert single_numa([[hint(None), hint([1]), wide, poor, hint(None, False), hint([])], [wide]]) == [
+        [hint(None), hint([1])],
+        [],
+    ]
+
+
+def test_distances_count_except_on_a_single_node() -> None:
+    near = Distances({a: {b: 10 + 10 * abs(a - b) for b in range(4)} for a in range(4)})
+    pairs: Hints = {"gpu": [hint([0, 2]), hint([2, 3])]}
+    assert decide(Policy.RESTRICTED, [pairs], Mask(range(4)), near).hint == hint([2, 3])
+    assert decide(Policy.RESTRICTED, [pairs], Mask(range(4))).hint == hint([0, 2])
+    uneven = Distances({0: {0: 20}, 1: {1: 10}})
+    assert decide(Policy.BEST_EFFORT, [ONE_NODE], TWO, uneven).hint == hint([1])
+    assert decide(Policy.SINGLE_NUMA_NODE, [ONE_NODE], TWO, uneven).hint == hint([0])
+
+
+def test_what_stands_in_the_way() -> None:
+    providers = [ONE_NODE, BOTH_NODES, IMPOSSIBLE, None]
+    restricted = decide(Policy.RESTRICTED, providers, TWO)
+    assert (restricted.unsatisfiable, restricted.unpreferred) == (("nic",), ("nic",))
+    single = decide(Policy.SINGLE_NUMA_NODE, providers, TWO)
+    assert single.unpreferred == ("gpu", "nic")
+    assert single.merged is not None
+    assert single.merged.decided is Decided.NOTHING_COMMON
+    assert decide(Policy.NONE, providers, TWO).merged is None
