@@ -9,6 +9,7 @@ from typing import Any
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import sync
 from proxy.keeper.codec import dump
+from proxy.keeper.keeper import Voice
 from proxy.keeper.ports import RuntimeContainer, RuntimePod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
@@ -143,12 +144,66 @@ def test_a_start_that_fails_while_another_is_on_its_way(live) -> None:
 def test_what_is_wrong_with_a_container_that_is_taken_in_is_told(live) -> None:
     async def day(w: Any) -> None:
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"90"}'}
-        for uid, annotations in (("fine", {}), ("odd", status)):
-            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, annotations)
+        for uid, told in (("fine", {}), ("odd", status)):
+            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, told)
             w.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
             w.cgroups.sets[uid] = CpuSet.parse("0-15")
+        assert (w.sync.runtime_version, w.sync.connected) == ("", False)
         await w.sync.once()
+        assert (w.sync.runtime_version, w.sync.connected) == ("played 1", True)
         (problem,) = w.keeper.problems.page()
         assert problem["what"] == "ns/odd/c: resource-status asks for CPUs 90, but 90 not online here"
 
     live(day, synced=False)
+
+
+def test_records_that_cannot_be_used_are_told_and_left(live) -> None:
+    async def day(w: Any) -> None:
+        own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        await w.quiet()
+        record = dict(w.ledger.entries[f"c/{own}"])
+        w.ledger.entries["c/odd"] = {"id": "odd"}
+        w.ledger.entries["c/away"] = {
+            **record,
+            "id": "away",
+            "placement": {**record["placement"], "own": "90"},
+        }
+        w.ledger.entries["p/odd"] = {"uid": 3}
+        w.ledger.entries["x/later"] = {}
+        w.boot()
+        assert set(w.keeper.state.containers) == {own}
+        assert set(w.keeper.state.pods) == {"s-g"}
+        await w.sync.once()
+        assert [p["what"][:36] for p in w.keeper.problems.page()] == [
+            "cannot use the ledger's record c/odd",
+            "cannot use the ledger's record c/awa",
+        ]
+
+    live(day)
+
+
+def test_a_pod_that_only_a_create_tells_of_is_recorded(live) -> None:
+    async def day(w: Any) -> None:
+        request = pb.CreateContainerRequest(pod_sandbox_id="s")
+        request.config.metadata.name = "c"
+        request.sandbox_config.metadata.uid = "u"
+        await w.call("CreateContainer", request)
+        await w.quiet()
+        assert w.ledger.entries["p/s"]["uid"] == "u"
+        assert w.keeper.state.pods["s"].uid == "u"
+
+    live(day)
+
+
+def test_owners_are_spoken_of_and_the_others_only_to_who_listens(live) -> None:
+    async def day(w: Any) -> None:
+        for chatty in (True, False):
+            info: list[str] = []
+            debug: list[str] = []
+            w.keeper.voice = Voice(info.append, print, debug.append, chatty)
+            await w.begin(await w.pod(f"ls{chatty}", "LS"))
+            await w.begin(await w.pod(f"lse{chatty}", "LSE", "", "1" if chatty else "2"))
+            assert [line.split()[1] for line in info] == [f"ns/lse{chatty}/c"]
+            assert [line.split()[1] for line in debug] == ([f"ns/ls{chatty}/c"] if chatty else [])
+
+    live(day)
