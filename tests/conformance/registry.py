@@ -23,8 +23,6 @@ NOT_YET = {
     "topology_discover": "discovery from cAdvisor's machine description",
     "device_hints": "device hints",
     "device_alloc": "device allocation",
-    "memory_static": "the memory manager",
-    "memory_small": "the memory manager",
     "checkpoints": "kubelet's checkpoint files",
     "koord_be_suppress": "suppression of BE pods",
     "koord_cgroup_paths": "Koordinator's cgroup path rules",

@@ -1,0 +1,1 @@
+"""Memory of NUMA nodes: accounting, hints and allocation, as kubelet's memory manager (policy ``Static``)."""

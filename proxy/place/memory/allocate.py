@@ -1,0 +1,165 @@
+"""Giving memory of NUMA nodes to containers, and taking it back.
+
+Theory (kubelet 1.36, reference A.3 and D). The mask comes from the merge of all hints. Where it is open,
+the best hint of the memory manager itself is taken; where it lacks free memory, it is extended to the best
+hint that contains it. In both cases a preferred decision must not become one that is not. At last the mask
+must not put single and group allocations on one node. Best is: preferred, then fewer nodes, then lower
+ones.
+
+An allocation takes over what ordinary init containers of the pod hold on the same mask: only the rest is
+charged, and their blocks shrink by what was taken over. The sum of all blocks is always what is charged.
+
+kubelet's allocation fails for a container that asks for nothing; ours gives it nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.place.asks import Ask, Kind, PodAsk
+from proxy.place.family import Family
+from proxy.place.memory.hints import family, left_over, violates
+from proxy.place.memory.request import container_amounts, served
+from proxy.place.memory.state import Block, Blocks, MemoryRefused, MemoryState
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What came of an allocation.
+
+    Attributes:
+        state: The new state.
+        blocks: What the container holds; empty where it gets no memory of its own.
+        reasons: Sentences that say how it came to that.
+    """
+
+    state: MemoryState
+    blocks: Blocks
+    reasons: tuple[str, ...]
+
+    @property
+    def mems(self) -> Mask | None:
+        """The nodes for ``cpuset_mems``; None where the container is bound to none."""
+        return Mask.from_bits(_union(self.blocks)) if self.blocks else None
+
+
+def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -> Granted:
+    """Give a container its memory.
+
+    Args:
+        state: The state before; it is not changed.
+        pod: The pod, with all its containers in order.
+        name: The container.
+        merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
+
+    Raises:
+        MemoryRefused: It does not fit, in kubelet's words.
+        KeyError: The pod has no container of that name.
+    """
+    ask = pod.named(name)
+    if not served(pod):
+        return Granted(state, (), ("only Guaranteed pods are given memory of their own",))
+    if (held := state.blocks(pod.uid, name)) is not None:
+        return Granted(state, held, ("it holds its memory already",))
+    amounts = container_amounts(pod, ask)
+    if not amounts:
+        return Granted(state, (), ("it asks for no memory of its own",))
+    mask, reasons = _choose(state, family(state, pod, amounts, name), amounts, merged)
+    blocks = tuple(Block(mask, resource, size) for resource, size in amounts.items())
+    for block in blocks:
+        taken = min(left_over(state, pod, name, mask, block.resource), block.size)
+        if taken:
+            reasons.append(f"{taken} bytes of {block.resource} are taken over from init containers")
+        state = _shrink(state.charged(block, block.size - taken), pod, ask, block)
+    return Granted(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
+
+
+def start(state: MemoryState, pod: PodAsk, name: str) -> MemoryState:
+    """Give back what earlier ordinary init containers still hold once a container starts."""
+    for ask in pod.containers:
+        if ask.name == name:
+            break
+        if ask.kind is Kind.INIT:
+            state = release(state, pod.uid, ask.name)
+    return state
+
+
+def release(state: MemoryState, uid: str, name: str) -> MemoryState:
+    """Give back the memory of a container; one that holds none changes nothing."""
+    blocks = state.blocks(uid, name)
+    if blocks is None:
+        return state
+    for block in blocks:
+        state = state.discharged(block)
+    return state.with_blocks(uid, name, None)
+
+
+def release_pod(state: MemoryState, uid: str) -> MemoryState:
+    """Give back the memory of all containers of a pod."""
+    for name in tuple(state.assignments.get(uid, {})):
+        state = release(state, uid, name)
+    return state
+
+
+def _choose(
+    state: MemoryState, able: Family, amounts: Mapping[str, int], merged: TopologyHint
+) -> tuple[Mask, list[str]]:
+    mask, preferred, reasons = merged.affinity, merged.preferred, []
+    if mask is None:
+        best = able.best()
+        if best is None or best.affinity is None:
+            raise MemoryRefused(
+                "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
+            )
+        if merged.preferred and not best.preferred:
+            raise MemoryRefused("failed to find the default preferred hint")
+        mask, preferred = best.affinity, best.preferred
+        reasons.append(f"no nodes were decided on; nodes {mask} are the best for its memory")
+    else:
+        reasons.append(f"nodes {mask} were decided on")
+    if not _has_free(state, mask, amounts):
+        wider = able.best(mask)
+        if wider is None or wider.affinity is None:
+            raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
+        if preferred and not wider.preferred:
+            raise MemoryRefused("failed to find the extended preferred hint")
+        if wider.affinity != mask:
+            reasons.append(f"they lack free memory; nodes {wider.affinity} have it")
+        mask = wider.affinity
+    if violates(state, mask):
+        raise MemoryRefused("preferred hint violates NUMA node allocation")
+    return mask, reasons
+
+
+def _has_free(state: MemoryState, mask: Mask, amounts: Mapping[str, int]) -> bool:
+    nodes = [state.nodes[i] for i in mask if i in state.nodes]
+    return all(sum(node.table(name).free for node in nodes) >= size for name, size in amounts.items())
+
+
+def _shrink(state: MemoryState, pod: PodAsk, ask: Ask, block: Block) -> MemoryState:
+    """Shrink the blocks of earlier ordinary init containers by what a new block takes over."""
+    left = block.size
+    for earlier in pod.containers:
+        if earlier.name == ask.name:
+            break
+        held = state.blocks(pod.uid, earlier.name)
+        if earlier.kind is not Kind.INIT or not held or not left:
+            continue
+        rest = []
+        for own in held:
+            same = own.resource == block.resource and own.affinity == block.affinity
+            part = min(own.size, left) if same else 0
+            left -= part
+            rest.append(replace(own, size=own.size - part))
+        state = state.with_blocks(pod.uid, earlier.name, tuple(rest))
+    return state
+
+
+def _union(blocks: Blocks) -> int:
+    bits = 0
+    for block in blocks:
+        bits |= block.affinity.bits
+    return bits

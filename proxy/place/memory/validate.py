@@ -1,0 +1,69 @@
+"""Is a state that was read still true for this machine?
+
+Theory (kubelet 1.36, reference C.9, last rule). The state without assignments is computed from the machine
+and the reserves, and all blocks are charged to it. The outcome has to equal what was read: the same nodes
+and resources, amounts, groups and numbers of assignments. Free and reserved amounts are compared as sums
+over the group of a node, because how they are spread inside it depends on the order of past allocations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from proxy.place.memory.state import MemoryRefused, MemoryState, Node, NodeMemory, Reserved, initial
+
+
+def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
+    """Give the state to start with: what was read, or the initial one where nothing was.
+
+    Raises:
+        MemoryRefused: What was read does not fit the machine, in kubelet's words.
+    """
+    expected = initial(nodes, reserved)
+    if not read.nodes:
+        if read.assignments:
+            raise MemoryRefused("machine state can not be empty when it has memory assignments")
+        return expected
+    for uid, pod in read.assignments.items():
+        for name, blocks in pod.items():
+            where = f"(pod: {uid}, container: {name}) the memory assignment uses"
+            for block in blocks:
+                hit = [expected.nodes.get(i) for i in block.affinity]
+                if None in hit:
+                    raise MemoryRefused(f"{where} the NUMA that does not exist")
+                if any(node is not None and block.resource not in node.tables for node in hit):
+                    raise MemoryRefused(f"{where} memory resource that does not exist")
+                expected = expected.charged(block, block.size)
+    if problem := difference(read, expected):
+        raise MemoryRefused("the expected machine state is different from the real one") from ValueError(
+            problem
+        )
+    return read
+
+
+def difference(one: MemoryState, other: MemoryState) -> str:
+    """Say in what the nodes of two states differ; empty if in nothing."""
+    if one.nodes.keys() != other.nodes.keys():
+        return f"nodes {sorted(one.nodes)} are not {sorted(other.nodes)}"
+    for i, mine in one.nodes.items():
+        theirs = other.nodes[i]
+        if (mine.assignments, mine.cells) != (theirs.assignments, theirs.cells):
+            return f"node {i} has other assignments or another group"
+        if mine.tables.keys() != theirs.tables.keys():
+            return f"node {i} has other resources"
+        for name in mine.tables:
+            if _fixed(mine, name) != _fixed(theirs, name) or _sums(one, mine, name) != _sums(
+                other, mine, name
+            ):
+                return f"node {i} has other amounts of {name}"
+    return ""
+
+
+def _fixed(node: Node, name: str) -> tuple[int, int, int]:
+    table = node.tables[name]
+    return table.total, table.system_reserved, table.allocatable
+
+
+def _sums(state: MemoryState, node: Node, name: str) -> tuple[int, int]:
+    tables = [state.nodes[i].table(name) for i in node.cells if i in state.nodes]
+    return sum(t.free for t in tables), sum(t.reserved for t in tables)

@@ -1,0 +1,19 @@
+"""Parts of the memory manager: what a pod asks for, and masks at odds with what nodes serve."""
+
+from __future__ import annotations
+
+from proxy.model.idset import Mask
+from proxy.place.memory.hints import violates
+from proxy.place.memory.request import pod_amounts
+from tests.conformance import memory
+from tests.conformance.cases import Case, Outcome, Topologies
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    kind = case.value("kind", str)
+    if kind == "pod_request":
+        return Outcome(case.value("expected", dict), pod_amounts(memory.pod(case)))
+    if kind == "affinity_violates":
+        mask = Mask(case.value("affinity", list))
+        return Outcome(case.value("expected", bool), violates(memory.state(case), mask))
+    return Outcome(skipped=f"kind {kind!r} is not built yet")
