@@ -21,8 +21,6 @@ DATA = "topologies"
 
 NOT_YET = {
     "topology_discover": "discovery from cAdvisor's machine description",
-    "device_hints": "device hints",
-    "device_alloc": "device allocation",
     "checkpoints": "kubelet's checkpoint files",
     "koord_be_suppress": "suppression of BE pods",
     "koord_cgroup_paths": "Koordinator's cgroup path rules",

@@ -1,0 +1,23 @@
+"""How many devices come from each NUMA node under a hint."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from proxy.place.asks import Ask, PodAsk
+from proxy.place.devices.allocate import allocate
+from proxy.place.devices.state import DeviceState
+from tests.conformance import memory
+from tests.conformance.cases import Case, Outcome, Topologies
+from tests.conformance.schemas.device_hints import device
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    devices = {d.id: d for d in map(device, case.value("devices", list))}
+    state = DeviceState().register("r", devices.values())
+    state = state.give("other", "other", "r", frozenset(case.value("allocated", list)))
+    pod = PodAsk("pod", (Ask("c", limits={"r": case.value("request", int)}),))
+    given = allocate(state, pod, "c", memory.hint(case.value("hint", dict)))
+    nodes = (devices[i].nodes for i in given.devices["r"])
+    got = Counter(str(each.first()) for each in nodes if each)
+    return Outcome(case.value("expected_count_per_numa", dict), dict(got))
