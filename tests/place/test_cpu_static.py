@@ -261,7 +261,8 @@ class Days(RuleBasedStateMachine):
             assert seen.isdisjoint(of_pod)
             seen |= of_pod
         assert seen == self.known.managed
-        assert start(self.known, self.state) is self.state or not self.state.default
+        if self.state.default:  # kubelet does not take its own state back when all CPUs are owned
+            assert start(self.known, self.state) is self.state
 
 
 TestDays = Days.TestCase
