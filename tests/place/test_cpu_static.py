@@ -163,6 +163,26 @@ def test_init_containers_leave_their_cpus_to_those_after_them() -> None:
     assert not elsewhere.reusable_by("pod"), "only for the pod that was served last"
 
 
+def test_hints_of_a_pod_know_what_its_containers_own() -> None:
+    asked = pod(ask("a", 2), ask("b", 2))
+
+    def masks(state: CpuState, **options: bool) -> list[tuple[Mask | None, bool]]:
+        hints = pod_hints(policy("0", **options), state, asked)
+        assert hints is not None
+        return [(h.affinity, h.preferred) for h in hints["cpu"] or ()]
+
+    known = policy("0")
+    state = start(known)
+    assert masks(state)[:4] == [(Mask([n]), n > 0) for n in range(1, 4)] + [(Mask([0, 1]), False)]
+    assert masks(state, align_by_socket=True)[3] == (Mask([0, 1]), True)
+    state = allocate(known, state, asked, "a", Mask([2]))
+    assert masks(state)[0] == (Mask([2]), True), "two more where it has two"
+    state = allocate(known, state, asked, "b", Mask([3]))
+    assert masks(state)[0] == (Mask([2, 3]), False), "both nodes, for that is where it is"
+    wrong = CpuState(CpuSet.parse("0-14"), {"pod": {"a": CpuSet.parse("15")}})
+    assert masks(wrong) == []
+
+
 def test_release() -> None:
     known = policy()
     state = allocate(known, start(known), pod(ask("a", 2)), "a")

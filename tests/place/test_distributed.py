@@ -111,6 +111,12 @@ def test_spreads_over_as_few_nodes_as_can_share(
     assert take(machine(4), available, n, group) == expected, why
 
 
+def test_the_number_of_nodes_begins_with_what_nodes_have_on_average() -> None:
+    topo = CpuTopology.of_rows(Row(c, c, 0, int(c >= 10), 0) for c in range(16))  # ten and six CPUs
+    assert take(topo, "0-15", 8) == "0-7"
+    assert take(topo, "0-15", 9) == "0-4,10-13", "although node 0 has as many"
+
+
 def test_the_rest_goes_where_it_leaves_the_nodes_alike() -> None:
     # 3 from each leaves 3, 4, 6; of the ways to take two more, 3, 4, 4 is the most even one.
     assert split([6, 7, 9], 11, 1, 3) == Split(3, (0, 1, 2), (2,))
