@@ -10,7 +10,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import sync
 from proxy.keeper.codec import dump
 from proxy.keeper.keeper import Voice
-from proxy.keeper.ports import RuntimeContainer, RuntimePod
+from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
 
@@ -205,5 +205,43 @@ def test_owners_are_spoken_of_and_the_others_only_to_who_listens(live) -> None:
             await w.begin(await w.pod(f"lse{chatty}", "LSE", "", "1" if chatty else "2"))
             assert [line.split()[1] for line in info] == [f"ns/lse{chatty}/c"]
             assert [line.split()[1] for line in debug] == ([f"ns/ls{chatty}/c"] if chatty else [])
+
+    live(day)
+
+
+def test_a_container_that_two_calls_name_at_once_is_taken_in_once(live) -> None:
+    async def day(w: Any) -> None:
+        w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+        w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
+        w.cgroups.sets["x"] = CpuSet.parse("0-15")
+        assert await asyncio.gather(w.sync.adopt_one("x"), w.sync.adopt_one("x")) == [True, True]
+        assert w.keeper.counters["adopted"] == 1
+
+    live(day)
+
+
+def test_the_start_of_a_container_that_nobody_knows_brings_todays_set(live) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+        w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "CREATED")
+        w.runtime.details["x"] = RuntimeDetail("/kubepods/burstable/podv/x", cpuset_cpus="0-15")
+        w.runtime.specs["x"] = "0-15"
+        assert (await w.start("x")).refused is None
+        assert w.on("x") == "4-15"
+        assert w.keeper.counters["specs_freshened"] == 1
+
+    live(day)
+
+
+def test_work_that_is_cancelled_is_no_fault(live) -> None:
+    async def day(w: Any) -> None:
+        odd: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: odd.append(context))
+        w.keeper.spawn(asyncio.sleep(60))
+        for task in list(w.keeper._tasks):
+            task.cancel()
+        await w.quiet()
+        assert (odd, w.keeper.counters["internal_errors"]) == ([], 0)
 
     live(day)
