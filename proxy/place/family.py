@@ -1,29 +1,15 @@
-"""Sets of topology hints that are too many to be listed, and lists that stand for them exactly.
+"""Sets of topology hints that are too many to be listed.
 
-Theory. What memory and devices hint at (kubelet 1.36, reference A.3 and A.4) is in both cases made of two
+Theory. What CPUs, memory and devices hint at (kubelet 1.36, reference A.2 to A.4) is always made of two
 parts:
 
 - some *explicit* masks (for memory: single nodes, and groups that are already in use);
 - an *open* part: every mask over some nodes, of at least ``floor`` nodes, that meets all demands.
 
 n open nodes are up to 2^n masks. While there are at most ``LISTED`` nodes they are listed. Beyond that a
-``Family`` stands for the same hints in the same order, made one by one as they are read, and ``listable``
-puts a short list of real hints in its place, with which a merge comes to the same result:
-
-``through(window)`` is exact for a merge in which some other list has affinities inside the window, and
-nothing else. A merge looks at an affinity in three ways: by AND with the others, which lies inside the
-window whatever the affinity has outside; by equality with the others, and only an affinity inside the
-window can be equal; and by the count of the narrowest of the list. So one hint is enough for each part of
-the window that affinities can have in common with it, and one narrowest hint. A part s is possible exactly
-if s with *all* open nodes outside meets the demands, because the open part is closed upwards: 2^|window|
-sums replace 2^n masks. Where a preferred hint lies inside the window, it is the one to take for its part: a
-merge that one of the others brings to a non-preferred mask is brought there by the preferred one too, or
-else to a preferred result, which wins anyway.
-
-Where no list opens a window (nobody asked for CPUs), the narrowest hints stand for the family. That is
-exact for a preferred result: equal and preferred affinities have that size. It is exact for a single list,
-whose narrowest hints win. For several lists without a preferred result it picks among the hints themselves,
-where kubelet might pick nodes that two different hints share; kubelet cannot list such hints at all.
+``Family`` stands for the same hints in the same order, made one by one as they are read, and answers in
+closed form what would take too long to find by reading. ``proxy.place.listing`` makes lists for a merge
+from that.
 """
 
 from __future__ import annotations
@@ -35,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from proxy.model.hint import Hints, TopologyHint
+from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.demand import LISTED, Demand, covers, fittest, masks, of_size, smallest, sums, to_bits
 
@@ -87,7 +73,7 @@ class Family(Sequence[TopologyHint]):
         return self._of_size(size, least is not None and size >= least)
 
     def best(self, around: Mask | None = None) -> TopologyHint | None:
-        """Give the best hint: preferred, then fewest nodes, then the smallest integer.
+        """Give the best hint: fewest nodes (which makes it preferred if any is), then the smallest integer.
 
         Args:
             around: Only hints that contain these nodes count.
@@ -96,15 +82,31 @@ class Family(Sequence[TopologyHint]):
         found = [bits for bits in self.explicit if not base & ~bits]
         if not base & ~to_bits(self.nodes) and len(self.nodes) >= self.floor:
             found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
-        bits = min(found, key=lambda bits: (bits.bit_count() != self.size, bits.bit_count(), bits), default=0)
-        return hint(bits, bits.bit_count() == self.size) if bits else None
+        bits = min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
+        return hint(bits, self.prefers(bits)) if bits else None
 
     def narrow(self) -> tuple[TopologyHint, ...]:
-        """Give the hints of the least size."""
+        """Give the hints of the least size (they may be many)."""
         return tuple(self.of_size(self.narrowest or 0))
 
+    def prefers(self, bits: int) -> bool:
+        """Tell whether a hint with this mask is preferred."""
+        return bits.bit_count() == self.size
+
+    def holds(self, bits: int) -> bool:
+        """Tell whether there is a hint with this mask."""
+        if bits in self.explicit:
+            return True
+        inside = bits.bit_count() >= self.floor and not bits & ~to_bits(self.nodes)
+        return inside and covers(self.demands, bits)
+
     def through(self, window: Mask) -> tuple[TopologyHint, ...]:
-        """Give hints that stand for all as far as a window of nodes shows them (see the theory)."""
+        """Give hints that stand for all as far as a window of nodes shows them.
+
+        For each part of the window that affinities can have in common with it there is one hint, where
+        possible a preferred one inside the window; and there is a narrowest hint. A part is possible if, with
+        *all* open nodes outside, it meets the demands: the open part is closed upwards.
+        """
         seen: dict[int, int] = {}
         for bits in self.explicit:
             self._show(seen, bits, bits & window.bits)
@@ -115,12 +117,12 @@ class Family(Sequence[TopologyHint]):
             elif (part | outside).bit_count() >= self.floor and covers(self.demands, part | outside):
                 self._show(seen, part | outside, part)
         shown = set(seen.values())
-        if (narrowest := next(self.of_size(self.narrowest or 0), None)) and narrowest.affinity:
+        if (narrowest := self.best()) and narrowest.affinity:
             shown.add(narrowest.affinity.bits)
-        return tuple(hint(bits, bits.bit_count() == self.size) for bits in sorted(shown, key=_by_size))
+        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(shown, key=_by_size))
 
     def _show(self, seen: dict[int, int], bits: int, part: int) -> None:
-        preferred = part == bits and bits.bit_count() == self.size
+        preferred = part == bits and self.prefers(bits)
         if part and (preferred or part not in seen):
             seen[part] = bits
 
@@ -138,7 +140,7 @@ class Family(Sequence[TopologyHint]):
                 and not bits & ~opened
                 and all(table[bits] >= want for want, table in tables)
             ):
-                yield hint(bits, size == self.size)
+                yield hint(bits, self.prefers(bits))
 
     def _lazily(self) -> Iterator[TopologyHint]:
         least = self._least()
@@ -184,34 +186,7 @@ class Family(Sequence[TopologyHint]):
         free: Iterator[int] = iter(())
         if opened:
             free = (bits for bits in of_size(self.nodes, size) if covers(self.demands, bits))
-        return (hint(bits, size == self.size) for bits in heapq.merge(fixed, free, key=_by_nodes))
-
-
-def listable(answers: Sequence[Hints]) -> list[Hints]:
-    """Put lists in the place of all families in providers' answers, so that a merge can read them."""
-    lists = [hints for answer in answers for hints in (answer or {}).values() if hints]
-    windows = [w for hints in lists if not isinstance(hints, Family) and (w := _window(hints))]
-    window = min(windows, key=len, default=None)
-    return [
-        answer and {name: _short(hints, window) if hints else hints for name, hints in answer.items()}
-        for answer in answers
-    ]
-
-
-def _window(hints: Sequence[TopologyHint]) -> Mask | None:
-    """Give the nodes inside which all affinities of a list lie, or None where they are many or unbound."""
-    bits = 0
-    for each in hints:
-        if each.affinity is None:
-            return None
-        bits |= each.affinity.bits
-    return Mask.from_bits(bits) if bits.bit_count() <= LISTED else None
-
-
-def _short(hints: Sequence[TopologyHint], window: Mask | None) -> Sequence[TopologyHint]:
-    if not isinstance(hints, Family):
-        return hints
-    return hints.narrow() if window is None else hints.through(window)
+        return (hint(bits, self.prefers(bits)) for bits in heapq.merge(fixed, free, key=_by_nodes))
 
 
 def _by_size(bits: int) -> tuple[int, tuple[int, ...]]:
