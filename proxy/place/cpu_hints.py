@@ -10,17 +10,17 @@ n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has
 summed before it and one node, so a list costs one addition per set; masks and hints are made once for all
 machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a demand, and
 "holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed form is
-exact. ``SocketFamily`` adds what is preferred for its sockets, set by set, in the same order.
+exact. ``SocketFamily`` knows in addition what is preferred for its sockets.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proxy.model.hint import Hints, TopologyHint
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet
 from proxy.place.cputopo import CpuTopology
 from proxy.place.demand import LISTED, Demand, masks
 from proxy.place.family import Family, hint
@@ -196,22 +196,6 @@ class SocketFamily(Family):
 
     sockets: _Sockets
 
-    def of_size(self, size: int) -> Iterator[TopologyHint]:
-        """Give the hints with ``size`` nodes, in kubelet's order."""
-        return map(self._seen, Family.of_size(self, size))
-
-    def through(self, window: Mask) -> tuple[TopologyHint, ...]:
-        """Give hints that stand for all as far as a window of nodes shows them."""
-        return tuple(map(self._seen, Family.through(self, window)))
-
-    def __iter__(self) -> Iterator[TopologyHint]:
-        return map(self._seen, Family.__iter__(self))
-
-    def _show(self, seen: dict[int, int], bits: int, part: int) -> None:
-        preferred = part == bits and (bits.bit_count() == self.size or self.sockets.aligned(bits))
-        if part and (preferred or part not in seen):
-            seen[part] = bits
-
-    def _seen(self, plain: TopologyHint) -> TopologyHint:
-        bits = plain.affinity.bits if plain.affinity is not None else 0
-        return hint(bits, plain.preferred or self.sockets.aligned(bits))
+    def prefers(self, bits: int) -> bool:
+        """Tell whether a hint with this mask is preferred."""
+        return bits.bit_count() == self.size or self.sockets.aligned(bits)

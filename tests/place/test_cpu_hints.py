@@ -75,8 +75,7 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
     if isinstance(got, Family):
         every = Mask(topo.nodes)
         assert set(got.through(every)) == set(expected), "through a window of all nodes, all is seen"
-        narrow = min(len(h.affinity or ()) for h in expected)
-        assert got.narrow() == tuple(h for h in expected if h.affinity and len(h.affinity) == narrow)
+        assert got.narrowest == min(len(h.affinity or ()) for h in expected)
 
 
 def test_preferred_is_measured_by_an_empty_machine() -> None:
