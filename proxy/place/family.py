@@ -52,7 +52,9 @@ class Family(Sequence[TopologyHint]):
 
     def listed(self) -> Sequence[TopologyHint]:
         """Give the hints as a tuple where they can be listed, else this object."""
-        return tuple(self) if len(self.universe) <= LISTED or not self else self
+        if not self:
+            return ()
+        return tuple(self) if len(self.universe) <= LISTED else self
 
     @property
     def universe(self) -> Mask:
