@@ -245,3 +245,15 @@ def test_work_that_is_cancelled_is_no_fault(live) -> None:
         assert (odd, w.keeper.counters["internal_errors"]) == ([], 0)
 
     live(day)
+
+
+def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
+    async def day(w: Any) -> None:
+        w.runtime.down = True
+        call = await w.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="s"))
+        assert call.sent == call.body
+        w.wire.response(call, pb.CreateContainerResponse(container_id="x").SerializeToString())
+        w.wire.finished(call, 0)
+        assert dict(w.keeper.state.containers) == {}
+
+    live(day, synced=False)
