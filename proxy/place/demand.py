@@ -69,6 +69,31 @@ def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
     return (to_bits(taken) for taken in itertools.combinations(nodes, size))
 
 
+def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
+    """Give the bits of all masks of one size that meet all demands, ordered by node list.
+
+    Nodes are taken one after the other, and not where even the richest that follow could not do it.
+    """
+    own = [[sum(n for at, n in d.lots if at >> node & 1) for node in nodes] for d in demands]
+    tops = [
+        [list(itertools.accumulate(sorted(each[i:], reverse=True), initial=0)) for i in range(len(nodes) + 1)]
+        for each in own
+    ]
+
+    def walk(start: int, bits: int, left: int) -> Iterator[int]:
+        if not left:
+            yield bits
+            return
+        for i in range(start, len(nodes) - left + 1):
+            more = bits | 1 << nodes[i]
+            if all(
+                d.had(more) + top[i + 1][left - 1] >= d.want for d, top in zip(demands, tops, strict=True)
+            ):
+                yield from walk(i + 1, more, left - 1)
+
+    return walk(0, 0, size)
+
+
 def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> int | None:
     """Give the least number of nodes that, with those in ``base``, meet all demands.
 

@@ -23,7 +23,7 @@ from typing import overload
 
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.demand import LISTED, Demand, covers, fittest, masks, of_size, smallest, sums, to_bits
+from proxy.place.demand import LISTED, Demand, covers, fittest, masks, meeting, smallest, sums, to_bits
 
 
 @functools.lru_cache(maxsize=16384)
@@ -187,7 +187,7 @@ class Family(Sequence[TopologyHint]):
         fixed = sorted((bits for bits in self.explicit if bits.bit_count() == size), key=_by_nodes)
         free: Iterator[int] = iter(())
         if opened:
-            free = (bits for bits in of_size(self.nodes, size) if covers(self.demands, bits))
+            free = meeting(self.nodes, size, self.demands)
         return (hint(bits, self.prefers(bits)) for bits in heapq.merge(fixed, free, key=_by_nodes))
 
 

@@ -9,7 +9,9 @@ ones.
 An allocation takes over what ordinary init containers of the pod hold on the same mask: only the rest is
 charged, and their blocks shrink by what was taken over. The sum of all blocks is always what is charged.
 
-kubelet's allocation fails for a container that asks for nothing; ours gives it nothing.
+Two differences are on purpose. A single node of a group in use is treated as a mask that lacks memory, and
+extended to the group; kubelet gives the node to both, and afterwards its accounts do not balance any more.
+And kubelet's allocation fails for a container that asks for nothing; ours gives it nothing.
 """
 
 from __future__ import annotations
@@ -120,14 +122,16 @@ def _choose(
         reasons.append(f"no nodes were decided on; nodes {mask} are the best for its memory")
     else:
         reasons.append(f"nodes {mask} were decided on")
-    if not _has_free(state, mask, amounts):
+    in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask if i in state.nodes)
+    if in_group or not _has_free(state, mask, amounts):
         wider = able.best(mask)
         if wider is None or wider.affinity is None:
             raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
         if preferred and not wider.preferred:
             raise MemoryRefused("failed to find the extended preferred hint")
         if wider.affinity != mask:
-            reasons.append(f"they lack free memory; nodes {wider.affinity} have it")
+            lack = "are in a group" if in_group else "lack free memory"
+            reasons.append(f"they {lack}; nodes {wider.affinity} have it")
         mask = wider.affinity
     if violates(state, mask):
         raise MemoryRefused("preferred hint violates NUMA node allocation")

@@ -35,9 +35,7 @@ def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved
                     raise MemoryRefused(f"{where} memory resource that does not exist")
                 expected = expected.charged(block, block.size)
     if problem := difference(read, expected):
-        raise MemoryRefused("the expected machine state is different from the real one") from ValueError(
-            problem
-        )
+        raise MemoryRefused("the expected machine state is different from the real one", problem)
     return read
 
 
