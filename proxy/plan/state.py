@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass
 from proxy.place.cputopo import CpuTopology
 from proxy.pools.pools import Owner, Pools, pools_of
 
@@ -136,7 +136,8 @@ class NodeState:
         """
         bits = 0
         for pod in self.pods.values():
-            if pod.cpuset and pod.key != owner:
+            honoured = pod.cpuset and pod.qos is not QosClass.BE and not pod.problem
+            if honoured and pod.cpuset and pod.key != owner:
                 bits |= pod.cpuset.bits
         for container in self.containers.values():
             ended = container.phase is Phase.EXITED and container.owner not in ("", owner)
