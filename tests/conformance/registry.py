@@ -21,7 +21,6 @@ DATA = "topologies"
 
 NOT_YET = {
     "topology_discover": "discovery from cAdvisor's machine description",
-    "checkpoints": "kubelet's checkpoint files",
     "koord_be_suppress": "suppression of BE pods",
     "koord_cgroup_paths": "Koordinator's cgroup path rules",
     "koord_cgroup_v2_values": "Koordinator's cgroup value conversions",

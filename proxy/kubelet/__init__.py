@@ -1,0 +1,1 @@
+"""What kubelet knows: its checkpoints."""

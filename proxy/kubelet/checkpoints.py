@@ -1,0 +1,214 @@
+"""Reading the state files of kubelet's CPU and memory managers.
+
+Theory (kubelet 1.36, reference C.9). The files are compact JSON with a checksum: the 32-bit FNV-1a hash of
+a text, which is how a Go printer (spew) shows the structure with checksum 0. The text names Go types for
+fields, not for map keys, values and list items; it shows pointers in maps as ``<*>``, sorts keys, and puts
+one space between members. The same type name stands in every version, so versions differ in the types of
+entries only:
+
+- CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
+- memory 2 has also blocks for each pod.
+
+A file does not say its version; that whose text has the checksum is it. Reading never needs the checksum: a
+file that is being rewritten, or was edited, is told apart by ``version`` None, and it is for the caller to
+judge. Keys are matched whatever their case, as Go does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+
+_OFFSET, _PRIME = 2166136261, 16777619
+
+
+class CheckpointError(TopoproxyError):
+    """A state file of kubelet cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state file, read.
+
+    Attributes:
+        fields: The file's JSON; the keys of the outermost structure are in lower case.
+        checksum: What the file says; 0 where it says nothing.
+        version: The version whose text has the checksum, None where none has.
+        text: The text that was hashed for that version; empty where there is none.
+    """
+
+    fields: Mapping[str, Any]
+    checksum: int
+    version: int | None
+    text: str
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that wrote it."""
+        return str(self.fields.get("policyname", ""))
+
+
+def fnv1a(text: str) -> int:
+    """Give the 32-bit FNV-1a hash of a text in UTF-8."""
+    value = _OFFSET
+    for byte in text.encode():
+        value = (value ^ byte) * _PRIME & 0xFFFFFFFF
+    return value
+
+
+def read_cpu(content: str) -> Checkpoint:
+    """Read ``cpu_manager_state``.
+
+    Raises:
+        CheckpointError: It is not such a file.
+    """
+    return _read(content, "cpu_manager_state", {2: _cpu_2, 1: _cpu_1, 3: _cpu_3})
+
+
+def read_memory(content: str) -> Checkpoint:
+    """Read ``memory_manager_state``.
+
+    Raises:
+        CheckpointError: It is not such a file.
+    """
+    return _read(content, "memory_manager_state", {1: _memory_1, 2: _memory_2})
+
+
+def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, Any]], str]]) -> Checkpoint:
+    try:
+        fields = lower(json.loads(content))
+        checksum = int(fields.get("checksum") or 0)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"cannot read kubelet's {what}: {error}") from None
+    for version, text in texts.items():
+        try:
+            shown = text(fields)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue  # its entries have another form: it is not this version
+        if fnv1a(shown) == checksum:
+            return Checkpoint(fields, checksum, version, shown)
+    return Checkpoint(fields, checksum, None, "")
+
+
+def lower(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a structure with its keys in lower case."""
+    return {name.lower(): value for name, value in raw.items()}
+
+
+def _map(items: Iterable[tuple[object, str]]) -> str:
+    return f"map[{' '.join(f'{key}:{value}' for key, value in items)}]"
+
+
+def _strings(raw: Mapping[str, Any] | None) -> str:
+    items = sorted((raw or {}).items())
+    if not all(isinstance(value, str) for _, value in items):
+        raise TypeError("not a map of texts")
+    return _map(items)
+
+
+def _nested(raw: Mapping[str, Any] | None, show: Callable[[Any], str]) -> str:
+    return _map((key, show(value)) for key, value in sorted((raw or {}).items()))
+
+
+def _struct(name: str, *members: str) -> str:
+    return f"(*state.{name}){{{' '.join(members)} Checksum:(checksum.Checksum)0}}"
+
+
+def _cpu(fields: Mapping[str, Any], *members: str) -> str:
+    head = (
+        f"PolicyName:(string){fields.get('policyname', '')}",
+        f"DefaultCPUSet:(string){fields.get('defaultcpuset', '')}",
+    )
+    return _struct("CPUManagerCheckpoint", *head, *members)
+
+
+def _cpu_1(fields: Mapping[str, Any]) -> str:
+    return _cpu(fields, f"Entries:(map[string]string){_strings(fields.get('entries'))}")
+
+
+def _cpu_2_entries(fields: Mapping[str, Any]) -> str:
+    return f"Entries:(map[string]map[string]string){_nested(fields.get('entries'), _strings)}"
+
+
+def _cpu_2(fields: Mapping[str, Any]) -> str:
+    return _cpu(fields, _cpu_2_entries(fields))
+
+
+def _cpu_3(fields: Mapping[str, Any]) -> str:
+    pods = _nested(fields.get("podentries"), _pod_cpus)
+    return _cpu(fields, _cpu_2_entries(fields), f"PodEntries:(state.PodCPUAssignments){pods}")
+
+
+def _pod_cpus(raw: Mapping[str, Any]) -> str:
+    cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
+    elements = _map((cpu, "{}") for cpu in cpus)
+    return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"
+
+
+def _memory(fields: Mapping[str, Any], *members: str) -> str:
+    nodes = sorted((fields.get("machinestate") or {}).items(), key=lambda item: int(item[0]))
+    shown = _map((int(i), _node(node)) for i, node in nodes)
+    entries = _nested(fields.get("entries"), lambda pod: _nested(pod, _blocks))
+    return _struct(
+        "MemoryManagerCheckpoint",
+        f"PolicyName:(string){fields.get('policyname', '')}",
+        f"MachineState:(state.NUMANodeMap){shown}",
+        f"Entries:(state.ContainerMemoryAssignments){entries}",
+        *members,
+    )
+
+
+def _memory_1(fields: Mapping[str, Any]) -> str:
+    return _memory(fields)
+
+
+def _memory_2(fields: Mapping[str, Any]) -> str:
+    def pod(raw: Mapping[str, Any]) -> str:
+        return f"{{MemoryBlocks:([]state.Block){_blocks(lower(raw).get('memoryblocks'))}}}"
+
+    pods = _nested(fields.get("podentries"), pod)
+    return _memory(fields, f"PodEntries:(state.PodMemoryAssignments){pods}")
+
+
+def _node(raw: Mapping[str, Any]) -> str:
+    node = lower(raw)
+    tables = _nested(node.get("memorymap"), _table)
+    return (
+        f"<*>{{NumberOfAssignments:(int){int(node.get('numberofassignments', 0))}"
+        f" MemoryMap:(map[v1.ResourceName]*state.MemoryTable){tables}"
+        f" Cells:([]int){_list(node.get('cells'))}}}"
+    )
+
+
+_AMOUNTS = {
+    "TotalMemSize": "total",
+    "SystemReserved": "systemreserved",
+    "Allocatable": "allocatable",
+    "Reserved": "reserved",
+    "Free": "free",
+}
+
+
+def _table(raw: Mapping[str, Any]) -> str:
+    table = lower(raw)
+    return f"<*>{{{' '.join(f'{go}:(uint64){int(table.get(key, 0))}' for go, key in _AMOUNTS.items())}}}"
+
+
+def _list(raw: Iterable[object] | None) -> str:
+    return "<nil>" if raw is None else f"[{' '.join(map(str, raw))}]"
+
+
+def _blocks(raw: Iterable[Mapping[str, Any]] | None) -> str:
+    return _list(None if raw is None else [_block(lower(block)) for block in raw])
+
+
+def _block(block: Mapping[str, Any]) -> str:
+    return (
+        f"{{NUMAAffinity:([]int){_list(block.get('numaaffinity'))}"
+        f" Type:(v1.ResourceName){block.get('type', '')} Size:(uint64){int(block.get('size', 0))}}}"
+    )
