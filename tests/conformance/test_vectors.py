@@ -103,7 +103,7 @@ def test_what_we_cannot_do_yet_is_skipped_and_said(tmp_path: Path) -> None:
         ('{"schema": "cpu_take", "cases": []}', "list of cases is empty"),
         (
             '{"schema": "recipes", "cases": [{}]}',
-            "schema 'recipes' is unknown (known: cpu_accumulator, ",
+            "schema 'recipes' is unknown (known: checkpoints, cpu_accumulator, ",
         ),
         ('{"schema": "cpu_take", "cases": [{"name": "a"}]}', "case 0 'a' has no 'algorithm'"),
         (
