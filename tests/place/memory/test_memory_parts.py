@@ -177,3 +177,20 @@ def test_many_nodes() -> None:
     again = container_hints(granted.state, one(100, "q"), "c") or {}
     assert str(allocate(granted.state, one(100, "q"), "c", OPEN).mems) == "26-50"
     assert (again["memory"] or [])[0].affinity == Mask(range(26, 51))
+
+
+def test_a_state_to_start_with() -> None:
+    fresh, block = initial(nodes(4, 4), KEPT), Block(Mask([0]), "memory", GI)
+    assert validated(MemoryState(), nodes(4, 4), KEPT) == fresh
+    with pytest.raises(MemoryRefused, match="machine state can not be empty when it has memory assignments"):
+        validated(MemoryState({}, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
+    far = {"p": {"c": (Block(Mask([0, 5]), "memory", GI),)}}
+    with pytest.raises(MemoryRefused, match=r"\(pod: p, container: c\) .* uses the NUMA that does not exist"):
+        validated(MemoryState(fresh.nodes, far), nodes(4, 4), KEPT)
+    with pytest.raises(MemoryRefused) as refused:
+        validated(MemoryState(fresh.nodes, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
+    assert refused.value.detail == "node 0 has other assignments or another group"
+    paged = (NodeMemory(0, 4 * GI, {2048: 1}), *nodes(4, 4)[1:])
+    with pytest.raises(MemoryRefused) as refused:
+        validated(fresh, paged, KEPT)
+    assert refused.value.detail == "node 0 has other resources"
