@@ -1,6 +1,6 @@
 """One client connection, its connection to the runtime, and the session between them.
 
-Theory of operation. Two asyncio transports feed one sans-IO session. What a read makes leave goes out in one
+Theory of operation. Two pipes feed one sans-IO session. What a read makes leave goes out in one
 write for each side before the loop turns. Back-pressure: when one side's write buffer is above the high-water
 mark, reading from the other side stops until it is below the low one; what is held in the session is bounded
 by the session itself.
@@ -14,71 +14,13 @@ read them, after a few seconds.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from proxy.cri.call import Call, Interceptor
+from proxy.cri.pipe import Pipe
 from proxy.relay.events import RelayError
 from proxy.relay.session import Session
-
-HIGH_WATER: Final = 512 << 10
-_LOW_WATER: Final = 128 << 10
-_LINGER_S: Final = 5.0
-
-
-class Side(asyncio.Protocol):
-    """One of the two ends; ``client`` says which."""
-
-    transport: asyncio.Transport | None
-    other: Side
-
-    def __init__(self, link: Link, feed: Callable[[bytes], None], *, client: bool) -> None:
-        self.link = link
-        self.data_received = partial(link.received, feed)  # type: ignore[method-assign]
-        self.client = client
-        self.transport = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is registered with the loop."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(HIGH_WATER, _LOW_WATER)
-        self.transport = transport
-        if self.link.closed:  # the other end went away meanwhile
-            transport.close()
-
-    def eof_received(self) -> bool:
-        """The peer sends no more; the transport stays open where we may still write."""
-        return self.link.ended(client=self.client)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
-        self.transport = None
-        self.link.lost()
-
-    def pause_writing(self) -> None:
-        """The peer does not read: take nothing more from the other side."""
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        """The peer reads again."""
-        if self.other.transport is not None:
-            self.other.transport.resume_reading()
-
-    def write(self, chunks: list[bytes]) -> None:
-        """Send in one piece."""
-        if self.transport is not None:
-            self.transport.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-
-    def close(self) -> None:
-        """Close behind what is pending, or without it if the peer does not read."""
-        transport = self.transport
-        if transport is not None:
-            transport.close()
-            if transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
 
 
 class Link:
@@ -118,11 +60,11 @@ class Link:
         self._busy = False
         self._eof = False
         self.closed = False
-        self.client = Side(self, self._session.from_client, client=True)
-        self.server = Side(self, self._session.from_server, client=False)
+        self.client = Pipe(partial(self.received, self._session.from_client), self._client_ended, self.lost)
+        self.server = Pipe(partial(self.received, self._session.from_server), self.lost, self.lost)
         self.client.other, self.server.other = self.server, self.client
 
-    # -- what the transports tell -------------------------------------------------------------------------
+    # -- what the pipes tell -------------------------------------------------------------------------
 
     def received(self, feed: Callable[[bytes], None], data: bytes) -> None:
         """Give bytes to the session and send what it makes of them.
@@ -145,15 +87,11 @@ class Link:
         if self._news:
             self._tell()
 
-    def ended(self, *, client: bool) -> bool:
-        """Handle an end of file; says whether the transport stays open for writing."""
-        if not client or self.closed:
-            self.lost()
-            return False
+    def _client_ended(self) -> None:
+        """The client sends no more; the runtime may still answer what it has."""
         self._eof = True
         self._session.client_closed()
         self.flush()
-        return True
 
     def lost(self) -> None:
         """One side is gone, or nothing good can come any more: end everything."""
@@ -173,20 +111,19 @@ class Link:
             return
         session = self._session
         # A side that is not attached yet gets what is ready for it when it is: some runtimes speak first.
-        if self.server.transport is not None and (chunks := session.to_server()):
+        if self.server.attached and (chunks := session.to_server()):
             self.server.write(chunks)
-        if self.client.transport is not None and (chunks := session.to_client()):
+        if self.client.attached and (chunks := session.to_client()):
             self.client.write(chunks)
-        if self._eof and not session.unsent and self.server.transport is not None:
-            self.server.transport.write_eof()
+        if self._eof and not session.unsent:
+            self.server.end()
 
     # -- what the owner asks ------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way."""
-        transport = self.client.transport
-        return not self._session.open_streams and not (transport and transport.get_write_buffer_size())
+        return not self._session.open_streams and not self.client.waiting
 
     def goaway(self) -> None:
         """Ask the client to begin nothing more on this connection."""

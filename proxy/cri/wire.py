@@ -135,21 +135,18 @@ class Front:
         client.setblocking(False)
         server: socket.socket | None = None
         link = Link(self._interceptor, self._intercepts, self._links.discard, self._log)
-        loop = asyncio.get_running_loop()
         try:
             server = await self._dial()
             self._down = False
             _enlarge(client)
             _enlarge(server)
             self._links.add(link)
-            await loop.create_connection(lambda: link.server, sock=server)
-            await loop.connect_accepted_socket(lambda: link.client, client)
-            link.flush()
+            link.server.attach(server)
+            link.client.attach(client)
         except BaseException as error:
             link.lost()
-            if link.client.transport is None:
-                client.close()
-            if link.server.transport is None and server is not None:
+            client.close()
+            if server is not None:
                 server.close()
             if not isinstance(error, OSError):
                 raise
