@@ -210,7 +210,7 @@ class Daemon:
         from proxy.cri.malloc import freeze_startup_objects
 
         await self.keeper.synced.wait()
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.2)
         freeze_startup_objects()
         seen = -1
         while True:
