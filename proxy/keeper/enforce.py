@@ -27,12 +27,14 @@ class Enforced:
         written: Ids of containers whose set was changed.
         drifted: Those of them that held the right set before, by our own account: somebody else wrote it.
         absent: Ids of containers that should have a cgroup and have none.
+        lost: Those of them that had none the last time either.
         errors: What could not be written, in words.
     """
 
     written: list[str] = field(default_factory=list)
     drifted: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
@@ -108,3 +110,5 @@ class Enforcer:
     def _miss(self, container: Container, done: Enforced) -> None:
         self._missed[container.id] = self._missed.get(container.id, 0) + 1
         done.absent.append(container.id)
+        if self._missed[container.id] > 1:
+            done.lost.append(container.id)

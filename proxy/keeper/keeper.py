@@ -165,15 +165,7 @@ class Keeper:
             return "the runtime is still busy with calls for containers that must move"
         done = await self.kernel.run(self.enforcer.enforce_pools)
         self.moved(done)
-        for container_id in done.absent:
-            self._doubt(container_id)
         return done.errors[0] if done.errors else ""
-
-    def _doubt(self, container_id: str) -> None:
-        """A container that should run has no cgroup: it has just ended, or it is one that we cannot move."""
-        container = self.state.containers.get(container_id)
-        if container is not None and container.phase is Phase.RUNNING:
-            self.problems.note(f"cannot find the cgroup of {container.ref}: its CPUs are not controlled")
 
     async def _enforce(self, ids: Iterable[str]) -> Enforced:
         done = await self.kernel.run(self.enforcer.enforce, ids)

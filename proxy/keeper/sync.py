@@ -35,6 +35,8 @@ GRACE_S = 2.0
 GAP_S = 0.2
 SILENT_LIMIT = 3
 """When so many status calls in a row get no answer, it is the runtime that does not answer."""
+MANY = 5
+"""More of a kind are not named one by one."""
 ADOPT_AT_ONCE = 64
 """So many containers are looked at, taken in and recorded in one go: neither memory nor the loop feels it."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
@@ -145,6 +147,7 @@ class Sync:
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             self._say_drift(done.drifted)
+            self._say_lost(done.lost, listing, began)
             for error in done.errors:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
@@ -166,8 +169,22 @@ class Sync:
                 for i in ids[:5]
                 if (c := keeper.state.containers.get(i))
             ]
-            more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+            more = f" and {len(ids) - MANY} more" if len(ids) > MANY else ""
             keeper.voice.warn(f"drift: somebody else wrote cpusets; put back {', '.join(some)}{more}")
+
+    def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
+        """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""
+        keeper = self._keeper
+        refs: list[str] = []
+        for container_id in ids:
+            container, seen = keeper.state.containers.get(container_id), listing.containers.get(container_id)
+            runs = seen is not None and seen.state == "RUNNING" and keeper.untouched(container_id, began)
+            if container is not None and runs:
+                refs.append(container.ref)
+        if len(refs) > MANY:
+            refs = [f"{min(refs)} and of many others"]
+        for ref in refs:
+            keeper.problems.note(f"cannot find the cgroup of {ref}: its CPUs are not controlled")
 
     async def adopt_one(self, container_id: str) -> bool:
         """Take in one container that a call names and that we do not know.

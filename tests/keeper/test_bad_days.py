@@ -271,7 +271,11 @@ def test_a_running_container_that_has_no_findable_cgroup_is_said(live) -> None:
         w.cgroups.find = lambda parent, container_id: None
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert w.on(ls) == "0-15"
-        assert call.refused is not None or w.keeper.problems.page(), "shared, and no reason given"
+        assert call.refused is None
+        assert w.keeper.attention.is_set()
+        assert w.keeper.problems.page() == [], "it may just have ended"
+        await w.sync.once()
+        assert "cannot find the cgroup of ns/ls/c" in w.keeper.problems.page()[0]["what"]
 
     live(day)
 
@@ -714,3 +718,21 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(live) -
         settler.close()
 
     live(day, settle_per_second=1000)
+
+
+def test_many_containers_without_a_cgroup_are_said_in_one_line(live) -> None:
+    """A runtime of VMs, a thousand of them: the log must not drown."""
+
+    async def day(w: Any) -> None:
+        for number in range(30):
+            await w.run(await w.pod(f"p{number:02}", "LS"))
+        w.cgroups.sets.clear()
+        w.keeper.enforcer._paths.clear()
+        for _ in range(3):
+            await w.sync.once()
+        problems = [p["what"] for p in w.keeper.problems.page()]
+        assert problems == [
+            "cannot find the cgroup of ns/p00/c and of many others: its CPUs are not controlled"
+        ]
+
+    live(day)
