@@ -104,6 +104,7 @@ class Link:
         self.client.close()
         self.server.close()
         self._gone(self)
+        self._session.untie()  # it refers to us, too: see Pipe
 
     def flush(self) -> None:
         """Send what the session has ready, unless a read is being handled, which ends with this anyway."""

@@ -23,6 +23,10 @@ LINGER_S: Final = 5.0
 """How long a peer that does not read may keep its socket open behind the end."""
 
 
+def _nothing(*_: object) -> None:
+    """What a closed pipe tells."""
+
+
 class Pipe:
     """A connected socket.
 
@@ -170,3 +174,6 @@ class Pipe:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._socket.close()
+            # What refers to a link refers to this: without the knot it goes now, not at some collection.
+            self._got, self._ended, self._lost = _nothing, _nothing, _nothing
+            del self.other

@@ -117,3 +117,10 @@ class Session:
             if stream.id in streams.tracked:  # what was told of one call may have ended another
                 streams.forget(stream, None)
         streams.books.queue.clear()
+
+    def untie(self) -> None:
+        """Take the parts apart when all is over: they refer to each other, and memory goes at once then."""
+        streams, requests = self._streams, self._requests
+        requests.handlers.clear()
+        self._responses.handlers.clear()
+        del streams.handler, streams.to_client, streams.to_server, streams._resize, requests._client_settings

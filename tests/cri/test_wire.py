@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from proxy.cri.link import Link
 from proxy.cri.wire import Front, freeze_startup_objects, set_malloc_thresholds
 
 SERVICE = "/runtime.v1.RuntimeService/"
@@ -512,3 +514,22 @@ def test_freezing():
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+def test_connections_that_are_over_leave_nothing_to_collect(bed):
+    """A node has many short connections (probes, crictl): they must not pile up until the collector comes."""
+
+    def links():
+        return sum(type(thing) is Link for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = links()
+        for _ in range(30):
+            with grpc.insecure_channel(f"unix:{bed.path}") as channel:
+                assert channel.unary_unary(VERSION)(b"x", timeout=10) == b"x"
+        until(lambda: bed.front.connections == 0)
+        until(lambda: links() <= before + 1)
+    finally:
+        gc.enable()
