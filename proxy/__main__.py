@@ -22,7 +22,7 @@ def main() -> NoReturn:
     del command_line
     lean.drop_start_only_modules()
     lean.one_arena()
-    from proxy.daemon import run_to_end
+    from proxy.serving import run_to_end
 
     sys.exit(run_to_end(end))
 

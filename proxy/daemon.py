@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from proxy.config.checks import check_against
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryNodes, Mode, OnError
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.model.errors import CannotCreateError, TopologyError, TopoproxyError
+from proxy.model.errors import CannotCreateError, TopologyError
 from proxy.notify import Notifier
 from proxy.topology.reader import online_now, read_machine
 
@@ -90,10 +88,9 @@ class Daemon:
         check_against(config, machine)
         self._listener = open_listener(config.listen, config.runtime)
         from proxy import logs
-        from proxy.cri.malloc import set_malloc_thresholds
         from proxy.cri.wire import Front
 
-        set_malloc_thresholds()
+        lean.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
             self._front = Front(str(config.runtime), _Nothing(), (), log=logs.log.warning)
         else:
@@ -207,11 +204,9 @@ class Daemon:
         """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
         if self.keeper is None:
             return
-        from proxy.cri.malloc import freeze_startup_objects
-
         await self.keeper.synced.wait()
         await asyncio.sleep(0.2)
-        freeze_startup_objects()
+        lean.freeze()
         seen = -1
         while True:
             passes = self.keeper.counters["passes"]
@@ -290,65 +285,3 @@ class _Nothing:
 
     def finished(self, call: object, status: int | None) -> None:
         """Never called."""
-
-
-def _pass_over(number: signal.Signals) -> None:
-    from proxy.logs import log
-
-    log.warning(f"{number.name} does nothing: the configuration is read at the start (restart to apply it)")
-
-
-def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    from proxy.logs import log
-
-    what, error = str(context.get("message")), repr(context.get("exception"))
-    log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
-
-
-async def _serve(daemon: Daemon) -> None:
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, done.set)
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        loop.add_signal_handler(number, _pass_over, number)
-    loop.set_exception_handler(_say_once)
-    await daemon.start()
-    await done.wait()
-    await daemon.stop()
-
-
-def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        TopoproxyError: The daemon cannot start.
-    """
-    from proxy import logs
-
-    logs.setup(config.log.level, config.log.format)
-    asyncio.run(_serve(Daemon(config)))
-    return 0
-
-
-def run_to_end(config: Config) -> int:
-    """Serve, and turn every end into words and an exit code.
-
-    Returns:
-        The exit code.
-    """
-    try:
-        return run(config)
-    except TopoproxyError as error:
-        print(f"topoproxy: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except Exception:  # noqa: BLE001  the log is where a daemon's last words belong
-        from proxy.logs import log
-
-        log.exception("cannot go on: a fault of our own")
-        return 1

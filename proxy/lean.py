@@ -1,8 +1,8 @@
 """Keeping the daemon small.
 
-A node daemon lives as long as the node, so what is needed only to start it must not stay. Measured on Python
-3.11 (resident memory): ``ssl`` and ``_hashlib``, which asyncio and hashlib load although nothing here speaks
-TLS, 5 MB; click and yaml, once the configuration is read, 3 MB.
+A node daemon lives as long as the node, so what is needed only to start it must not stay: ``ssl`` and
+``_hashlib``, which asyncio and hashlib load although nothing here speaks TLS, and click and yaml, once the
+configuration is read. ``make bench`` prints what the process takes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import gc
 import sys
 
-_M_ARENA_MAX = -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MADV_RANDOM, _MADV_DONTNEED = 1, 4
 _TLS = ("ssl", "_hashlib")
 _START_ONLY = ("click", "yaml", "_yaml", "proxy.cli", "proxy.config.load", "proxy.config.show", "gettext")
@@ -52,6 +52,18 @@ def trim() -> None:
         return
 
 
+def _mallopt(*options: tuple[int, int]) -> bool:
+    """Set options of the C library's allocator; False where it has no ``mallopt`` (not glibc) or refuses."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    mallopt.restype = ctypes.c_int
+    taken = [mallopt(*option) for option in options]  # all of them, also after one that is refused
+    return all(taken)
+
+
 def one_arena() -> bool:
     """Have all threads share one malloc arena (glibc); call it before there are threads.
 
@@ -60,10 +72,26 @@ def one_arena() -> bool:
     Returns:
         False where the C library cannot.
     """
-    try:
-        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1))
-    except (AttributeError, OSError):
-        return False
+    return _mallopt((_M_ARENA_MAX, 1))
+
+
+def keep_large_blocks() -> bool:
+    """Let the allocator keep blocks of up to 8 MiB and up to 16 MiB of free memory.
+
+    A read of up to 256 KiB is above glibc's threshold of 128 KiB, from which on every block is mapped,
+    faulted in and unmapped again (reference performance 5.1). A service unit can say the same in its
+    environment (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``); this is for other processes.
+
+    Returns:
+        False where the C library cannot; nothing depends on it.
+    """
+    return _mallopt((_M_MMAP_THRESHOLD, 8 << 20), (_M_TRIM_THRESHOLD, 16 << 20))
+
+
+def freeze() -> None:
+    """Take what start-up has built out of the collector's sight; call it once, when everything is running."""
+    gc.collect()
+    gc.freeze()
 
 
 def drop_clean_pages(library: str) -> int:

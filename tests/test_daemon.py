@@ -14,10 +14,11 @@ import pytest
 
 from proxy.apply.folder import FolderCgroups
 from proxy.config.load import parse
-from proxy.daemon import Daemon, _serve
+from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
+from proxy.serving import _serve
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)

@@ -1,7 +1,16 @@
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+from proxy import lean
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def run(code: str) -> str:
@@ -59,3 +68,24 @@ except grpc.RpcError as error:
     print(error.code().name)
 """
     assert run(code) == "UNAVAILABLE\n"
+
+
+def test_malloc_is_told_where_there_is_glibc() -> None:
+    glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
+    assert lean.keep_large_blocks() is glibc
+
+
+def test_malloc_without_glibc_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert lean.keep_large_blocks() is False
+    assert lean.one_arena() is False
+    lean.trim()
+
+
+def test_freezing() -> None:
+    before = gc.get_freeze_count()
+    try:
+        lean.freeze()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

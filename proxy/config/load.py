@@ -154,7 +154,7 @@ def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]
             else:
                 _read_value(value, setting, field.name, where, changes, problems)
         seen.setdefault(key, _line(key_node))
-    return replace(defaults, **changes)  # type: ignore[type-var]
+    return replace(defaults, **changes)  # type: ignore[type-var]  # T is a dataclass, which no bound can say
 
 
 def _read_value(

@@ -1,9 +1,9 @@
 """One end of a link: a socket that the loop watches, read and written without anything between.
 
-asyncio's transports do the same and more; what they cost for each read and write (a protocol, a transport and
-a handful of calls) is as much as the relay's own work on a small call. This is the part of them that a link
-needs: read when there is something, write at once or as soon as there is room, tell the other end to stop
-reading while too much waits here, close behind what is pending.
+asyncio's transports do the same and more, and the calls between (event, transport, protocol, transport) are
+paid twice by every small call that passes. This is the part of them that a link needs: read when there is
+something, write at once or as soon as there is room, tell the other end to stop reading while too much waits
+here, close behind what is pending.
 """
 
 from __future__ import annotations

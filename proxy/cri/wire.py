@@ -16,9 +16,8 @@ from typing import Final
 
 from proxy.cri.call import Call, Interceptor
 from proxy.cri.link import Link
-from proxy.cri.malloc import freeze_startup_objects, set_malloc_thresholds
 
-__all__ = ["Call", "Front", "Interceptor", "freeze_startup_objects", "set_malloc_thresholds"]
+__all__ = ["Call", "Front", "Interceptor"]
 
 _SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
 _SEND_BUFFER: Final = 1 << 20

@@ -6,6 +6,8 @@ the BE pool is every CPU that neither an LSE nor a Guaranteed container owns.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from proxy.demo.client import Started
 from proxy.demo.snapshot import DemoError, Snapshot
 from proxy.model.idset import CpuSet, Mask
@@ -41,10 +43,10 @@ class Expectation:
         """The BE pool."""
         return self._left([name for name in self.owned if self._running[name].spec.qos != "LSR"])
 
-    def _left(self, names: object) -> CpuSet:
+    def _left(self, names: Collection[str]) -> CpuSet:
         left = self._machine.online
         for name, cpus in self.owned.items():
-            if name in names:  # type: ignore[operator]
+            if name in names:
                 left -= cpus
         return left
 

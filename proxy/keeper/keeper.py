@@ -188,10 +188,7 @@ class Keeper:
         if container is None:
             return
         container = container.in_phase(Phase.CREATED, container_id)
-        if container.placement.pool is Pool.OWN:
-            self.state = self.state.changed(put=(container,), drop=(token,))
-        else:
-            self.state = self.state.renamed(token, container)
+        self.state = self.state.renamed(token, container)
         self.touch(container_id)
         saved = self.saved.pop(token, None)
         if saved is not None:
@@ -311,8 +308,9 @@ class Keeper:
     async def _follow(self, ids: list[str]) -> None:
         # What is in flight would undo the write for a moment; who lands is followed then.
         ids = [i for i in ids if not self.flights.of(i)]
-        for error in (await self._enforce(ids)).errors:
-            self.problems.note(error)
+        if ids:
+            for error in (await self._enforce(ids)).errors:
+                self.problems.note(error)
 
     # -- housekeeping -------------------------------------------------------------------------------------
 

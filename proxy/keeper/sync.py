@@ -143,7 +143,11 @@ class Sync:
         self._resolve(listing)
         self._compare(listing, known, known_pods, began)
         new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]
-        await self._adopt([c for c in new if self._is_foreign(c)], listing)
+        ours = {
+            (c.pod.sandbox_id, c.name) for c in keeper.state.containers.values() if c.phase is Phase.CREATING
+        }
+        foreign = [c for c in new if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours]
+        await self._adopt(foreign, listing)
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             self._say_drift(done.drifted)
@@ -256,15 +260,6 @@ class Sync:
                 keeper.pod_removed(sandbox_id)
             elif not pod.ready:
                 keeper.pod_stopped(sandbox_id)
-
-    def _is_foreign(self, seen: RuntimeContainer) -> bool:
-        """Tell whether a container that we have no record of is none of our creates in flight."""
-        if seen.state == "EXITED":
-            return False
-        return not any(
-            c.phase is Phase.CREATING and (c.pod.sandbox_id, c.name) == (seen.sandbox_id, seen.name)
-            for c in self._keeper.state.containers.values()
-        )
 
     async def _adopt(self, found: list[RuntimeContainer], listing: Listing) -> None:
         for start in range(0, len(found), ADOPT_AT_ONCE):

@@ -111,7 +111,10 @@ class NodeState:
         return NodeState(self.node, self.pods, containers, owners, pools)
 
     def renamed(self, old_id: str, container: Container) -> NodeState:
-        """Give the state after a container that owns nothing got its id, or came (no old id)."""
+        """Give the state after a container got its id; without an old id, after one that owns nothing came.
+
+        Neither changes who owns what, unless the id was an owner's before.
+        """
         before = self.containers.get(container.id)
         if before is not None and before.placement.pool is Pool.OWN:
             return self.changed(put=(container,), drop=(old_id,))

@@ -28,8 +28,7 @@ we took (``credits``), and the runtime's window for the stream is spent by us.
 
 What the runtime announces in SETTINGS holds for it when the client's acknowledgement has reached it, which
 passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
-the
-acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
+the acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
 
 The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
 body before the next begins lets the runtime answer, and give back window, early.

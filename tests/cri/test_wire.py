@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from proxy.cri.link import Link
-from proxy.cri.wire import Front, freeze_startup_objects, set_malloc_thresholds
+from proxy.cri.wire import Front
 
 SERVICE = "/runtime.v1.RuntimeService/"
 CREATE, VERSION = SERVICE + "CreateContainer", SERVICE + "Version"
@@ -488,32 +488,6 @@ def test_drain_stops_accepting_even_where_the_listener_is_closed_already(bed):
     bed.do(bed.front.drain(0.2))
     with pytest.raises(ConnectionRefusedError):
         raw(bed)
-
-
-# -- memory -----------------------------------------------------------------------------------------------
-
-
-def test_malloc_thresholds_are_set_where_there_is_glibc():
-    glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
-    assert set_malloc_thresholds() is glibc
-
-
-def test_malloc_without_glibc_is_no_error(monkeypatch):
-    import ctypes
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert set_malloc_thresholds() is False
-
-
-def test_freezing():
-    import gc
-
-    before = gc.get_freeze_count()
-    try:
-        freeze_startup_objects()
-        assert gc.get_freeze_count() > before
-    finally:
-        gc.unfreeze()
 
 
 def test_connections_that_are_over_leave_nothing_to_collect(bed):
