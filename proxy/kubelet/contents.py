@@ -14,7 +14,8 @@ from typing import Any
 
 from proxy.kubelet.checkpoints import Checkpoint, CheckpointError, lower
 from proxy.model.idset import CpuSet, Mask
-from proxy.place.memory.state import Block, Blocks, MemoryState, Node, Table
+from proxy.model.memory import Block, Blocks
+from proxy.place.memory.state import MemoryState, Node, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,12 @@ class ConfigError(TopoproxyError):
     exit_code = 78
 
 
+class InputError(TopoproxyError):
+    """A file that was given to us does not hold what it should (sysexits EX_DATAERR)."""
+
+    exit_code = 65
+
+
 class UsageError(TopoproxyError):
     """The command line is wrong."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Blocks
 
 
 class KubeQos(enum.StrEnum):
@@ -42,6 +44,38 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What was set aside for one container of a pod."""
+
+    name: str
+    cpus: CpuSet
+    blocks: Blocks = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """What was decided for a pod as a whole (scope ``pod``), before its containers come.
+
+    Attributes:
+        affinity: NUMA nodes that all its containers follow; None for any.
+        preferred: Whether the hint was preferred.
+        cpus: CPUs that nobody else is given while the sandbox is there.
+        blocks: Memory of the pod as a whole; empty where it is known by container.
+        parts: What each container gets; empty where the containers are not known yet.
+    """
+
+    affinity: Mask | None
+    preferred: bool
+    cpus: CpuSet
+    blocks: Blocks = ()
+    parts: tuple[Part, ...] = ()
+
+    def part(self, name: str) -> Part | None:
+        """Give what is set aside for a container; None where nothing is by name."""
+        return next((part for part in self.parts if part.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """Facts about one pod sandbox.
 
@@ -49,6 +83,9 @@ class Pod:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
         cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
         problem: What is wrong with the annotation, in words; empty if nothing is.
+        asks: What its containers ask for, where kubelet told; None where only the CRI is known.
+        source: Where ``asks`` came from, in words.
+        aside: What was decided for the pod as a whole; None where each container is decided by itself.
     """
 
     sandbox_id: str
@@ -61,6 +98,9 @@ class Pod:
     cgroup_parent: str = ""
     cpuset: CpuSet | None = None
     problem: str = ""
+    asks: PodAsk | None = None
+    source: str = ""
+    aside: SetAside | None = None
 
     @property
     def ref(self) -> str:
@@ -74,6 +114,23 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Near:
+    """A device that somebody gave to a container, and where it is.
+
+    Attributes:
+        name: As users know it: a path such as ``/dev/nvidia0``, a CDI name, or an id of a plugin.
+        resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
+        nodes: NUMA nodes that it is near to; None where it is near to none, or nobody tells.
+        source: Where the nodes came from, in words.
+    """
+
+    name: str
+    resource: str = ""
+    nodes: Mask | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What the CRI says about a container's CPUs and memory.
 
@@ -81,6 +138,8 @@ class Request:
         cpu_shares, cpu_quota, cpu_period: As in LinuxContainerResources (quota -1 or 0: no limit).
         memory_limit: Bytes, 0 for none.
         cpuset_cpus, cpuset_mems: What the client asked for, verbatim.
+        huge_pages: Resource (``hugepages-2Mi``) and bytes, only what is asked for.
+        devices: What kubelet's device manager gave it.
     """
 
     cpu_shares: int = 0
@@ -89,6 +148,8 @@ class Request:
     memory_limit: int = 0
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
+    huge_pages: tuple[tuple[str, int], ...] = ()
+    devices: tuple[Near, ...] = ()
 
 
 class Pool(enum.StrEnum):
@@ -109,6 +170,8 @@ class Placement:
         mems: Memory nodes.
         reasons: Sentences that say why.
         hard: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not LSR).
+        blocks: Memory that it was given by node; empty where nobody counts it.
+        devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
     """
 
     pool: Pool
@@ -116,6 +179,8 @@ class Placement:
     mems: Mask
     reasons: tuple[str, ...] = ()
     hard: bool = False
+    blocks: Blocks = ()
+    devices: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the containers of a pod ask for, and what the pod asks for with them.
+"""What a pod asks for with all its containers.
 
 Theory (kubelet 1.36, reference A.2). Init containers run one after the other before the app containers;
 restartable ones (sidecars) stay. A pod needs at any time at most: for each ordinary init container its own
@@ -7,73 +7,9 @@ request with those of the sidecars before it, and afterwards the sum of all side
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
-MEMORY = "memory"
-HUGE_PAGES = "hugepages-"
-
-
-class Kind(enum.StrEnum):
-    """What a container is in its pod."""
-
-    INIT = "init"
-    SIDECAR = "sidecar"
-    APP = "app"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one container asks for.
-
-    Attributes:
-        requests, limits: Resource name to amount: ``cpu`` in thousandths of a CPU, ``memory`` and
-            ``hugepages-*`` in bytes, anything else in devices.
-    """
-
-    name: str
-    kind: Kind = Kind.APP
-    requests: Mapping[str, int] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def exact(self) -> bool:
-        """True when CPU and memory are requested, and exactly up to their limits."""
-        return all(self.requests.get(r, 0) == self.limits.get(r, 0) != 0 for r in ("cpu", MEMORY))
-
-
-@dataclass(frozen=True, slots=True)
-class PodAsk:
-    """What a pod asks for.
-
-    Attributes:
-        containers: Init containers and sidecars in their order, then app containers.
-        guaranteed: True when the pod's QoS class is Guaranteed.
-        own: Requests of the pod itself (``spec.resources``); None where it makes none.
-        own_managed: True where such requests are served (gate ``PodLevelResourceManagers``).
-    """
-
-    uid: str
-    containers: tuple[Ask, ...]
-    guaranteed: bool = True
-    own: Mapping[str, int] | None = None
-    own_managed: bool = False
-
-    def named(self, name: str) -> Ask:
-        """Give the container of that name.
-
-        Raises:
-            KeyError: The pod has none.
-        """
-        for ask in self.containers:
-            if ask.name == name:
-                return ask
-        raise KeyError(name)
-
-    def of(self, *kinds: Kind) -> tuple[Ask, ...]:
-        """Give the containers of some kinds, in their order."""
-        return tuple(ask for ask in self.containers if ask.kind in kinds)
+from proxy.model.asks import Ask, Kind
 
 
 def together(

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.model.asks import Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
-from proxy.place.asks import Kind, PodAsk
 from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus
 from proxy.place.cpu_static import check_smt, take_under

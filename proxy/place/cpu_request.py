@@ -7,7 +7,8 @@ in which case a container must be exact by itself: request equal to limit, for C
 
 from __future__ import annotations
 
-from proxy.place.asks import Ask, PodAsk, together
+from proxy.model.asks import Ask, PodAsk
+from proxy.place.asks import together
 
 CPU = "cpu"
 MILLI = 1000

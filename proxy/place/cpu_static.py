@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from proxy.model.asks import Kind, PodAsk
 from proxy.model.hint import Hints
 from proxy.model.idset import CpuSet, Mask
 from proxy.place import cpu_hints
-from proxy.place.asks import Kind, PodAsk
 from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus, pod_cpus
 

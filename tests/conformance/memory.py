@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.asks import Ask, Kind, PodAsk
-from proxy.place.memory.state import Block, MemoryState, Node, NodeMemory, Table
+from proxy.model.memory import Block
+from proxy.place.memory.state import MemoryState, Node, NodeMemory, Table
 from tests.conformance.cases import Case
 
 MANAGED = "PodLevelResourceManagers"

@@ -228,7 +228,9 @@ def test_errors_pass_with_their_details(call):
 def test_a_deadline_reaches_the_runtime(bed, call):
     assert code(call, "Slow", timeout=0.3) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert bed.runtime.cancelled.wait(5)
-    assert 0 < bed.runtime.seen[0] < 0.35, "grpc rounds up, and converts clocks: a little more than was asked for"
+    assert 0 < bed.runtime.seen[0] < 0.35, (
+        "grpc rounds up, and converts clocks: a little more than was asked for"
+    )
 
 
 def test_a_cancel_reaches_the_runtime(bed, call):

@@ -9,7 +9,8 @@ import pytest
 from proxy.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, read_memory
 from proxy.kubelet.contents import held_cpus, held_memory
 from proxy.model.idset import CpuSet, Mask
-from proxy.place.memory.state import Block, Table
+from proxy.model.memory import Block
+from proxy.place.memory.state import Table
 
 CPU_TEXT = (
     "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0,6-7"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.place.asks import Ask, Kind, PodAsk, together
+from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.place.asks import together
 
 
 def ask(kind: Kind, **amounts: int) -> Ask:

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
-from proxy.place.asks import Ask, Kind, PodAsk
 from proxy.place.cpu_pod import EmptyPodSharedPoolError, allocate_pod
 from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError, SmtAlignmentError, start
 from proxy.place.cpu_request import container_cpus, pod_cpus

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proxy.model.asks import PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.asks import PodAsk
 from proxy.place.devices.state import DeviceState
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from proxy.model.asks import PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.asks import PodAsk, together
+from proxy.place.asks import together
 from proxy.place.demand import Demand, smallest
 from proxy.place.devices.state import NO_DEVICES, Device, DeviceState
 from proxy.place.family import Family

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from proxy.model.asks import Kind, PodAsk
 from proxy.model.idset import Mask
-from proxy.place.asks import Kind, PodAsk
 
 NO_DEVICES: frozenset[str] = frozenset()
 

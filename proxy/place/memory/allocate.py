@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.asks import Ask, Kind, PodAsk
+from proxy.model.memory import Block, Blocks
 from proxy.place.family import Family
 from proxy.place.memory.hints import family, left_over, violates
 from proxy.place.memory.request import container_amounts, served
-from proxy.place.memory.state import Block, Blocks, MemoryRefused, MemoryState
+from proxy.place.memory.state import MemoryRefused, MemoryState
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.model.asks import Kind, PodAsk
 from proxy.model.hint import Hints
 from proxy.model.idset import Mask
-from proxy.place.asks import Kind, PodAsk
+from proxy.model.memory import Blocks
 from proxy.place.demand import Demand, smallest
 from proxy.place.family import Family, hint
 from proxy.place.memory.request import container_amounts, nothing_left, pod_amounts, served
-from proxy.place.memory.state import Blocks, MemoryState
+from proxy.place.memory.state import MemoryState
 
 
 def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.place.asks import HUGE_PAGES, MEMORY, Ask, Kind, PodAsk, together
+from proxy.model.asks import HUGE_PAGES, MEMORY, Ask, Kind, PodAsk
+from proxy.place.asks import together
 
 Amounts = dict[str, int]
 """Resource to bytes."""

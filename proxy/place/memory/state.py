@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from proxy.model.asks import HUGE_PAGES, MEMORY
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
-from proxy.place.asks import HUGE_PAGES, MEMORY
+from proxy.model.memory import Block, Blocks
 
 
 class MemoryRefused(ValueError):  # noqa: N818 - reads as what it is, in kubelet's words
@@ -75,16 +76,6 @@ class Node:
         return self.tables.get(resource, NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """An amount of one resource (bytes) on a mask of nodes."""
-
-    affinity: Mask
-    resource: str
-    size: int
-
-
-Blocks = tuple[Block, ...]
 Assignments = Mapping[str, Mapping[str, Blocks]]
 """Pod uid to container name to blocks."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from proxy.place.asks import Ask, PodAsk
+from proxy.model.asks import Ask, PodAsk
 from proxy.place.devices.allocate import allocate
 from proxy.place.devices.state import DeviceState
 from tests.conformance import memory

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.model.asks import Kind
 from proxy.model.idset import Mask
-from proxy.place.asks import Kind
 from proxy.place.devices.hints import container_hints, pod_hints
 from proxy.place.devices.state import Device, DeviceState
 from tests.conformance import memory

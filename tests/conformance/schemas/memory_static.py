@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.place.asks import Kind
+from proxy.model.asks import Kind
 from proxy.place.memory.allocate import allocate, release
 from proxy.place.memory.hints import container_hints, pod_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState

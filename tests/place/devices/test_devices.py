@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.asks import Ask, Kind, PodAsk
 from proxy.place.devices.allocate import DeviceRefused, allocate
 from proxy.place.devices.hints import container_hints, pod_hints
 from proxy.place.devices.state import Device, DeviceState

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.asks import Ask, Kind, PodAsk
 from proxy.place.memory.allocate import allocate, release, release_pod, start
 from proxy.place.memory.hints import container_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState, NodeMemory, initial

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import HugePages, Machine, NumaNode
-from proxy.place.asks import Ask, Kind, PodAsk
 from proxy.place.family import Family
 from proxy.place.memory.allocate import allocate, release, start
 from proxy.place.memory.hints import container_hints, pod_hints

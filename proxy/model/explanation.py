@@ -1,0 +1,146 @@
+"""Why a container is where it is: the record that every decision leaves.
+
+A record holds values only, small enough to keep some hundreds of them: long lists of hints are counted, and
+a few are kept. Sentences are made from it when somebody asks, not when it is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Verdict
+
+SAMPLE = 6
+"""How many hints of a list are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that was known about the request.
+
+    Attributes:
+        what: Its name, such as ``cpu request``.
+        value: Its value as users write it.
+        source: Where it came from, such as ``cpu_shares of the CRI request`` or ``kubelet's /pods``.
+    """
+
+    what: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one provider said about one resource.
+
+    Attributes:
+        provider: ``cpu``, ``memory`` or ``devices``.
+        resource: Name of the resource; empty where the provider has no preference at all.
+        nothing: ``no preference`` or ``impossible`` where there are no hints; else empty.
+        hints: Some of the hints, preferred ones and fewest nodes first.
+        count: How many there are; None where they are too many to be counted.
+        preferred: How many of them are preferred; None where they are too many to be counted.
+    """
+
+    provider: str
+    resource: str
+    nothing: str = ""
+    hints: tuple[TopologyHint, ...] = ()
+    count: int | None = 0
+    preferred: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What the topology policy made of the hints.
+
+    Attributes:
+        policy: kubelet's name of the policy.
+        scope: ``container`` or ``pod``: for whom it was decided.
+        best: The hint that won; its affinity is None where any node will do.
+        runner_up: The best with other nodes, if there is one.
+        decided: What decided between the two, in words.
+        blame: Resources that stand against a preferred result, in words; empty where nothing does.
+    """
+
+    policy: str
+    scope: str
+    best: TopologyHint
+    runner_up: TopologyHint | None = None
+    decided: str = ""
+    blame: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an allocator did, one step.
+
+    Attributes:
+        provider: ``cpu``, ``memory`` or ``devices``.
+        what: In words, such as ``core 4: CPUs 4,36``.
+    """
+
+    provider: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Somebody who had to leave CPUs.
+
+    Attributes:
+        ref: ``namespace/pod/container``.
+        before, after: CPUs.
+    """
+
+    ref: str
+    before: CpuSet
+    after: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The record of one decision.
+
+    Attributes:
+        event: What was decided, such as ``CreateContainer``.
+        pod: ``namespace/name`` of the pod.
+        uid: The pod's uid.
+        container: The container's name; empty for a decision about the whole pod.
+        attempt: The container's attempt, or the sandbox's.
+        facts: What was known.
+        said: What the providers said.
+        merge: What the policy made of it; None where no policy was asked.
+        steps: What the allocators did.
+        verdict: Admit or refuse.
+        pool: ``own``, ``shared`` or ``be``; empty where nothing was placed.
+        cpus: The CPUs: its own, or those of its pool at that time.
+        mems: The memory nodes; None where they are left alone.
+        devices: Names of devices.
+        reasons: The decision in sentences.
+        moved: Who had to leave CPUs for it.
+    """
+
+    event: str
+    pod: str
+    uid: str
+    container: str = ""
+    attempt: int = 0
+    facts: tuple[Fact, ...] = ()
+    said: tuple[Said, ...] = ()
+    merge: Merge | None = None
+    steps: tuple[Step, ...] = ()
+    verdict: Verdict = field(default_factory=Verdict)
+    pool: str = ""
+    cpus: CpuSet = field(default_factory=CpuSet)
+    mems: Mask | None = None
+    devices: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    moved: tuple[Moved, ...] = ()
+
+    @property
+    def ref(self) -> str:
+        """``namespace/pod`` or ``namespace/pod/container``, as users write it."""
+        return f"{self.pod}/{self.container}" if self.container else self.pod
