@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Near
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +153,58 @@ class Ledger(Protocol):
 
     def close(self) -> None:
         """Flush and close."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a CreateContainer request shows of devices that kubelet's device manager gave.
+
+    Attributes:
+        paths: Device files of the host, as ``/dev/nvidia0``.
+        cdi: CDI device names, as ``vendor.com/class=name``.
+        mounts: Host paths of mounts that lie below /dev or /sys.
+    """
+
+    paths: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.paths or self.cdi or self.mounts)
+
+
+class Kubelet(Protocol):
+    """What kubelet knows and the CRI does not carry. What cannot be had is None or empty, never an error."""
+
+    @property
+    def knows_pods(self) -> bool:
+        """True where ``asks`` can give an answer."""
+
+    @property
+    def knows_devices(self) -> bool:
+        """True where ``devices`` can give an answer."""
+
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodAsk, str] | None:
+        """Ask for a pod's requests and limits.
+
+        Returns:
+            What its containers ask for, and where that came from, in words; None where kubelet does not know
+            the pod, or does not answer in time.
+        """
+
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+        """Ask which devices kubelet gave to a container, and where they are (the pod-resources API).
+
+        Returns:
+            One entry a device; None where kubelet does not answer or does not know the container.
+        """
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+class Hardware(Protocol):
+    """Where devices are, from sysfs. Blocking, but quick."""
+
+    def near(self, given: Given) -> tuple[Near, ...]:
+        """Find the NUMA nodes of devices; one entry a device, ``nodes`` None where nothing tells."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from proxy.model.idset import CpuSet
+from proxy.model.options import CpuOptions
 from proxy.place.cputopo import CpuTopology
 from proxy.place.distributed import take_distributed
-from proxy.place.options import CpuOptions
 from proxy.place.packed import take_packed
 
 Assignments = Mapping[str, Mapping[str, CpuSet]]

@@ -9,12 +9,12 @@ distances, as there are none within one node.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
+from proxy.model.options import Policy
 from proxy.model.workload import Verdict
 from proxy.place.distance import Distances
 from proxy.place.hint_lists import HintList, hint_lists
@@ -22,22 +22,6 @@ from proxy.place.merge import Merged, merge
 
 FAILED_PRECONDITION = 9
 """The gRPC status of a refusal."""
-
-
-class Policy(enum.StrEnum):
-    """kubelet's ``topologyManagerPolicy``."""
-
-    NONE = "none"
-    BEST_EFFORT = "best-effort"
-    RESTRICTED = "restricted"
-    SINGLE_NUMA_NODE = "single-numa-node"
-
-
-class Scope(enum.StrEnum):
-    """kubelet's ``topologyManagerScope``: what is decided at once."""
-
-    CONTAINER = "container"
-    POD = "pod"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.model.idset import CpuSet
+from proxy.model.options import parse_cpu_options
 from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState
-from proxy.place.options import parse_cpu_options
 from tests.conformance.cases import Case, Topologies
 
 

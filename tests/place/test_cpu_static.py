@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import CpuOptions
 from proxy.place.cpu_pod import EmptyPodSharedPoolError, allocate_pod
 from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError, SmtAlignmentError, start
 from proxy.place.cpu_request import container_cpus, pod_cpus
 from proxy.place.cpu_static import allocate, available, container_hints, pod_hints, remove
 from proxy.place.cputopo import CpuTopology, Row
-from proxy.place.options import CpuOptions
 from proxy.place.packed import NotEnoughCpus
 
 TOPO = CpuTopology.of_rows(  # two sockets of two nodes of two cores: core c has CPUs c and c + 8

@@ -4,11 +4,12 @@ import pytest
 
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
+from proxy.model.options import Policy
 from proxy.model.workload import Verdict
 from proxy.place.distance import Distances
 from proxy.place.hint_lists import hint_lists
 from proxy.place.merge import Decided
-from proxy.place.policies import Policy, admits, decide, single_numa
+from proxy.place.policies import admits, decide, single_numa
 
 TWO = Mask([0, 1])
 REFUSED = Verdict(9, "TopologyAffinityError", "Resources cannot be allocated with Topology locality")

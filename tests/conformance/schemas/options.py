@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.model.errors import ConfigError
-from proxy.place.options import parse_cpu_options, parse_topology_options
+from proxy.model.options import parse_cpu_options, parse_topology_options
 from tests.conformance.cases import Case, Outcome, Topologies
 
 _PARSERS = {"cpu_static": parse_cpu_options, "topology_manager": parse_topology_options}

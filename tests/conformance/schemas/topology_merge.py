@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.model.idset import Mask
-from proxy.place.options import parse_topology_options
-from proxy.place.policies import Policy, decide
+from proxy.model.options import Policy, parse_topology_options
+from proxy.place.policies import decide
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hints, plain
 

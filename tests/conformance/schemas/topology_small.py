@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from proxy.model.idset import Mask
+from proxy.model.options import Policy
 from proxy.place.merge import first_of, target_count
-from proxy.place.policies import Policy, admits, single_numa
+from proxy.place.policies import admits, single_numa
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hint, hints, plain
 

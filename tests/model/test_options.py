@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from proxy.model.errors import ConfigError
-from proxy.place.options import (
+from proxy.model.options import (
     CpuOptions,
+    Policy,
     TopologyOptions,
     check_cpu_options,
     check_topology_options,
     parse_cpu_options,
     parse_topology_options,
 )
-from proxy.place.policies import Policy
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "true", "TRUE", "True", True, 1])

@@ -8,13 +8,30 @@ message names both sides.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.model.errors import ConfigError
-from proxy.place.policies import Policy
+
+
+class Policy(enum.StrEnum):
+    """kubelet's ``topologyManagerPolicy``."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class Scope(enum.StrEnum):
+    """kubelet's ``topologyManagerScope``: what is decided at once."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
 
 KUBELET_MAX_NODES = 8
 """kubelet's ``max-allowable-numa-nodes`` where it is not set, and the least that it takes."""

@@ -1,0 +1,1 @@
+"""What leaves the node: decisions told in sentences and as data."""
