@@ -1,0 +1,73 @@
+"""A pod's whole life on a node, as pure calls: what kubelet would ask one after the other.
+
+kubelet asks for the sandbox, then for each ordinary init container, which has ended when the next one is
+asked for, then for what stays. This is that sequence against the same deciding code that a node runs. A pod
+of which one container is refused does not run at all, so it leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxy.model.asks import Kind
+from proxy.model.workload import Container, Phase, Pod, Request, Verdict
+from proxy.plan.place import place
+from proxy.plan.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A pod as it comes to a node.
+
+    Attributes:
+        pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``asks`` says what it asks for.
+        total: What its sandbox is asked for with: the sum over its containers.
+        requests: What CreateContainer is asked with, by container name.
+    """
+
+    pod: Pod
+    total: Request
+    requests: tuple[tuple[str, Request], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a pod.
+
+    Attributes:
+        verdict: Admit or refuse.
+        state: The node afterwards; on a refusal the node before.
+        containers: Its containers as placed, in their order, init containers included.
+        refused: The container that was refused; empty where none was, or the pod as a whole.
+    """
+
+    verdict: Verdict
+    state: NodeState
+    containers: tuple[Container, ...] = ()
+    refused: str = ""
+
+
+def arrive(state: NodeState, arrival: Arrival) -> Outcome:
+    """Have a pod come to a node, with all its containers in their order."""
+    pod = arrival.pod
+    kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod.asks else {}
+    after = state.with_pod(pod)
+    placed: list[Container] = []
+    for name, request in arrival.requests:
+        plan = place(after, pod, name, 0, request, f"{pod.sandbox_id}/{name}")
+        if plan.container is None:
+            return Outcome(plan.verdict, state, refused=name)
+        ends = kinds.get(name) is Kind.INIT
+        container = plan.container.in_phase(Phase.EXITED if ends else Phase.RUNNING)
+        after = plan.state.changed(put=(container,))
+        placed.append(container)
+    return Outcome(Verdict(), after, tuple(placed))
+
+
+def leave(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
+    """Have pods leave a node, with all that was given to them."""
+    for sandbox_id in sandbox_ids:
+        gone = [container.id for container in state.in_sandbox(sandbox_id)]
+        state = state.changed(drop=gone).without_pod(sandbox_id)
+    return state
