@@ -1,0 +1,78 @@
+"""Kubernetes' amounts of a resource: ``1Gi``, ``500m``, ``2``, ``1e3``, ``0.5`` (its resource.Quantity).
+
+Theory. An amount is a decimal number with one suffix: a decimal one (n u m k M G T P E), a binary one (Ki to
+Ei), or an exponent of ten (e3, E-3). ``E`` alone is 10^18, with a number behind it the exponent. All is
+computed on integers, so nothing is lost; what is no whole number in the end is rounded away from zero, and
+what an int64 cannot hold becomes the largest that it can, as in Kubernetes.
+"""
+
+from __future__ import annotations
+
+import re
+
+LARGEST = (1 << 63) - 1
+"""Amounts end here."""
+
+_NUMBER = re.compile(r"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(.*)", re.ASCII | re.DOTALL)
+_EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)", re.ASCII)
+_TENS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_TWOS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_LONGEST = 100
+_FAR = 3 * _LONGEST
+"""An exponent beyond this changes no result: a text of 100 characters is then below 1 or above LARGEST."""
+
+
+def parse_quantity(value: str | float, *, milli: bool = False) -> int:
+    """Read an amount.
+
+    Args:
+        value: The text, or the number that a YAML or JSON file has instead.
+        milli: Count in thousandths, as CPU is counted.
+
+    Returns:
+        The amount, rounded away from zero; negative where the text is.
+
+    Raises:
+        ValueError: It is no amount; the message says why.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is not an amount")  # noqa: TRY004 - one kind of error for all bad input
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > _LONGEST:
+        raise ValueError(f"{text[:20]!r}... is too long for an amount")
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not an amount such as 2, 500m or 1Gi")
+    sign, whole, part, bare, suffix = found.groups(default="")
+    part = part or bare
+    tens, twos = _scale(text, suffix)
+    size = _round_up(int(whole + part) << twos, tens - len(part) + (3 if milli else 0))
+    return -size if sign == "-" else size
+
+
+def show_quantity(amount: int, *, milli: bool = False) -> str:
+    """Write an amount (thousandths where ``milli``) as short as it reads back the same."""
+    if milli:
+        return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
+    for suffix, twos in reversed(_TWOS.items()):
+        if amount and amount % (1 << twos) == 0:
+            return f"{amount >> twos}{suffix}"
+    return str(amount)
+
+
+def _scale(text: str, suffix: str) -> tuple[int, int]:
+    """Give the powers of ten and of two that a suffix stands for."""
+    if suffix in _TENS:
+        return _TENS[suffix], 0
+    if suffix in _TWOS:
+        return 0, _TWOS[suffix]
+    if exponent := _EXPONENT.fullmatch(suffix):
+        return max(-_FAR, min(_FAR, int(exponent[1]))), 0
+    near = {name.lower(): name for name in (*_TWOS, *_TENS)}.get(suffix.lower())
+    hint = f"; did you mean {near}?" if near else f" (known: {' '.join(s for s in (*_TENS, *_TWOS) if s)})"
+    raise ValueError(f"{text!r} is not an amount: {suffix!r} is no suffix{hint}")
+
+
+def _round_up(size: int, tens: int) -> int:
+    power: int = 10 ** abs(tens)
+    return min(size * power if tens >= 0 else -(-size // power), LARGEST)
