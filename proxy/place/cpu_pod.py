@@ -22,6 +22,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus
 from proxy.place.cpu_static import check_smt, take_under
+from proxy.place.trace import cpus as named
 
 
 class EmptyPodSharedPoolError(CpuRefusedError):
@@ -30,7 +31,13 @@ class EmptyPodSharedPoolError(CpuRefusedError):
     reason = "EmptyPodSharedPoolError"
 
 
-def allocate_pod(policy: CpuPolicy, state: CpuState, pod: PodAsk, affinity: Mask | None = None) -> CpuState:
+def allocate_pod(
+    policy: CpuPolicy,
+    state: CpuState,
+    pod: PodAsk,
+    affinity: Mask | None = None,
+    steps: list[str] | None = None,
+) -> CpuState:
     """Give a pod and all its containers their CPUs.
 
     Args:
@@ -38,6 +45,7 @@ def allocate_pod(policy: CpuPolicy, state: CpuState, pod: PodAsk, affinity: Mask
         state: Who owns what now.
         pod: What the pod asks for; one that requests nothing for itself gets nothing here.
         affinity: NUMA nodes of the hint; None for any.
+        steps: What was done is added here in words; None where nobody wants to know.
 
     Raises:
         EmptyPodSharedPoolError: Somebody would have no CPU.
@@ -48,11 +56,14 @@ def allocate_pod(policy: CpuPolicy, state: CpuState, pod: PodAsk, affinity: Mask
     if wanted == 0 or pod.uid in state.bubbles:
         return state
     check_smt(policy, state, wanted)
-    bubble = take_under(policy, state, wanted, affinity, CpuSet())
+    bubble = take_under(policy, state, wanted, affinity, CpuSet(), steps)
+    parts = divide(policy, pod, bubble)
+    if steps is not None:
+        steps += [f"container {name} of them: {named(cpus)}" for name, cpus in parts.items()]
     return replace(
         state,
         default=state.default - bubble,
-        assigned={**state.assigned, pod.uid: divide(policy, pod, bubble)},
+        assigned={**state.assigned, pod.uid: parts},
         bubbles={**state.bubbles, pod.uid: bubble},
     )
 

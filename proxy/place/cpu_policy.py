@@ -169,8 +169,10 @@ def start(policy: CpuPolicy, stored: CpuState | None = None) -> CpuState:
     return state
 
 
-def take(topo: CpuTopology, options: CpuOptions, cpus: CpuSet, wanted: int) -> CpuSet:
-    """Choose CPUs as the options say.
+def take(
+    topo: CpuTopology, options: CpuOptions, cpus: CpuSet, wanted: int, steps: list[str] | None = None
+) -> CpuSet:
+    """Choose CPUs as the options say; what was done is added to ``steps`` in words.
 
     Raises:
         NotEnoughCpus: Too few are available.
@@ -179,11 +181,12 @@ def take(topo: CpuTopology, options: CpuOptions, cpus: CpuSet, wanted: int) -> C
         return CpuSet()
     if options.distribute_cpus_across_numa:
         group = max(topo.cpus_per_core, 1) if options.full_pcpus_only else 1
-        return take_distributed(topo, cpus, wanted, group=group)
+        return take_distributed(topo, cpus, wanted, group=group, steps=steps)
     return take_packed(
         topo,
         cpus,
         wanted,
         prefer_uncore=options.prefer_align_cpus_by_uncorecache,
         spread=options.distribute_cpus_across_cores,
+        steps=steps,
     )

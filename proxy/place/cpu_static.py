@@ -23,6 +23,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.place import cpu_hints
 from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus, pod_cpus
+from proxy.place.trace import counted, nodes, nodes_of
 
 
 def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) -> Hints:
@@ -61,7 +62,12 @@ def available(policy: CpuPolicy, state: CpuState) -> CpuSet:
 
 
 def allocate(
-    policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str, affinity: Mask | None = None
+    policy: CpuPolicy,
+    state: CpuState,
+    pod: PodAsk,
+    name: str,
+    affinity: Mask | None = None,
+    steps: list[str] | None = None,
 ) -> CpuState:
     """Give a container its CPUs.
 
@@ -71,6 +77,7 @@ def allocate(
         pod: What the pod asks for.
         name: The container; one that owns CPUs already keeps them.
         affinity: NUMA nodes of the hint; None for any.
+        steps: What was done is added here in words; None where nobody wants to know.
 
     Raises:
         SmtAlignmentError: The request is against ``full-pcpus-only``.
@@ -83,7 +90,7 @@ def allocate(
     check_smt(policy, state, wanted)
     reusable = state.reusable_by(pod.uid)
     owned = state.of(pod.uid, name)
-    cpus = take_under(policy, state, wanted, affinity, reusable) if owned is None else owned
+    cpus = take_under(policy, state, wanted, affinity, reusable, steps) if owned is None else owned
     return replace(
         state,
         default=state.default - cpus if owned is None else state.default,
@@ -114,9 +121,14 @@ def check_smt(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
 
 
 def take_under(
-    policy: CpuPolicy, state: CpuState, wanted: int, affinity: Mask | None, reusable: CpuSet
+    policy: CpuPolicy,
+    state: CpuState,
+    wanted: int,
+    affinity: Mask | None,
+    reusable: CpuSet,
+    steps: list[str] | None = None,
 ) -> CpuSet:
-    """Choose CPUs under a hint.
+    """Choose CPUs under a hint; what was done is added to ``steps`` in words.
 
     Raises:
         NotEnoughCpus: Too few are available.
@@ -125,8 +137,17 @@ def take_under(
     taken = CpuSet()
     if affinity is not None:
         aligned = pool & CpuSet.from_bits(_cpus_of(policy, affinity))
-        taken = take(policy.topo, policy.options, aligned, min(len(aligned), wanted))
-    return taken | take(policy.topo, policy.options, pool - taken, wanted - len(taken))
+        taken = take(policy.topo, policy.options, aligned, min(len(aligned), wanted), steps)
+    later: list[str] | None = None if steps is None else []
+    rest = take(policy.topo, policy.options, pool - taken, wanted - len(taken), later)
+    if steps is not None:
+        if affinity is not None and rest:
+            home = f"the sockets of {nodes(affinity)}" if policy.options.align_by_socket else nodes(affinity)
+            free = f"only {counted(len(taken), 'free CPU')}" if taken else "no free CPUs"
+            where = nodes(nodes_of(policy.topo, rest))
+            steps.append(f"{home} had {free}, {len(rest)} more from {where}")
+        steps += later or ()
+    return taken | rest
 
 
 def remove(state: CpuState, uid: str, name: str) -> CpuState:

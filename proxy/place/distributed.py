@@ -12,13 +12,17 @@ caches are not looked at.
 
 from __future__ import annotations
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus, open_nodes, take_packed
 from proxy.place.split import Split, hand_out, split
+from proxy.place.trace import counted, cpus, nodes_of
+from proxy.place.trace import nodes as named
 
 
-def take_distributed(topo: CpuTopology, available: CpuSet, n: int, *, group: int = 1) -> CpuSet:
+def take_distributed(
+    topo: CpuTopology, available: CpuSet, n: int, *, group: int = 1, steps: list[str] | None = None
+) -> CpuSet:
     """Choose n of the available CPUs, evenly from as few NUMA nodes as can share them.
 
     Args:
@@ -26,6 +30,7 @@ def take_distributed(topo: CpuTopology, available: CpuSet, n: int, *, group: int
         available: CPUs to choose from; those that the machine does not have are ignored.
         n: How many.
         group: CPUs that are given together: the threads of a core with ``full-pcpus-only``, else 1.
+        steps: What was done is added here in words; None where nobody wants to know.
 
     Returns:
         Exactly n CPUs, a subset of ``available``; the same for the same arguments.
@@ -38,25 +43,37 @@ def take_distributed(topo: CpuTopology, available: CpuSet, n: int, *, group: int
         raise ValueError(f"cannot take {n} CPUs in groups of {group}: both must be positive")
     free = available & topo.cpus
     if n % group or n == 0:
-        return take_packed(topo, free, n)
+        return take_packed(topo, free, n, steps=steps)
     if n > len(free):
         raise NotEnoughCpus(n, len(free))
     nodes = open_nodes(topo, free)
     parts = [CpuSet.from_bits(topo.nodes[node] & free.bits) for node in nodes]
     groups_per_node = _ceil(_ceil(len(topo.cpus), group), len(topo.nodes))
     chosen = split([len(part) for part in parts], n, group, _ceil(n // group, groups_per_node))
-    return take_packed(topo, free, n) if chosen is None else _gather(topo, parts, chosen, n, group)
+    if chosen is None:
+        return take_packed(topo, free, n, steps=steps)
+    taken, rest = _gather(topo, parts, chosen, n, group)
+    if steps is not None:
+        many = "from each of " if len(chosen.members) > 1 else "of "
+        members = named(Mask(nodes[i] for i in chosen.members))
+        steps.append(f"{counted(chosen.each, 'CPU')} {many}{members}: {cpus(taken)}")
+        if rest:
+            steps.append(f"{len(rest)} more of {named(nodes_of(topo, rest))}: {cpus(rest)}")
+    return taken | rest
 
 
-def _gather(topo: CpuTopology, parts: list[CpuSet], chosen: Split, n: int, group: int) -> CpuSet:
+def _gather(
+    topo: CpuTopology, parts: list[CpuSet], chosen: Split, n: int, group: int
+) -> tuple[CpuSet, CpuSet]:
     """Take what was decided, node by node, then the rest group by group."""
     taken = CpuSet()
     for i in chosen.members:
         taken |= take_packed(topo, parts[i], chosen.each)
     left = {i: len(parts[i]) - chosen.each for i in chosen.members}
+    rest = CpuSet()
     for i in hand_out(left, chosen.extra, n - len(taken), group):
-        taken |= take_packed(topo, parts[i] - taken, group)
-    return taken
+        rest |= take_packed(topo, parts[i] - taken - rest, group)
+    return taken, rest
 
 
 def _ceil(a: int, b: int) -> int:

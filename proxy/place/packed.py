@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from proxy.model.idset import CpuSet
 from proxy.place.cputopo import CpuTopology, Inner, Units
+from proxy.place.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, told
 
 
 class NotEnoughCpus(ValueError):  # noqa: N818 - reads as what it is, in kubelet's words
@@ -46,7 +47,13 @@ class NotEnoughCpus(ValueError):  # noqa: N818 - reads as what it is, in kubelet
 
 
 def take_packed(
-    topo: CpuTopology, available: CpuSet, n: int, *, prefer_uncore: bool = False, spread: bool = False
+    topo: CpuTopology,
+    available: CpuSet,
+    n: int,
+    *,
+    prefer_uncore: bool = False,
+    spread: bool = False,
+    steps: list[str] | None = None,
 ) -> CpuSet:
     """Choose n of the available CPUs.
 
@@ -56,6 +63,7 @@ def take_packed(
         n: How many.
         prefer_uncore: kubelet's ``prefer-align-cpus-by-uncorecache``.
         spread: kubelet's ``distribute-cpus-across-cores``.
+        steps: What was done is added here in words; None where nobody wants to know.
 
     Returns:
         Exactly n CPUs, a subset of ``available``; the same for the same arguments.
@@ -66,13 +74,16 @@ def take_packed(
     """
     if n < 0:
         raise ValueError(f"cannot take {n} CPUs: the number is negative")
-    work = _Accumulator(topo, available.bits & topo.cpus.bits, n)
+    notes: list[Note] | None = None if steps is None else []
+    work = _Accumulator(topo, available.bits & topo.cpus.bits, n, notes)
     if n > work.free.bit_count():
         raise NotEnoughCpus(n, work.free.bit_count())
     for step in _steps(work, prefer_uncore=prefer_uncore, spread=spread):
         if work.needed == 0:
             break
         step()
+    if steps is not None:
+        steps += told(topo, notes or ())
     return CpuSet.from_bits(work.taken)
 
 
@@ -124,11 +135,12 @@ def _steps(work: _Accumulator, *, prefer_uncore: bool, spread: bool) -> Iterator
 class _Accumulator:
     """One request in the making: what is free, what is taken, how many are still needed (bit masks)."""
 
-    def __init__(self, topo: CpuTopology, free: int, needed: int) -> None:
+    def __init__(self, topo: CpuTopology, free: int, needed: int, notes: list[Note] | None = None) -> None:
         self.topo = topo
         self.free = free
         self.needed = needed
         self.taken = 0
+        self.notes = notes
 
     # Orders. Each gives unit ids, those with the fewest free CPUs first, every unit once and only where
     # something is free. They are worked out as far as they are read, always against the mask ``free`` of the
@@ -204,32 +216,34 @@ class _Accumulator:
 
     # Steps.
 
-    def take(self, bits: int) -> None:
+    def take(self, bits: int, kind: str, unit: int) -> None:
+        if self.notes is not None:
+            self.notes.append((kind, unit, bits))
         self.taken |= bits
         self.free &= ~bits
         self.needed -= bits.bit_count()
 
-    def take_whole(self, units: Units, order: Iterable[int]) -> None:
+    def take_whole(self, kind: str, units: Units, order: Iterable[int]) -> None:
         for unit in order:
             bits = units[unit]
             if bits.bit_count() <= self.needed and not bits & ~self.free:
-                self.take(bits)
+                self.take(bits, kind, unit)
                 if not self.needed:
                     return
 
     def take_nodes(self) -> None:
-        self.take_whole(self.topo.nodes, self.whole_nodes())
+        self.take_whole(NODE, self.topo.nodes, self.whole_nodes())
 
     def take_sockets(self) -> None:
-        self.take_whole(self.topo.sockets, self.whole_sockets())
+        self.take_whole(SOCKET, self.topo.sockets, self.whole_sockets())
 
     def take_cores(self) -> None:
-        self.take_whole(self.topo.cores, self.whole_cores())
+        self.take_whole(CORE, self.topo.cores, self.whole_cores())
 
     def take_uncores(self) -> None:
         for uncore in list(self.uncore_order(self.free)):
             if self.needed >= self.topo.cpus_per_uncore:
-                self.take_whole(self.topo.uncores, self.whole_uncores())
+                self.take_whole(UNCORE, self.topo.uncores, self.whole_uncores())
             if self.needed:
                 self.take_rest_from(uncore)
             if not self.needed:
@@ -247,10 +261,10 @@ class _Accumulator:
         if self.needed % 2 and threads > 1 and found.bit_count() > self.needed:
             found ^= 1 << (found.bit_length() - 1)
         if found.bit_count() == self.needed:
-            self.take(found)
+            self.take(found, PART, uncore)
 
     def take_singles(self, *, spread: bool) -> None:
         for cpu in self.cpus_by_socket() if spread else self.cpus_by_core():
             if not self.needed:
                 return
-            self.take(1 << cpu)
+            self.take(1 << cpu, SINGLE, cpu)

@@ -16,7 +16,13 @@ from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import take_packed
 
 
-def pick(machine: Machine, topology: CpuTopology, available: CpuSet, count: int) -> CpuSet:
+def pick(
+    machine: Machine,
+    topology: CpuTopology,
+    available: CpuSet,
+    count: int,
+    steps: list[str] | None = None,
+) -> CpuSet:
     """Pick CPUs.
 
     Args:
@@ -24,6 +30,7 @@ def pick(machine: Machine, topology: CpuTopology, available: CpuSet, count: int)
         topology: The same machine as the allocator reads it.
         available: CPUs that may be given.
         count: How many are wanted, at least 1.
+        steps: What was done is added here in words; None where nobody wants to know.
 
     Raises:
         NotEnoughCpus: ``available`` holds fewer.
@@ -37,4 +44,4 @@ def pick(machine: Machine, topology: CpuTopology, available: CpuSet, count: int)
             short = max(0, count - count % threads - whole)
             fitting.append((short, node.mem_bytes == 0, len(free), node.id, free))
     best = min(fitting)[-1] if fitting else available
-    return take_packed(topology, best, count)
+    return take_packed(topology, best, count, steps=steps)

@@ -1,0 +1,71 @@
+"""What the allocators did, in words.
+
+An allocator notes what it took, unit by unit, and only where somebody wants to know. Here the notes become
+sentence fragments, one for each step: what was taken of one unit in a row is told at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.place.cputopo import CpuTopology, Units
+
+Note = tuple[str, int, int]
+"""Kind of unit (``SOCKET`` and so on), its id, and the bits of the CPUs that were taken."""
+
+SOCKET, NODE, UNCORE, PART, CORE, SINGLE = "socket", "NUMA node", "uncore cache", "part", "core", "single"
+"""A whole socket, node or cache; a part of a cache; a whole core; a single CPU."""
+
+
+def told(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
+    """Put notes into words, in their order."""
+    told: list[str] = []
+    for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):
+        taken = list(row)
+        bits = 0
+        for _, _, more in taken:
+            bits |= more
+        if kind in (SOCKET, NODE, UNCORE):
+            words = f"{kind} {where} whole"
+        elif kind == PART:
+            words = f"all that was still wanted from uncore cache {where}"
+        elif kind == CORE:
+            words = f"{counted(len(taken), 'whole core')} of NUMA node {where}"
+        else:
+            cores = [core for core, held in topo.cores.items() if held & bits]
+            home = f"core {cores[0]}" if len(cores) == 1 else f"NUMA node {where}"
+            words = f"{counted(len(taken), 'single CPU')} of {home}"
+        told.append(f"{words}: {cpus(CpuSet.from_bits(bits))}")
+    return told
+
+
+def cpus(taken: CpuSet) -> str:
+    """Name CPUs: ``CPU 6``, ``CPUs 0-15``."""
+    return f"CPU{'' if len(taken) == 1 else 's'} {taken}"
+
+
+def nodes(mask: Mask) -> str:
+    """Name nodes: ``NUMA node 2``, ``NUMA nodes 0-1``."""
+    return f"NUMA node{'' if len(mask) == 1 else 's'} {mask}"
+
+
+def counted(number: int, thing: str) -> str:
+    """Give a number and what is counted: ``1 whole core``, ``4 whole cores``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def nodes_of(topo: CpuTopology, taken: CpuSet) -> Mask:
+    """Give the NUMA nodes that CPUs are on."""
+    return Mask(node for node, bits in topo.nodes.items() if bits & taken.bits)
+
+
+def _where(topo: CpuTopology, note: Note) -> int:
+    """Give the unit under which a note is told: cores and CPUs go by their node."""
+    kind, unit, bits = note
+    return unit if kind in (SOCKET, NODE, UNCORE, PART) else _first(topo.nodes, bits)
+
+
+def _first(units: Units, bits: int) -> int:
+    return next(unit for unit, held in units.items() if held & bits)
