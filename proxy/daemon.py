@@ -115,7 +115,7 @@ class Daemon:
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
         from proxy.place.cputopo import CpuTopology
-        from proxy.plan.state import Node
+        from proxy.plan.node import Node
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE

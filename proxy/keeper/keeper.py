@@ -29,8 +29,9 @@ from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase, Pod, Pool, Request
+from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
-from proxy.plan.state import Node, NodeState, moves
+from proxy.plan.state import NodeState, moves
 
 
 @dataclass(frozen=True, slots=True)

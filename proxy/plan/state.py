@@ -9,35 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from proxy.model.asks import Kind
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass
-from proxy.place.cputopo import CpuTopology
+from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
+from proxy.place.devices.state import DeviceState
+from proxy.place.memory.state import MemoryState
+from proxy.plan.accounts import charged, devices_of, entries_of, let_go
+from proxy.plan.node import Node
 from proxy.pools.pools import Owner, Pools, pools_of
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What does not change while the daemon runs.
-
-    Attributes:
-        machine: The hardware.
-        topology: The same as the allocator reads it.
-        static: Whole-CPU Guaranteed containers get CPUs of their own (``cpuManagerPolicy: static``).
-        reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
-        follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
-    """
-
-    machine: Machine
-    topology: CpuTopology
-    static: bool = False
-    reserved: CpuSet = field(default_factory=CpuSet)
-    follow_mems: bool = True
-    alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
-    """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +32,7 @@ class NodeState:
         containers: Containers by id (by token while a create is in flight).
         owners: Who owns CPUs, by ``Container.owner``.
         pools: What is left for the others.
+        memory: The memory of the nodes and who holds it; None where it is not counted.
     """
 
     node: Node
@@ -56,26 +40,28 @@ class NodeState:
     containers: Table[Container]
     owners: Mapping[str, Owner]
     pools: Pools
+    memory: MemoryState | None = None
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
         """The state of a node with nothing on it."""
-        return cls(node, Table(), Table(), {}, pools_of(node.machine.online, ()))
+        return cls(node, Table(), Table(), {}, pools_of(node.shareable, ()), node.memory)
 
     @classmethod
     def of(cls, node: Node, pods: Iterable[Pod], containers: Iterable[Container]) -> NodeState:
         """Build a state from what is known to exist."""
         there = Table({c.id: c for c in containers})
+        known = Table({p.sandbox_id: p for p in pods})
         owners = _owners(there.values())
-        pools = pools_of(node.machine.online, owners.values())
-        return cls(node, Table({p.sandbox_id: p for p in pods}), there, owners, pools)
+        pools = pools_of(node.shareable, owners.values())
+        memory = node.memory
+        if memory is not None:
+            memory = charged(memory, known, there, entries_of(known.values(), there.values()))
+        return cls(node, known, there, owners, pools, memory)
 
     def on(self, machine: Machine) -> NodeState:
         """Give the state after CPUs came or went."""
-        node = dataclasses.replace(
-            self.node, machine=machine, topology=CpuTopology.of(machine), alike=dict[object, Placement]()
-        )
-        return NodeState.of(node, self.pods.values(), self.containers.values())
+        return NodeState.of(self.node.on(machine), self.pods.values(), self.containers.values())
 
     def wanted(self, container: Container) -> CpuSet:
         """Give the CPUs that a container must run on."""
@@ -94,21 +80,34 @@ class NodeState:
         """
         containers = self.containers
         owners_change = False
+        touched: list[Container] = []
         for gone in drop:
             old = containers.get(gone)
             if old is not None:
                 containers = containers.drop(gone)
+                touched.append(old)
                 owners_change |= old.placement.pool is Pool.OWN
         for new in put:
             before = containers.get(new.id)
             containers = containers.put(new.id, new)
+            touched.append(new)
             owners_change |= new.placement.pool is Pool.OWN
-            owners_change |= before is not None and before.placement.pool is Pool.OWN
+            if before is not None:
+                touched.append(before)
+                owners_change |= before.placement.pool is Pool.OWN
+        memory = self._charged(self.pods, containers, (), touched)
         if not owners_change:
-            return NodeState(self.node, self.pods, containers, self.owners, self.pools)
+            return NodeState(self.node, self.pods, containers, self.owners, self.pools, memory)
         owners = _owners(containers.values())
-        pools = pools_of(self.node.machine.online, owners.values())
-        return NodeState(self.node, self.pods, containers, owners, pools)
+        pools = pools_of(self.node.shareable, owners.values())
+        return NodeState(self.node, self.pods, containers, owners, pools, memory)
+
+    def _charged(
+        self, pods: Table[Pod], there: Table[Container], some: Iterable[Pod], touched: Iterable[Container]
+    ) -> MemoryState | None:
+        if self.memory is None:
+            return None
+        return charged(self.memory, pods, there, entries_of(some, touched))
 
     def renamed(self, old_id: str, container: Container) -> NodeState:
         """Give the state after a container got its id; without an old id, after one that owns nothing came.
@@ -116,19 +115,50 @@ class NodeState:
         Neither changes who owns what, unless the id was an owner's before.
         """
         before = self.containers.get(container.id)
-        if before is not None and before.placement.pool is Pool.OWN:
+        if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
             return self.changed(put=(container,), drop=(old_id,))
         containers = self.containers.drop(old_id) if old_id else self.containers
         containers = containers.put(container.id, container)
-        return NodeState(self.node, self.pods, containers, self.owners, self.pools)
+        return NodeState(self.node, self.pods, containers, self.owners, self.pools, self.memory)
 
     def with_pod(self, pod: Pod) -> NodeState:
-        """Give the state after a sandbox came."""
-        return dataclasses.replace(self, pods=self.pods.put(pod.sandbox_id, pod))
+        """Give the state after a sandbox came, or changed."""
+        before = self.pods.get(pod.sandbox_id)
+        pods = self.pods.put(pod.sandbox_id, pod)
+        memory = self._charged(pods, self.containers, [p for p in (before, pod) if p], ())
+        return dataclasses.replace(self, pods=pods, memory=memory)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
         """Give the state after a sandbox went; its containers go by themselves."""
-        return dataclasses.replace(self, pods=self.pods.drop(sandbox_id))
+        gone = self.pods.get(sandbox_id)
+        if gone is None:
+            return self
+        pods = self.pods.drop(sandbox_id)
+        ended = self.in_sandbox(sandbox_id) if self.memory is not None else ()
+        return dataclasses.replace(
+            self, pods=pods, memory=self._charged(pods, self.containers, (gone,), ended)
+        )
+
+    def started(self, container: Container) -> NodeState:
+        """Give the state after a container has started: init containers before it let go of their memory."""
+        if self.memory is None:
+            return self
+        sandbox_id = container.pod.sandbox_id
+        pod, others = let_go(self.pods.get(sandbox_id), self.in_sandbox(sandbox_id), container)
+        after = self.changed(put=others) if others else self
+        return after if pod is None else after.with_pod(pod)
+
+    def devices(self) -> DeviceState:
+        """Give the devices that we give out ourselves, and who holds them."""
+        return devices_of(self.node.devices, self.pods.values(), self.containers.values())
+
+    def aside(self, pod_key: str = "") -> CpuSet:
+        """Give the CPUs that were set aside for pods other than this one."""
+        bits = 0
+        for pod in self.pods.values():
+            if pod.aside is not None and pod.key != pod_key:
+                bits |= pod.aside.cpus.bits
+        return CpuSet.from_bits(bits)
 
     def promised(self, owner: str) -> CpuSet:
         """Give the CPUs that others than an owner count on, although nobody runs there now.
@@ -144,9 +174,17 @@ class NodeState:
                 bits |= pod.cpuset.bits
         for container in self.containers.values():
             ended = container.phase is Phase.EXITED and container.owner not in ("", owner)
-            if ended and container.pod.sandbox_id in self.pods:
+            if ended and container.pod.sandbox_id in self.pods and not self._is_over(container):
                 bits |= container.placement.own.bits
         return CpuSet.from_bits(bits)
+
+    def _is_over(self, container: Container) -> bool:
+        """Tell whether an ended container is known not to come back: an init container before a later one."""
+        asks = container.pod.asks
+        kinds = {ask.name: ask.kind for ask in asks.containers} if asks else {}
+        return kinds.get(container.name) is Kind.INIT and any(
+            kinds.get(other.name) is Kind.APP for other in self.in_sandbox(container.pod.sandbox_id)
+        )
 
     def had(self, owner: str) -> CpuSet:
         """Give the CPUs that an owner holds, or held when it ended; empty where it never did."""

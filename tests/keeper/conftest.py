@@ -20,7 +20,7 @@ from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
-from proxy.plan.state import Node
+from proxy.plan.node import Node
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)

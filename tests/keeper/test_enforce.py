@@ -7,7 +7,8 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.state import Node, NodeState
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
 MACHINE = described(1, 1, 4, 1)

@@ -6,8 +6,9 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.adopt import adopt
+from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.state import Node, NodeState
+from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)

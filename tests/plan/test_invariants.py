@@ -8,7 +8,8 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
-from proxy.plan.state import Node, NodeState
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
 from proxy.pools.pools import Pools
 from proxy.topology.build import described
 

@@ -10,8 +10,9 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
+from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
-from proxy.plan.state import Node, NodeState, moves
+from proxy.plan.state import NodeState, moves
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # two sockets, one node each; 16 CPUs

@@ -5,8 +5,9 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.state import Node, NodeState
+from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15

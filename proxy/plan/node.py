@@ -1,0 +1,83 @@
+"""What does not change on a node while the daemon runs: the machine and the rules for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions, Policy, Scope
+from proxy.model.workload import Placement
+from proxy.place.cpu_policy import CpuPolicy
+from proxy.place.cputopo import CpuTopology
+from proxy.place.devices.state import Device
+from proxy.place.distance import Distances
+from proxy.place.memory.state import MemoryState, Reserved, initial, node_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The machine and the rules.
+
+    Attributes:
+        machine: The hardware.
+        topology: The same as the allocator reads it.
+        static: Whole-CPU Guaranteed containers get CPUs of their own (``cpuManagerPolicy: static``).
+        reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
+        follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
+        policy, scope: How hints are merged, and for whom.
+        options: How CPUs are chosen.
+        closest: kubelet's ``prefer-closest-numa-nodes``.
+        reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
+        devices: Devices that we give out ourselves, as a rehearsal does; resource to id to device.
+        shareable: CPUs that pools may use.
+        cpu: Machine, options and reserve as the CPU manager reads them.
+        memory: The memory of the nodes with nothing given out; None where it is not counted.
+        distances: The distance table where ``closest`` is on and the machine tells it.
+        nodes: All NUMA nodes.
+    """
+
+    machine: Machine
+    topology: CpuTopology
+    static: bool = False
+    reserved: CpuSet = field(default_factory=CpuSet)
+    follow_mems: bool = True
+    policy: Policy = Policy.NONE
+    scope: Scope = Scope.CONTAINER
+    options: CpuOptions = field(default_factory=CpuOptions)
+    closest: bool = False
+    reserved_memory: Reserved | None = None
+    devices: Mapping[str, Mapping[str, Device]] = field(default_factory=dict)
+    alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
+    """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
+    shareable: CpuSet = field(init=False, compare=False, repr=False)
+    cpu: CpuPolicy = field(init=False, compare=False, repr=False)
+    memory: MemoryState | None = field(init=False, compare=False, repr=False)
+    distances: Distances | None = field(init=False, compare=False, repr=False)
+    nodes: Mask = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        def found(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        machine, reserved = self.machine, self.reserved & self.topology.cpus
+        cpu = CpuPolicy.of(self.topology, self.options, reserved)
+        shareable = machine.online - reserved if self.options.strict_cpu_reservation else machine.online
+        found("cpu", cpu)
+        found("shareable", shareable or machine.online)
+        found("nodes", Mask(node.id for node in machine.nodes))
+        found("distances", Distances.of(machine) if self.closest else None)
+        counted = self.reserved_memory is not None
+        found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)
+
+    def on(self, machine: Machine) -> Node:
+        """Give the node with another machine: CPUs came or went."""
+        topology = CpuTopology.of(machine)
+        return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
+
+    @property
+    def decides_pods(self) -> bool:
+        """True where pods are decided as a whole, before their containers come."""
+        return self.scope is Scope.POD and self.policy is not Policy.NONE
