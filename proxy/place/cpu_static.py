@@ -83,20 +83,26 @@ def allocate(
         SmtAlignmentError: The request is against ``full-pcpus-only``.
         NotEnoughCpus: Too few CPUs are available.
     """
-    ask = pod.named(name)
-    wanted = container_cpus(pod, ask)
+    wanted = container_cpus(pod, pod.named(name))
     if wanted == 0:
         return state
     check_smt(policy, state, wanted)
-    reusable = state.reusable_by(pod.uid)
     owned = state.of(pod.uid, name)
-    cpus = take_under(policy, state, wanted, affinity, reusable, steps) if owned is None else owned
+    if owned is None:
+        owned = take_under(policy, state, wanted, affinity, state.reusable_by(pod.uid), steps)
+    return given(state, pod, name, owned)
+
+
+def given(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
+    """Give the state in which a container of a pod owns these CPUs."""
+    reusable = state.reusable_by(pod.uid)
+    ends = pod.named(name).kind is Kind.INIT
     return replace(
         state,
-        default=state.default - cpus if owned is None else state.default,
+        default=state.default - cpus,
         assigned=with_entry(state.assigned, pod.uid, name, cpus),
         reusing=pod.uid,
-        reusable=reusable | cpus if ask.kind is Kind.INIT else reusable - cpus,
+        reusable=reusable | cpus if ends else reusable - cpus,
     )
 
 

@@ -1,19 +1,21 @@
-"""Picking CPUs for a container that owns some: packed on NUMA nodes, whole cores first.
+"""Picking CPUs where no topology policy says from which nodes: on one NUMA node, whole cores first.
 
 The packed allocator (kubelet 1.36, reference C.4) keeps sockets, nodes and cores whole, but on its own it may
 split a request over two nodes although one of them could hold it, because it fills the fullest core first.
 So it is asked node by node. Of the nodes that can hold the request alone, those come first that have enough
 wholly free cores for it (a thread beside somebody else's on one core is not worth much to a container that
-wants CPUs of its own), then those that have memory, then the one with the fewest free CPUs (best fit), then
-the lowest id. Only when no node can hold it, all free CPUs are offered at once.
+wants CPUs of its own), then those that its devices are near to, then those that have memory, then the one
+with the fewest free CPUs (best fit), then the lowest id. Only when no node can hold it, all free CPUs are
+offered at once. Inside a node the CPU manager's options decide.
 """
 
 from __future__ import annotations
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions
+from proxy.place.cpu_policy import take
 from proxy.place.cputopo import CpuTopology
-from proxy.place.packed import take_packed
 
 
 def pick(
@@ -21,6 +23,8 @@ def pick(
     topology: CpuTopology,
     available: CpuSet,
     count: int,
+    options: CpuOptions | None = None,
+    near: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
     """Pick CPUs.
@@ -30,18 +34,21 @@ def pick(
         topology: The same machine as the allocator reads it.
         available: CPUs that may be given.
         count: How many are wanted, at least 1.
+        options: How CPUs are chosen inside a node.
+        near: Nodes that are better than others for it; None where none is.
         steps: What was done is added here in words; None where nobody wants to know.
 
     Raises:
         NotEnoughCpus: ``available`` holds fewer.
     """
     threads = max(len(core) for core in machine.cores.values())
-    fitting: list[tuple[int, bool, int, int, CpuSet]] = []
+    fitting: list[tuple[int, bool, bool, int, int, CpuSet]] = []
     for node in machine.nodes:
         free = node.cpus & available
         if len(free) >= count:
             whole = sum(len(core) for core in machine.cores.values() if core <= free)
             short = max(0, count - count % threads - whole)
-            fitting.append((short, node.mem_bytes == 0, len(free), node.id, free))
+            far = near is not None and node.id not in near
+            fitting.append((short, far, node.mem_bytes == 0, len(free), node.id, free))
     best = min(fitting)[-1] if fitting else available
-    return take_packed(topology, best, count, steps=steps)
+    return take(topology, options or CpuOptions(), best, count, steps)
