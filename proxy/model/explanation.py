@@ -101,6 +101,24 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Lack:
+    """What some nodes had too little of for a refused request.
+
+    Had all that is said of one set of nodes been there, the request would have been admitted.
+
+    Attributes:
+        resource: ``cpu``, ``memory``, ``hugepages-*`` or the name of a device's resource.
+        nodes: The NUMA nodes; None for the whole machine.
+        wanted, free: CPUs, bytes or devices.
+    """
+
+    resource: str
+    nodes: Mask | None
+    wanted: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The record of one decision.
 
@@ -121,6 +139,7 @@ class Explanation:
         devices: Names of devices.
         reasons: The decision in sentences.
         moved: Who had to leave CPUs for it.
+        lacks: On a refusal, what would have made it fit, where that is known.
     """
 
     event: str
@@ -139,6 +158,7 @@ class Explanation:
     devices: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
+    lacks: tuple[Lack, ...] = ()
 
     @property
     def ref(self) -> str:
