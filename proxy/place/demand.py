@@ -94,6 +94,38 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
     return walk(0, 0, size)
 
 
+def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: int) -> Iterator[int]:
+    """Give the bits of masks of one size that meet all demands, smallest integer first.
+
+    The highest node is chosen first, so integers come ascending; a branch is cut as in ``meeting``.
+
+    Args:
+        nodes: Ascending.
+        size: At least 1.
+        demands: What to meet.
+        tries: How many nodes may be tried; then it ends, found or not.
+    """
+    own = [[sum(n for at, n in d.lots if at >> node & 1) for node in nodes] for d in demands]
+    tops = [
+        [list(itertools.accumulate(sorted(each[:i], reverse=True), initial=0)) for i in range(len(nodes) + 1)]
+        for each in own
+    ]
+    left_over = itertools.count(tries, -1)
+
+    def walk(end: int, bits: int, left: int) -> Iterator[int]:
+        if not left:
+            yield bits
+            return
+        for i in range(left - 1, end):
+            if next(left_over) <= 0:
+                return
+            more = bits | 1 << nodes[i]
+            if all(d.had(more) + top[i][left - 1] >= d.want for d, top in zip(demands, tops, strict=True)):
+                yield from walk(i, more, left - 1)
+
+    return walk(len(nodes), 0, size)
+
+
 def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> int | None:
     """Give the least number of nodes that, with those in ``base``, meet all demands.
 

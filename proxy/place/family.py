@@ -23,7 +23,21 @@ from typing import overload
 
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.demand import LISTED, Demand, covers, fittest, masks, meeting, smallest, sums, to_bits
+from proxy.place.demand import (
+    LISTED,
+    Demand,
+    covers,
+    fittest,
+    lowest,
+    masks,
+    meeting,
+    smallest,
+    sums,
+    to_bits,
+)
+
+_TRIES = 256
+"""How many nodes are tried to find some more hints beside the best."""
 
 
 @functools.lru_cache(maxsize=16384)
@@ -86,6 +100,20 @@ class Family(Sequence[TopologyHint]):
             found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
         bits = min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
         return hint(bits, self.prefers(bits)) if bits else None
+
+    def lowest(self, most: int) -> tuple[TopologyHint, ...]:
+        """Give a few hints of the least size, smallest integer first; the first is ``best``.
+
+        Those after it are looked for with a bounded number of tries, so there may be fewer than there are.
+        """
+        best = self.best()
+        if best is None or best.affinity is None:
+            return ()
+        size = len(best.affinity)
+        found = {bits for bits in self.explicit if bits.bit_count() == size} | {best.affinity.bits}
+        if size >= self.floor:
+            found.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
+        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found)[:most])
 
     def narrow(self) -> tuple[TopologyHint, ...]:
         """Give the hints of the least size (they may be many)."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.model.hint import Hints, TopologyHint
+from proxy.place.family import Family
 
 _NO_PREFERENCE = (TopologyHint(None, preferred=True),)
 _UNSATISFIABLE = (TopologyHint(None, preferred=False),)
@@ -19,11 +20,13 @@ class HintList:
         resource: Name; empty for a provider that has no preference at all.
         hints: Never empty, except after a policy has filtered them.
         unsatisfiable: True where the provider said that the resource cannot be given.
+        family: All the hints, where ``hints`` only stand for them (see ``proxy.place.listing``).
     """
 
     resource: str
     hints: Sequence[TopologyHint]
     unsatisfiable: bool = False
+    family: Family | None = None
 
 
 def hint_lists(providers: Sequence[Hints]) -> list[HintList]:
@@ -39,7 +42,7 @@ def hint_lists(providers: Sequence[Hints]) -> list[HintList]:
         for resource, hints in (answer or {}).items():
             if hints is None:
                 lists.append(HintList(resource, _NO_PREFERENCE))
-            elif len(hints) == 0:
+            elif not hints:
                 lists.append(HintList(resource, _UNSATISFIABLE, unsatisfiable=True))
             else:
                 lists.append(HintList(resource, hints))

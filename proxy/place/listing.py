@@ -25,11 +25,25 @@ of them. This is on purpose.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.demand import LISTED, fittest
 from proxy.place.family import Family, hint
+from proxy.place.hint_lists import HintList, hint_lists
+
+
+def lists_of(answers: Sequence[Hints]) -> tuple[HintList, ...]:
+    """Bring providers' answers into lists that a merge can read, families included."""
+    lists = hint_lists(answers)
+    if not any(isinstance(entry.hints, Family) for entry in lists):
+        return tuple(lists)
+    short = hint_lists(listable(answers))
+    return tuple(
+        replace(entry, family=whole.hints) if isinstance(whole.hints, Family) else entry
+        for entry, whole in zip(short, lists, strict=True)
+    )
 
 
 def listable(answers: Sequence[Hints]) -> list[Hints]:

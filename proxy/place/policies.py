@@ -5,6 +5,8 @@ All but ``none`` merge. ``best-effort`` takes what comes; ``restricted`` admits 
 preferred result is on one node; a list may become empty, and then nothing is preferred. Its result has no
 mask where all nodes would be in it: to the allocators that is the same as having no wish. It never asks for
 distances, as there are none within one node.
+
+Hints that are too many to be listed are brought into lists first, here, so that nobody has to think of it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from proxy.model.idset import Mask
 from proxy.model.options import Policy
 from proxy.model.workload import Verdict
 from proxy.place.distance import Distances
-from proxy.place.hint_lists import HintList, hint_lists
+from proxy.place.hint_lists import HintList
+from proxy.place.listing import lists_of
 from proxy.place.merge import Merged, merge
 
 FAILED_PRECONDITION = 9
@@ -50,12 +53,7 @@ class Decision:
     @property
     def unpreferred(self) -> tuple[str, ...]:
         """Resources without a hint that could be part of a preferred result under this policy."""
-        single = self.policy is Policy.SINGLE_NUMA_NODE
-        return tuple(
-            entry.resource
-            for entry in self.lists
-            if not any(is_single(hint) if single else hint.preferred for hint in entry.hints)
-        )
+        return tuple(entry.resource for entry in self.lists if not wanted(entry, self.policy))
 
 
 def decide(
@@ -67,14 +65,17 @@ def decide(
         policy: The policy.
         providers: The answers, one per provider; their order does not matter.
         nodes: All NUMA nodes of the machine.
-        distances: The distance table where ``prefer-closest-numa-nodes`` is on.
+        distances: The distance table where ``prefer-closest-numa-nodes`` is on. It is exact wherever some
+            resource's hints lie within a few nodes (its CPUs, its devices). Where every resource that cares
+            has hints over more nodes than can be listed, the smaller integer decides between preferred masks
+            of equal size instead, see ``proxy.place.listing``.
 
     Raises:
         KeyError: A node is not in the distance table.
     """
     if policy is Policy.NONE:
         return Decision(policy, TopologyHint(None, preferred=False), Verdict())
-    lists = tuple(hint_lists(providers))
+    lists = lists_of(providers)
     if policy is Policy.SINGLE_NUMA_NODE:
         merged = merge(single_numa([entry.hints for entry in lists]), nodes)
     else:
@@ -93,6 +94,16 @@ def single_numa(lists: Sequence[Sequence[TopologyHint]]) -> list[list[TopologyHi
 def is_single(hint: TopologyHint) -> bool:
     """Tell whether a hint is preferred and names one node or no mask."""
     return hint.preferred and (hint.affinity is None or len(hint.affinity) == 1)
+
+
+def wanted(entry: HintList, policy: Policy) -> list[TopologyHint]:
+    """Give the hints of a list that could be part of a preferred result; of a family at least the best."""
+    hints: Sequence[TopologyHint] = entry.hints
+    if entry.family is not None and (best := entry.family.best()) is not None:
+        hints = (*hints, best)
+    if policy is Policy.SINGLE_NUMA_NODE:
+        return [hint for hint in hints if is_single(hint)]
+    return [hint for hint in hints if hint.preferred]
 
 
 def admits(policy: Policy, hint: TopologyHint) -> bool:
