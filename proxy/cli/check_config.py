@@ -45,8 +45,10 @@ def _machine(config: Config) -> str:
     except TopologyError as error:
         return f"not checked against the machine: {error}"
     check_against(config, machine)
-    left = machine.online - config.reserved_system_cpus
-    return f"checked against the machine: CPUs {machine.online} are online, {left} can be given to containers"
+    checked = f"checked against the machine: CPUs {machine.online} are online"
+    if config.reserved_cpu_amount:
+        return f"{checked}, {config.reserved_cpu_amount} of them are kept for the system"
+    return f"{checked}, {machine.online - config.reserved_system_cpus} can be given to containers"
 
 
 def _runtime(config: Config) -> str:

@@ -5,17 +5,31 @@ from __future__ import annotations
 from proxy.config.checks import check, check_against
 from proxy.config.endpoint import parse_endpoint, show_endpoint
 from proxy.config.load import DEFAULT_FILE, load, override, parse
-from proxy.config.schema import Config, CpuManagerPolicy, LogFormat, MemoryNodes, Mode, OnError, SettleConfig
+from proxy.config.schema import (
+    Config,
+    CpuManagerPolicy,
+    KubeletConfig,
+    LogFormat,
+    MemoryManagerPolicy,
+    MemoryNodes,
+    Mode,
+    OnError,
+    ReserveConfig,
+    SettleConfig,
+)
 from proxy.config.show import as_mapping, as_yaml
 
 __all__ = [
     "DEFAULT_FILE",
     "Config",
     "CpuManagerPolicy",
+    "KubeletConfig",
     "LogFormat",
+    "MemoryManagerPolicy",
     "MemoryNodes",
     "Mode",
     "OnError",
+    "ReserveConfig",
     "SettleConfig",
     "as_mapping",
     "as_yaml",

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from proxy.config.schema import Config
+from collections.abc import Callable, Iterator, Mapping
+
+from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
+from proxy.config.structures import EVICTION_DEFAULT
 from proxy.model.errors import ConfigError
-from proxy.model.machine import Machine
+from proxy.model.machine import Machine, NumaNode
+from proxy.model.options import CpuOptions, check_cpu_options, check_topology_options
+from proxy.model.quantity import show_quantity
+
+_CPU_OPTIONS = "cpuManagerPolicyOptions"
 
 
 def check(config: Config) -> list[str]:
@@ -13,30 +20,171 @@ def check(config: Config) -> list[str]:
     Returns:
         One sentence a problem, each opening with the key; empty when all is well.
     """
-    problems = []
-    if config.listen == config.runtime:
-        problems.append(
-            f"listen: {config.listen} is the runtime's own socket, and the relay would call itself"
-        )
-    if config.admin_path in {config.listen, config.runtime}:
-        problems.append(f"adminSocket: {config.admin_path} is in use for CRI calls already")
-    return problems
+    return [*_sockets(config), *_cpus(config), *_memory(config), *_kubelet(config)]
 
 
 def check_against(config: Config, machine: Machine) -> None:
     """Refuse settings that this machine cannot meet.
 
     Raises:
-        ConfigError: Reserved CPUs do not exist or are offline, or all CPUs are reserved.
+        ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
+            reserved memory, or a policy's option does not fit the machine.
     """
-    reserved = config.reserved_system_cpus
+    problems = [*_reserved_cpus(config, machine), *_machine_options(config, machine)]
+    if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
+        problems += memory_misfits({n.id: usable_memory(n) for n in machine.nodes}, config.reserved_memory)
+    if problems:
+        raise refuse(config.source, problems)
+
+
+def refuse(source: str, problems: list[str]) -> ConfigError:
+    """Give the error that tells all problems of a configuration, one a line."""
+    if len(problems) == 1:
+        return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
+    listed = "".join(f"\n  {problem}" for problem in problems)
+    return ConfigError(f"cannot use the configuration {source}: {len(problems)} problems:{listed}")
+
+
+def _sockets(config: Config) -> Iterator[str]:
+    if config.listen == config.runtime:
+        yield f"listen: {config.listen} is the runtime's own socket, and the relay would call itself"
+    if config.admin_path in {config.listen, config.runtime}:
+        yield f"adminSocket: {config.admin_path} is in use for CRI calls already"
+
+
+def _cpus(config: Config) -> Iterator[str]:
+    options = config.cpu_manager_policy_options
+    if config.cpu_manager_policy is not CpuManagerPolicy.STATIC and options != CpuOptions():
+        # kubelet's policy none takes no option either.
+        on = ", ".join(name for name, value in options.as_kubelet().items() if value)
+        yield f"{_CPU_OPTIONS}: {on} cannot be used with cpuManagerPolicy {config.cpu_manager_policy}"
+    # A machine without sockets and nodes: only what is wrong on every machine is found.
+    yield from _told(lambda: check_cpu_options(options, config.topology_manager_policy, 0, 0))
+    if options.strict_cpu_reservation and not config.reserved_system_cpus and not config.reserved_cpu_amount:
+        yield (
+            f"{_CPU_OPTIONS}: strict-cpu-reservation needs CPUs that are reserved, "
+            "and neither reservedSystemCPUs nor the cpu of kubeReserved and systemReserved reserves any"
+        )
+
+
+def _memory(config: Config) -> Iterator[str]:
+    if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
+        return  # kubelet does not look at reservedMemory then.
+    kept = sum(node.get("memory", 0) for node in config.reserved_memory.values())
+    if not kept:
+        yield "memoryManagerPolicy: Static needs memory in reservedMemory on at least one NUMA node"
+        return
+    amounts = [part.memory for part in (config.kube_reserved, config.system_reserved)]
+    if amounts == [None, None]:
+        return
+    wanted = sum(amount or 0 for amount in amounts)
+    if config.eviction_memory is not None:
+        wanted += config.eviction_memory
+        right = {wanted}
+        parts = f"kubeReserved, systemReserved and evictionHard say {show_quantity(wanted)}"
+    else:
+        right = {wanted, wanted + EVICTION_DEFAULT}
+        parts = f"kubeReserved and systemReserved say {show_quantity(wanted)} (evictionHard may add to it)"
+    if kept not in right:
+        yield f"reservedMemory: the nodes keep {show_quantity(kept)} of memory together, and {parts}"
+
+
+def _kubelet(config: Config) -> Iterator[str]:
+    kubelet = config.kubelet
+    files = {
+        "tokenFile": kubelet.token_file,
+        "caFile": kubelet.ca_file,
+        "certFile": kubelet.cert_file,
+        "keyFile": kubelet.key_file,
+        "insecureSkipVerify": kubelet.insecure_skip_verify,
+    }
+    given = [f"kubelet.{key}" for key, value in files.items() if value]
+    if given and not kubelet.pods:
+        yield f"{given[0]}: has no use without kubelet.pods"
+    elif given and kubelet.pods.startswith("http:"):
+        yield f"{given[0]}: has no use with kubelet.pods {kubelet.pods}, only with https://"
+    if (kubelet.cert_file is None) != (kubelet.key_file is None):
+        one, other = ("certFile", "keyFile") if kubelet.cert_file else ("keyFile", "certFile")
+        yield f"kubelet.{one}: needs kubelet.{other} too"
+    if kubelet.ca_file and kubelet.insecure_skip_verify:
+        yield "kubelet.caFile: has no use with kubelet.insecureSkipVerify"
+    own = {config.listen: "listen", config.runtime: "runtime", config.admin_path: "adminSocket"}
+    for key, path in (("podsApi", kubelet.pods_api), ("podResources", kubelet.pod_resources)):
+        if path in own:
+            yield f"kubelet.{key}: {path} is {own[path]}, not a socket of kubelet's"
+
+
+def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
+    reserved, amount = config.reserved_system_cpus, config.reserved_cpu_amount or 0
     absent = reserved - machine.online
+    online = f"(online: {machine.online})"
     if absent:
         offline = absent & machine.present
         cause = f"CPU {offline} is offline" if offline == absent else f"there is no CPU {absent - offline}"
+        yield f"reservedSystemCPUs: {cause} {online}"
     elif reserved and reserved == machine.online:
-        cause = "all CPUs are reserved, and none is left for containers"
-    else:
-        return
-    where = f"{config.source}: reservedSystemCPUs"
-    raise ConfigError(f"cannot use the configuration {where}: {cause} (online: {machine.online})")
+        yield f"reservedSystemCPUs: all CPUs are reserved, and none is left for containers {online}"
+    elif amount and amount >= len(machine.online):
+        yield (
+            f"kubeReserved and systemReserved: they keep {amount} CPUs of {len(machine.online)}, "
+            f"and none is left for containers {online}"
+        )
+
+
+def _machine_options(config: Config, machine: Machine) -> Iterator[str]:
+    policy, nodes = config.topology_manager_policy, len(machine.nodes)
+    distances = all(len(n.distance) == nodes for n in machine.nodes)
+    yield from _told(
+        lambda: check_cpu_options(config.cpu_manager_policy_options, policy, len(machine.packages), nodes)
+    )
+    options = config.topology_manager_policy_options
+    yield from _told(lambda: check_topology_options(options, policy, nodes, distances=distances))
+
+
+def _told(look: Callable[[], None]) -> Iterator[str]:
+    try:
+        look()
+    except ConfigError as error:
+        yield str(error).removeprefix("cannot use ")
+
+
+def usable_memory(node: NumaNode) -> dict[str, int]:
+    """Give what a node can keep or promise: bytes by resource, memory without its huge pages.
+
+    Memory is left out where the machine does not tell its size.
+    """
+    pages = {
+        f"hugepages-{show_quantity(kib << 10)}": (kib << 10) * p.nr
+        for kib, p in (node.hugepages or {}).items()
+    }
+    memory = {} if node.mem_bytes is None else {"memory": node.mem_bytes - sum(pages.values())}
+    return memory | pages
+
+
+def memory_misfits(
+    usable: Mapping[int, Mapping[str, int]], reserved: Mapping[int, Mapping[str, int]]
+) -> list[str]:
+    """Hold reserved memory against what nodes have.
+
+    Args:
+        usable: Node to resource to bytes; memory is missing where its size is not known.
+        reserved: Node to resource to bytes.
+
+    Returns:
+        One sentence a problem, each opening with the key.
+    """
+    problems = []
+    for node, kept in reserved.items():
+        if node not in usable:
+            there = ", ".join(map(str, usable))
+            problems.append(f"reservedMemory: there is no NUMA node {node} (there are: {there})")
+            continue
+        for name, size in kept.items():
+            if (name != "memory" or name in usable[node]) and size > (
+                has := max(usable[node].get(name, 0), 0)
+            ):
+                problems.append(
+                    f"reservedMemory: NUMA node {node} cannot keep {show_quantity(size)} of {name}, "
+                    f"it has {show_quantity(has)}" + (" besides its huge pages" if name == "memory" else "")
+                )
+    return problems

@@ -1,4 +1,4 @@
-"""Addresses of unix sockets, as kubelet and crictl write them."""
+"""Addresses: of unix sockets, as kubelet and crictl write them, and of kubelet itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from proxy.model.errors import ConfigError
 PATH_LIMIT = 107
 """Longest path of a unix socket in bytes: sun_path holds 108 with the closing zero (unix(7))."""
 
+_HTTP = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?):([0-9]{1,5})/?", re.ASCII)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -51,6 +52,40 @@ def parse_endpoint(text: str) -> Path:
 def show_endpoint(path: Path) -> str:
     """Write a socket's path as kubelet wants it."""
     return f"unix://{path}"
+
+
+def parse_address(text: str) -> str:
+    """Read ``https://HOST:PORT`` or ``http://HOST:PORT``.
+
+    Args:
+        text: The address; blanks around it and a slash behind it are ignored.
+
+    Returns:
+        The address in small letters.
+
+    Raises:
+        ValueError: It is none; the message says what is missing.
+    """
+    body = text.strip().lower()
+    found = _HTTP.fullmatch(body)
+    if found is None:
+        if not body.startswith(("https://", "http://")):
+            cause = "it must begin with https:// or http://"
+        elif "/" in body.partition("://")[2].rstrip("/"):
+            cause = "no path belongs here, /pods is added"
+        else:
+            cause = "it must be a host and a port, such as https://127.0.0.1:10250"
+        raise ValueError(f"{text!r}: {cause}")
+    if not 1 <= int(found[3]) <= 65535:
+        raise ValueError(f"{text!r}: ports are 1 to 65535")
+    if found[2].startswith("["):
+        import ipaddress
+
+        try:
+            ipaddress.IPv6Address(found[2][1:-1])
+        except ValueError as error:
+            raise ValueError(f"{text!r}: {error}") from error
+    return f"{found[1]}://{found[2]}:{int(found[3])}"
 
 
 def _words(text: str, cause: str) -> str:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.config.endpoint import parse_endpoint, show_endpoint
+from proxy.config.endpoint import parse_address, parse_endpoint, show_endpoint
+from proxy.config.trees import meant
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
+from proxy.model.quantity import parse_quantity, show_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +29,24 @@ class Kind:
 
     Attributes:
         wants: What a good value is, in words ("a duration such as 10s").
-        read: Text to value; raises ValueError or ConfigError with the cause.
-        show: Value to a text that reads back as the same value.
-        tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ...).
+        read: Text to value; raises ValueError or ConfigError with the cause. Kinds of lists and of keys with
+            values are given a ``Tree`` instead, and raise its faults.
+        show: Value to a text that reads back as the same value; lists and dictionaries of texts and whole
+            numbers for the kinds that are more than a text.
+        tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
         bounded: True when ``wants`` tells more than the key's explanation does.
     """
 
     wants: str
-    read: Callable[[str], Any]
-    show: Callable[[Any], str]
+    read: Callable[[Any], Any]
+    show: Callable[[Any], Any]
     tags: frozenset[str] = frozenset({"str", "int", "float", "bool", "timestamp"})
     bounded: bool = False
+
+    @property
+    def nested(self) -> bool:
+        """True for lists, and for keys with values."""
+        return not self.tags.isdisjoint({"map", "seq"})
 
 
 _BARE = re.compile(r"[A-Za-z/][A-Za-z0-9/._:-]*|(?:[0-9]+(?:ms|[smh]))+")
@@ -61,7 +70,7 @@ def choice(values: type[enum.StrEnum]) -> Kind:
 
     def read(text: str) -> enum.StrEnum:
         if text not in words:
-            raise ValueError(f"{text!r} is not {listed}")
+            raise ValueError(f"{text!r} is not {listed}{meant(text, words)}")
         return values(text)
 
     return Kind(listed, read, str, bounded=True)
@@ -176,3 +185,41 @@ OPTIONAL_SOCKET = Kind(
     _read_optional_socket,
     lambda v: "" if v is None else show_endpoint(v),
 )
+
+
+OPTIONAL_FILE = Kind(
+    "an absolute path, or empty",
+    lambda text: _read_path(text) if text.strip() else None,
+    lambda v: "" if v is None else str(v),
+)
+
+OPTIONAL_ADDRESS = Kind(
+    "an address such as https://127.0.0.1:10250, or empty",
+    lambda text: parse_address(text) if text.strip() else "",
+    str,
+)
+
+
+def read_amount(text: str, milli: bool = False) -> int:
+    """Read an amount of a resource that cannot be less than nothing.
+
+    Raises:
+        ValueError: It is no amount, or negative.
+    """
+    amount = parse_quantity(text, milli=milli)
+    if amount < 0:
+        raise ValueError(f"{text} is less than nothing")
+    return amount
+
+
+def _amount(wants: str, milli: bool) -> Kind:
+    return Kind(
+        f"{wants}, or empty",
+        lambda text: read_amount(text, milli) if text.strip() else None,
+        lambda v: "" if v is None else show_quantity(v, milli=milli),
+        frozenset({"str", "int", "float"}),
+    )
+
+
+CPU_AMOUNT = _amount("an amount of CPU such as 500m", milli=True)
+BYTES = _amount("an amount such as 1Gi", milli=False)

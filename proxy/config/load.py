@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.config.checks import check
+from proxy.config.checks import check, refuse
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
+from proxy.config.trees import Fault, Tree, clash, meant
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ T = TypeVar("T")
 DEFAULT_FILE = Path("/etc/topoproxy/config.yaml")
 SIZE_LIMIT = 1 << 20
 _HEADER = {"apiVersion": API_VERSION, "kind": KIND}
-_CLASHES = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "null": "nothing"}
 
 
 def load(path: Path | None = None, default: Path = DEFAULT_FILE) -> Config:
@@ -77,9 +77,9 @@ def parse(text: str, source: str) -> Config:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
-        raise _refuse(source, [f"line {line}: not YAML: {error.problem or error.context}"]) from error
+        raise refuse(source, [f"line {line}: not YAML: {error.problem or error.context}"]) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise _refuse(source, [f"not YAML: {str(error).splitlines()[0]}"]) from error
+        raise refuse(source, [f"not YAML: {str(error).splitlines()[0]}"]) from error
     if root is None:
         return Config(source=source)
     problems: list[str] = []
@@ -87,7 +87,7 @@ def parse(text: str, source: str) -> Config:
     if not problems:
         problems = check(config)
     if problems:
-        raise _refuse(source, problems)
+        raise refuse(source, problems)
     return config
 
 
@@ -105,24 +105,18 @@ def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Co
         if text is None:
             continue
         section, _, name = key.rpartition(".")
-        part: Any = getattr(config, section) if section else config
+        place = next((f.name for f, k, s in keys(config) if k == section and s is None), "")
+        part: Any = getattr(config, place) if section else config
         field, setting = next((f, s) for f, k, s in keys(part) if k == name and s is not None)
         try:
             changed = replace(part, **{field.name: setting.kind.read(text)})
         except ValueError as error:
             raise UsageError(f"cannot use {option}: {error}") from error
-        config = replace(config, **{section: changed}) if section else changed
+        config = replace(config, **{place: changed}) if section else changed
     problems = check(config)
     if problems:
         raise UsageError(f"cannot use the settings together: {'; '.join(problems)}")
     return config
-
-
-def _refuse(source: str, problems: list[str]) -> ConfigError:
-    if len(problems) == 1:
-        return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
-    listed = "".join(f"\n  {problem}" for problem in problems)
-    return ConfigError(f"cannot use the configuration {source}: {len(problems)} problems:{listed}")
 
 
 def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]) -> T:
@@ -131,7 +125,7 @@ def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]
 
     where = f"{_line(node)}: {prefix.rstrip('.')}" if prefix else _line(node)
     if not isinstance(node, yaml.MappingNode):
-        problems.append(f"{where}: wants keys with values, not {_clash(node)}")
+        problems.append(f"{where}: wants keys with values, not {clash(node)}")
         return defaults
     known = {key: (item, setting) for item, key, setting in keys(defaults)}
     header = {} if prefix else _HEADER
@@ -165,10 +159,12 @@ def _read_value(
         problems.append(f"{where}: has no value (leave the key out for the default)")
         return
     if tag not in kind.tags:
-        problems.append(f"{where}: wants {kind.wants}, not {_clash(node)}")
+        problems.append(f"{where}: wants {kind.wants}, not {clash(node)}")
         return
     try:
-        changes[name] = kind.read(node.value)
+        changes[name] = kind.read(Tree(node) if kind.nested else node.value)
+    except Fault as fault:
+        problems.append(f"line {fault.line}: {where.partition(': ')[2]}{fault.path}: {fault}")
     except ValueError as error:
         problems.append(f"{where}: {error}")
 
@@ -177,23 +173,9 @@ def _line(node: yaml.Node) -> str:
     return f"line {node.start_mark.line + 1}"
 
 
-def _clash(node: yaml.Node) -> str:
-    """Say what stands there instead of what was wanted."""
-    import yaml
-
-    if isinstance(node, yaml.ScalarNode):
-        tag = node.tag.rpartition(":")[2]
-        return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"
-    return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"
-
-
 def _meant(key: str, known: list[str], prefix: str) -> str:
     """Suggest the key that was probably meant; also where it belongs into a section."""
-    import difflib
-
-    for _, section, setting in keys(Config):
-        if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), section))}:
+    for item, section, setting in keys(Config):
+        if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), item.name))}:
             return f"; did you mean {section}.{key}?"
-    lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
-    return f"; did you mean {prefix}{lower[close[0]]}?" if close else ""
+    return meant(key, known, prefix)

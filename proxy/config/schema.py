@@ -7,113 +7,46 @@ Where kubelet has a setting, its name and its words are used.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, TRUTH, Kind, choice, duration, whole
+from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, choice, duration, whole
+from proxy.config.sections import KubeletConfig, LogConfig, ReserveConfig, SettleConfig
+from proxy.config.setting import Setting, key, keys, section
+from proxy.config.structures import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Fixed, Reserved
+from proxy.config.words import (
+    CpuManagerPolicy,
+    LogFormat,
+    LogLevel,
+    MemoryManagerPolicy,
+    MemoryNodes,
+    Mode,
+    OnError,
+)
 from proxy.model.idset import CpuSet
+from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "Config",
+    "CpuManagerPolicy",
+    "KubeletConfig",
+    "LogConfig",
+    "LogFormat",
+    "LogLevel",
+    "MemoryManagerPolicy",
+    "MemoryNodes",
+    "Mode",
+    "OnError",
+    "ReserveConfig",
+    "Setting",
+    "SettleConfig",
+    "keys",
+]
 
 API_VERSION = "topoproxy/v1"
 KIND = "TopoproxyConfiguration"
-
-
-class CpuManagerPolicy(enum.StrEnum):
-    """Who gives exclusive CPUs to Guaranteed containers."""
-
-    NONE = "none"
-    STATIC = "static"
-
-
-class Mode(enum.StrEnum):
-    """What is done with a decision."""
-
-    ENFORCE = "enforce"
-    OBSERVE = "observe"
-    PASSTHROUGH = "passthrough"
-
-
-class OnError(enum.StrEnum):
-    """What happens to a call when deciding fails by a fault of ours."""
-
-    FORWARD = "forward"
-    REFUSE = "refuse"
-
-
-class MemoryNodes(enum.StrEnum):
-    """What cpuset.mems of containers with CPUs of their own is."""
-
-    FOLLOW = "follow"
-    LEAVE = "leave"
-
-
-class LogLevel(enum.StrEnum):
-    """The least important records that are written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(enum.StrEnum):
-    """How records look."""
-
-    TEXT = "text"
-    KLOG = "klog"
-    JSON = "json"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One key of the file: its name, how its value is read, and what it means."""
-
-    key: str
-    kind: Kind
-    doc: str
-
-
-def _key(name: str, kind: Kind, doc: str) -> dict[str, Setting]:
-    return {"setting": Setting(name, kind, doc)}
-
-
-def _section(name: str, doc: str) -> dict[str, str]:
-    return {"section": name, "doc": doc}
-
-
-@dataclass(frozen=True, slots=True)
-class SettleConfig:
-    """The second, lasting write of a cpuset, through the runtime."""
-
-    enabled: bool = field(
-        default=True,
-        metadata=_key(
-            "enabled",
-            TRUTH,
-            "Tell the runtime each new cpuset too, so that it does not write an old one back.",
-        ),
-    )
-    per_second: int = field(
-        default=10,
-        metadata=_key("perSecond", whole(1, 1000), "At most so many of these updates in a second."),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """The log on standard error."""
-
-    level: LogLevel = field(
-        default=LogLevel.INFO, metadata=_key("level", choice(LogLevel), "Least important records to write.")
-    )
-    format: LogFormat = field(
-        default=LogFormat.TEXT,
-        metadata=_key(
-            "format", choice(LogFormat), "text for people, klog as kubelet's, json one object a line."
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +54,14 @@ class Config:
     """The whole configuration. Durations are seconds, sockets and folders absolute paths.
 
     Attributes:
+        reserved_memory: NUMA node to resource to bytes.
+        eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None where it does not say it.
         source: The file that it came from, for messages; not a setting and no part of equality.
     """
 
     mode: Mode = field(
         default=Mode.ENFORCE,
-        metadata=_key(
+        metadata=key(
             "mode",
             choice(Mode),
             "enforce: place containers. observe: decide and log, change nothing. passthrough: only relay.",
@@ -134,19 +69,90 @@ class Config:
     )
     cpu_manager_policy: CpuManagerPolicy = field(
         default=CpuManagerPolicy.NONE,
-        metadata=_key(
+        metadata=key(
             "cpuManagerPolicy",
             choice(CpuManagerPolicy),
             "static: Guaranteed containers with whole CPUs own CPUs; kubelet's own policy must be none then.",
         ),
     )
+    cpu_manager_policy_options: CpuOptions = field(
+        default=CpuOptions(),
+        metadata=key(
+            "cpuManagerPolicyOptions", CPU_OPTIONS, "How static chooses CPUs; all are false by default."
+        ),
+    )
     reserved_system_cpus: CpuSet = field(
         default=CpuSet(),
-        metadata=_key("reservedSystemCPUs", CPUS, "CPUs that are never given away, as a list such as 0-1,8."),
+        metadata=key(
+            "reservedSystemCPUs",
+            CPUS,
+            "CPUs that are never given away, as a list such as 0-1,8. Wins over the amounts of CPU below.",
+        ),
+    )
+    kube_reserved: ReserveConfig = field(
+        default=ReserveConfig(),
+        metadata=section("kubeReserved", "What is kept for kubelet and the container runtime."),
+    )
+    system_reserved: ReserveConfig = field(
+        default=ReserveConfig(),
+        metadata=section(
+            "systemReserved", "What is kept for the rest of the system, and added to kubeReserved."
+        ),
+    )
+    topology_manager_policy: Policy = field(
+        default=Policy.NONE,
+        metadata=key(
+            "topologyManagerPolicy",
+            choice(Policy),
+            "How CPUs, memory and devices come onto the same NUMA nodes. restricted and single-numa-node "
+            "refuse pods for which that cannot be.",
+        ),
+    )
+    topology_manager_scope: Scope = field(
+        default=Scope.CONTAINER,
+        metadata=key(
+            "topologyManagerScope",
+            choice(Scope),
+            "Whether containers are decided one by one or a pod at once.",
+        ),
+    )
+    topology_manager_policy_options: TopologyOptions = field(
+        default=TopologyOptions(),
+        metadata=key(
+            "topologyManagerPolicyOptions",
+            TOPOLOGY_OPTIONS,
+            "How nodes are preferred, and a limit on their number; without one any number is taken.",
+        ),
+    )
+    memory_manager_policy: MemoryManagerPolicy = field(
+        default=MemoryManagerPolicy.NONE,
+        metadata=key(
+            "memoryManagerPolicy",
+            choice(MemoryManagerPolicy),
+            "Static: Guaranteed pods are promised memory and huge pages of NUMA nodes; needs reservedMemory.",
+        ),
+    )
+    reserved_memory: Reserved = field(
+        default=Fixed(),
+        metadata=key(
+            "reservedMemory",
+            RESERVED_MEMORY,
+            "What Static keeps for the system by NUMA node: [{numaNode: 0, limits: {memory: 1Gi}}]. The "
+            "memory of all nodes is what kubeReserved, systemReserved and evictionHard say together.",
+        ),
+    )
+    eviction_memory: int | None = field(
+        default=None,
+        metadata=key(
+            "evictionHard",
+            EVICTION,
+            "kubelet's thresholds. Of them memory.available (there 100Mi by default) is used, to check "
+            "reservedMemory.",
+        ),
     )
     memory_nodes: MemoryNodes = field(
         default=MemoryNodes.FOLLOW,
-        metadata=_key(
+        metadata=key(
             "memoryNodes",
             choice(MemoryNodes),
             "follow: containers that own CPUs take memory of those CPUs' nodes. leave: of any node.",
@@ -154,7 +160,7 @@ class Config:
     )
     on_error: OnError = field(
         default=OnError.FORWARD,
-        metadata=_key(
+        metadata=key(
             "onError",
             choice(OnError),
             "A fault of our own while deciding: forward the call as it came, or refuse it.",
@@ -162,36 +168,36 @@ class Config:
     )
     listen: Path = field(
         default=Path("/run/topoproxy/cri.sock"),
-        metadata=_key("listen", SOCKET, "Where kubelet connects (its containerRuntimeEndpoint)."),
+        metadata=key("listen", SOCKET, "Where kubelet connects (its containerRuntimeEndpoint)."),
     )
     runtime: Path = field(
         default=Path("/run/containerd/containerd.sock"),
-        metadata=_key("runtime", SOCKET, "The socket of the container runtime."),
+        metadata=key("runtime", SOCKET, "The socket of the container runtime."),
     )
     admin_socket: Path | None = field(
         default=None,
-        metadata=_key(
+        metadata=key(
             "adminSocket",
             OPTIONAL_SOCKET,
             'Where "topoproxy status" asks; empty: admin.sock beside the listen socket.',
         ),
     )
     state_dir: Path = field(
-        default=Path("/var/lib/topoproxy"), metadata=_key("stateDir", FOLDER, "Where placements are kept.")
+        default=Path("/var/lib/topoproxy"), metadata=key("stateDir", FOLDER, "Where placements are kept.")
     )
     sysfs_root: Path = field(
-        default=Path("/sys"), metadata=_key("sysfsRoot", FOLDER, "Where the kernel describes the hardware.")
+        default=Path("/sys"), metadata=key("sysfsRoot", FOLDER, "Where the kernel describes the hardware.")
     )
     procfs_root: Path = field(
-        default=Path("/proc"), metadata=_key("procfsRoot", FOLDER, "Where the kernel describes processes.")
+        default=Path("/proc"), metadata=key("procfsRoot", FOLDER, "Where the kernel describes processes.")
     )
     cgroup_root: Path = field(
         default=Path("/sys/fs/cgroup"),
-        metadata=_key("cgroupRoot", FOLDER, "Where the cgroup hierarchies are mounted."),
+        metadata=key("cgroupRoot", FOLDER, "Where the cgroup hierarchies are mounted."),
     )
     reconcile_period: float = field(
         default=10.0,
-        metadata=_key(
+        metadata=key(
             "reconcilePeriod",
             duration(0.1, 3600),
             "How often the kernel's cpusets are compared with the plan and repaired.",
@@ -199,18 +205,30 @@ class Config:
     )
     call_timeout: float = field(
         default=5.0,
-        metadata=_key(
+        metadata=key(
             "callTimeout", duration(0.1, 60), "Longest that a held call waits for a decision and its writes."
         ),
     )
     drain_timeout: float = field(
         default=20.0,
-        metadata=_key("drainTimeout", duration(0, 600), "After SIGTERM, how long calls in flight may go on."),
+        metadata=key("drainTimeout", duration(0, 600), "After SIGTERM, how long calls in flight may go on."),
+    )
+    explain_history: int = field(
+        default=500,
+        metadata=key(
+            "explainHistory",
+            whole(0, 100_000),
+            'How many decisions about containers that are gone "topoproxy explain" still tells.',
+        ),
+    )
+    kubelet: KubeletConfig = field(
+        default=KubeletConfig(),
+        metadata=section("kubelet", "What may be asked of kubelet; nothing by default."),
     )
     settle: SettleConfig = field(
-        default=SettleConfig(), metadata=_section("settle", "Making cpusets last at the runtime.")
+        default=SettleConfig(), metadata=section("settle", "Making cpusets last at the runtime.")
     )
-    log: LogConfig = field(default=LogConfig(), metadata=_section("log", "The log on standard error."))
+    log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)
 
     @property
@@ -218,12 +236,12 @@ class Config:
         """Where the admin socket is: as configured, or ``admin.sock`` beside the listening socket."""
         return self.admin_socket or self.listen.with_name("admin.sock")
 
+    @property
+    def reserved_cpu_amount(self) -> int | None:
+        """How many CPUs ``kubeReserved`` and ``systemReserved`` keep, rounded up together.
 
-def keys(of: type[Any] | Any) -> Iterator[tuple[Field[Any], str, Setting | None]]:
-    """Walk the fields that are keys of the file: field, key, and its setting (None: a section)."""
-    for item in fields(of):
-        setting: Setting | None = item.metadata.get("setting")
-        if setting is not None:
-            yield item, setting.key, setting
-        elif "section" in item.metadata:
-            yield item, item.metadata["section"], None
+        None where neither says it, and where ``reservedSystemCPUs`` names CPUs: that list wins over the
+        amounts (kubelet 1.36, reference C.3).
+        """
+        amounts = [part.cpu for part in (self.kube_reserved, self.system_reserved) if part.cpu is not None]
+        return None if not amounts or self.reserved_system_cpus else -(-sum(amounts) // 1000)

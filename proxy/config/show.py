@@ -29,7 +29,8 @@ def _mapping(part: Any) -> dict[str, object]:
         if setting is None:
             result[key] = _mapping(value)
         else:
-            result[key] = value if isinstance(value, bool | int) else setting.kind.show(value)
+            text = "str" in setting.kind.tags or setting.kind.nested
+            result[key] = setting.kind.show(value) if text else value
     return result
 
 
@@ -45,6 +46,24 @@ def _lines(part: Any, indent: str, comments: bool) -> Iterator[str]:
         if setting is None:
             yield f"{indent}{key}:"
             yield from _lines(value, indent + "  ", comments)
+        elif setting.kind.nested:
+            yield from _block(setting.kind.show(value), f"{indent}{key}:", indent)
         else:
             text = setting.kind.show(value)
             yield f"{indent}{key}: {quote(text) if 'str' in setting.kind.tags else text}"
+
+
+def _block(value: Any, head: str, indent: str) -> Iterator[str]:
+    """Write a dictionary or a list of them below the line that opens it; an empty one on that line."""
+    if isinstance(value, dict):
+        yield head if value else f"{head} {{}}"
+        for key, inner in value.items():
+            yield from _block(inner, f"{indent}  {quote(key)}:", indent + "  ")
+    elif isinstance(value, list):
+        yield head if value else f"{head} []"
+        for inner in value:
+            _, first, *rest = _block(inner, "", indent + "  ")
+            yield f"{indent}  - {first.lstrip()}"
+            yield from rest
+    else:
+        yield f"{head} {quote(value) if isinstance(value, str) else value}"

@@ -23,9 +23,9 @@ def test_every_option_names_a_setting_and_explains_it() -> None:
     known = {key for _, key, setting in keys(Config()) if setting}
     known |= {
         f"{s}.{key}"
-        for _, s, none in keys(Config())
+        for field, s, none in keys(Config())
         if none is None
-        for _, key, _ in keys(getattr(Config(), s))
+        for _, key, _ in keys(getattr(Config(), field.name))
     }
     assert {key for _, _, key, _ in _OPTIONS} <= known
 

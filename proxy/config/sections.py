@@ -1,0 +1,131 @@
+"""Settings that belong together: the sections of the configuration file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.config.kinds import (
+    BYTES,
+    CPU_AMOUNT,
+    OPTIONAL_ADDRESS,
+    OPTIONAL_FILE,
+    OPTIONAL_SOCKET,
+    TRUTH,
+    choice,
+    duration,
+    whole,
+)
+from proxy.config.setting import key
+from proxy.config.words import LogFormat, LogLevel
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveConfig:
+    """What is kept for the system; None where an amount is not given.
+
+    Attributes:
+        cpu: Thousandths of a CPU.
+        memory: Bytes.
+        ephemeral_storage, pid: Not used here.
+    """
+
+    cpu: int | None = field(
+        default=None, metadata=key("cpu", CPU_AMOUNT, "CPUs, such as 500m or 2; empty: not said.")
+    )
+    memory: int | None = field(
+        default=None, metadata=key("memory", BYTES, "Bytes, such as 1Gi; empty: not said.")
+    )
+    ephemeral_storage: int | None = field(
+        default=None, metadata=key("ephemeral-storage", BYTES, "Taken as kubelet does, and not used here.")
+    )
+    pid: int | None = field(
+        default=None, metadata=key("pid", BYTES, "Taken as kubelet does, and not used here.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletConfig:
+    """What may be asked of kubelet. Paths are None where they are not given."""
+
+    pods: str = field(
+        default="",
+        metadata=key(
+            "pods",
+            OPTIONAL_ADDRESS,
+            "Where kubelet's /pods is read, such as https://127.0.0.1:10250; kubelet on this machine is "
+            "meant. Empty: not asked.",
+        ),
+    )
+    pods_api: Path | None = field(
+        default=None,
+        metadata=key(
+            "podsApi",
+            OPTIONAL_SOCKET,
+            "The socket of kubelet's pods API, asked before pods is. Empty: not asked.",
+        ),
+    )
+    pod_resources: Path | None = field(
+        default=None,
+        metadata=key(
+            "podResources",
+            OPTIONAL_SOCKET,
+            "The socket of kubelet's pod-resources API, which tells devices. Empty: not asked.",
+        ),
+    )
+    token_file: Path | None = field(
+        default=None,
+        metadata=key("tokenFile", OPTIONAL_FILE, "Holds the bearer token that is shown at pods."),
+    )
+    ca_file: Path | None = field(
+        default=None,
+        metadata=key(
+            "caFile", OPTIONAL_FILE, "Certificates that kubelet's is checked with; empty: the system's."
+        ),
+    )
+    cert_file: Path | None = field(
+        default=None, metadata=key("certFile", OPTIONAL_FILE, "Our own certificate for pods; needs keyFile.")
+    )
+    key_file: Path | None = field(
+        default=None, metadata=key("keyFile", OPTIONAL_FILE, "The key of certFile.")
+    )
+    insecure_skip_verify: bool = field(
+        default=False,
+        metadata=key("insecureSkipVerify", TRUTH, "Take any certificate from kubelet, also a forged one."),
+    )
+    timeout: float = field(
+        default=0.5, metadata=key("timeout", duration(0.01, 5), "Longest that one question to kubelet takes.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SettleConfig:
+    """The second, lasting write of a cpuset, through the runtime."""
+
+    enabled: bool = field(
+        default=True,
+        metadata=key(
+            "enabled",
+            TRUTH,
+            "Tell the runtime each new cpuset too, so that it does not write an old one back.",
+        ),
+    )
+    per_second: int = field(
+        default=10,
+        metadata=key("perSecond", whole(1, 1000), "At most so many of these updates in a second."),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The log on standard error."""
+
+    level: LogLevel = field(
+        default=LogLevel.INFO, metadata=key("level", choice(LogLevel), "Least important records to write.")
+    )
+    format: LogFormat = field(
+        default=LogFormat.TEXT,
+        metadata=key(
+            "format", choice(LogFormat), "text for people, klog as kubelet's, json one object a line."
+        ),
+    )

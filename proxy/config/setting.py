@@ -1,0 +1,38 @@
+"""What a key of the configuration file is, and how the fields of a frozen value carry their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields
+from typing import Any
+
+from proxy.config.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the file: its name, how its value is read, and what it means."""
+
+    key: str
+    kind: Kind
+    doc: str
+
+
+def key(name: str, kind: Kind, doc: str) -> dict[str, Setting]:
+    """Give the metadata of a field that is a key."""
+    return {"setting": Setting(name, kind, doc)}
+
+
+def section(name: str, doc: str) -> dict[str, str]:
+    """Give the metadata of a field that holds keys of its own."""
+    return {"section": name, "doc": doc}
+
+
+def keys(of: type[Any] | Any) -> Iterator[tuple[Field[Any], str, Setting | None]]:
+    """Walk the fields that are keys of the file: field, key, and its setting (None: a section)."""
+    for item in fields(of):
+        setting: Setting | None = item.metadata.get("setting")
+        if setting is not None:
+            yield item, setting.key, setting
+        elif "section" in item.metadata:
+            yield item, item.metadata["section"], None

@@ -1,0 +1,101 @@
+"""Values of a key that are more than a text: lists, and keys with values, each piece with its line.
+
+The pieces are looked at one by one and the first fault ends it: a file whose aliases multiply into
+billions of pieces costs no more than the pieces up to that fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_CLASHES = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "null": "nothing"}
+WORDS = frozenset({"str", "int", "float", "bool"})
+
+
+class Fault(ValueError):  # noqa: N818 - reads as what it is
+    """What is wrong with a piece.
+
+    Attributes:
+        line: The line where it stands.
+        path: Where it is below its key, such as ``[0].limits``; empty for the whole value.
+    """
+
+    def __init__(self, line: int, path: str, cause: str) -> None:
+        super().__init__(cause)
+        self.line = line
+        self.path = path
+
+
+class Tree:
+    """A node of the file (a yaml.Node, which is not imported here), seen from the key that it belongs to."""
+
+    __slots__ = ("_node", "_path")
+
+    def __init__(self, node: Any, path: str = "") -> None:
+        self._node = node
+        self._path = path
+
+    def fault(self, cause: object) -> Fault:
+        """Give the error that says what is wrong here."""
+        return Fault(self._node.start_mark.line + 1, self._path, str(cause))
+
+    def text(self, wants: str, tags: Iterable[str] = WORDS) -> str:
+        """Give the text as it is written.
+
+        Args:
+            wants: What a good value is, in words.
+            tags: YAML's short types that are right.
+
+        Raises:
+            Fault: It is nothing, or of another type.
+        """
+        tag = self._node.tag.rpartition(":")[2]
+        if self._node.id != "scalar" or tag not in tags:
+            raise self.fault("has no value" if tag == "null" else f"wants {wants}, not {clash(self._node)}")
+        return str(self._node.value)
+
+    def entries(self, wants: str = "keys with values") -> Iterator[tuple[str, Tree]]:
+        """Walk keys and their values.
+
+        Raises:
+            Fault: It has none, or a key is no text or stands there twice.
+        """
+        if self._node.id != "mapping":
+            raise self.fault(f"wants {wants}, not {clash(self._node)}")
+        seen = set()
+        for name, value in self._node.value:
+            key = name.value if name.id == "scalar" else "?"
+            tree = Tree(value, f"{self._path}.{key}")
+            if name.id != "scalar" or key in seen:
+                raise tree.fault("given twice" if key in seen else "a key must be a word")
+            seen.add(key)
+            yield key, tree
+
+    def members(self, wants: str = "a list") -> Iterator[Tree]:
+        """Walk the members of a list.
+
+        Raises:
+            Fault: It is none.
+        """
+        if self._node.id != "sequence":
+            raise self.fault(f"wants {wants}, not {clash(self._node)}")
+        for at, value in enumerate(self._node.value):
+            yield Tree(value, f"{self._path}[{at}]")
+
+
+def clash(node: Any) -> str:
+    """Say what stands there instead of what was wanted."""
+    if node.id == "scalar":
+        tag = node.tag.rpartition(":")[2]
+        return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"
+    return "a list" if node.id == "sequence" else "keys with values"
+
+
+def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Suggest the word that was probably meant; empty where none is near."""
+    import difflib
+
+    lower = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=0.6)
+    return f"; did you mean {prefix}{lower[close[0]]}?" if close else ""

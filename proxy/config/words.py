@@ -1,0 +1,58 @@
+"""Settings that are one of a few words; where kubelet has the setting, its words."""
+
+from __future__ import annotations
+
+import enum
+
+
+class CpuManagerPolicy(enum.StrEnum):
+    """Who gives exclusive CPUs to Guaranteed containers."""
+
+    NONE = "none"
+    STATIC = "static"
+
+
+class MemoryManagerPolicy(enum.StrEnum):
+    """Whether Guaranteed containers are promised memory of NUMA nodes; kubelet writes it with capitals."""
+
+    NONE = "None"
+    STATIC = "Static"
+
+
+class Mode(enum.StrEnum):
+    """What is done with a decision."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    PASSTHROUGH = "passthrough"
+
+
+class OnError(enum.StrEnum):
+    """What happens to a call when deciding fails by a fault of ours."""
+
+    FORWARD = "forward"
+    REFUSE = "refuse"
+
+
+class MemoryNodes(enum.StrEnum):
+    """What cpuset.mems of containers with CPUs of their own is."""
+
+    FOLLOW = "follow"
+    LEAVE = "leave"
+
+
+class LogLevel(enum.StrEnum):
+    """The least important records that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.StrEnum):
+    """How records look."""
+
+    TEXT = "text"
+    KLOG = "klog"
+    JSON = "json"
