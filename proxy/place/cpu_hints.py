@@ -10,20 +10,20 @@ n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has
 summed before it and one node, so a list costs one addition per set; masks and hints are made once for all
 machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a demand, and
 "holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed form is
-exact. ``SocketFamily`` knows in addition what is preferred for its sockets.
+exact. ``proxy.place.sockets`` knows in addition what is preferred for its sockets.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.place.cputopo import CpuTopology
 from proxy.place.demand import LISTED, Demand, masks
 from proxy.place.family import Family, hint
+from proxy.place.sockets import SocketFamily, Sockets
 
 CPU = "cpu"
 
@@ -109,7 +109,7 @@ def cpu_hints(
     free = [(bits & available.bits).bit_count() for bits in topo.nodes.values()]
     held = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
     size = _fewest(topo, request)
-    sockets = _Sockets.of(topo, size) if by_socket else None
+    sockets = Sockets.of(topo, size) if by_socket else None
     need = request - len(reusable)
     if len(nodes) <= LISTED:
         return _list(nodes, free, sum(1 << node for node in held), need, size, sockets)
@@ -121,7 +121,7 @@ def cpu_hints(
 
 
 def _list(
-    nodes: tuple[int, ...], free: list[int], held: int, need: int, size: int, sockets: _Sockets | None
+    nodes: tuple[int, ...], free: list[int], held: int, need: int, size: int, sockets: Sockets | None
 ) -> tuple[TopologyHint, ...]:
     sums = [0]
     for count in free:
@@ -157,45 +157,3 @@ def _fewest(topo: CpuTopology, request: int) -> int:
         if missing <= 0:
             return count
     return len(topo.nodes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sockets:
-    """Which sets of nodes are aligned to sockets.
-
-    Attributes:
-        of_node: Node id to the bits of the sockets that it touches.
-        wanted: Sockets that an aligned set touches; 0 where no set is aligned.
-    """
-
-    of_node: tuple[tuple[int, int], ...]
-    wanted: int
-
-    @classmethod
-    def of(cls, topo: CpuTopology, size: int) -> _Sockets:
-        counts = topo.counts
-        nodes_per_socket = counts.numa_nodes // counts.sockets if counts.sockets else 0
-        touched = tuple((n, sum(1 << s for s, _ in topo.node_sockets[n])) for n in topo.nodes)
-        return cls(touched, -(-size // nodes_per_socket) if nodes_per_socket else 0)
-
-    def aligned(self, bits: int) -> bool:
-        found = 0
-        for node, sockets in self.of_node:
-            if bits >> node & 1:
-                found |= sockets
-        return found.bit_count() == self.wanted
-
-
-@dataclass(frozen=True, slots=True)
-class SocketFamily(Family):
-    """A family in which alignment to sockets is preferred as well.
-
-    Attributes:
-        sockets: Which sets are aligned.
-    """
-
-    sockets: _Sockets
-
-    def prefers(self, bits: int) -> bool:
-        """Tell whether a hint with this mask is preferred."""
-        return bits.bit_count() == self.size or self.sockets.aligned(bits)

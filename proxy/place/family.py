@@ -89,20 +89,43 @@ class Family(Sequence[TopologyHint]):
         return self._of_size(size, least is not None and size >= least)
 
     def best(self, around: Mask | None = None) -> TopologyHint | None:
-        """Give the best hint: fewest nodes (which makes it preferred if any is), then the smallest integer.
+        """Give the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.
 
         Args:
             around: Only hints that contain these nodes count.
         """
         base = around.bits if around else 0
+        found = self._fewest(base)
+        beside = () if found and self.prefers(found) else self.favourites(self.nodes, self.demands, 1, base)
+        bits = min((found, *beside) if found else beside, key=self._rank, default=0)
+        return hint(bits, self.prefers(bits)) if bits else None
+
+    def favourites(
+        self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
+    ) -> Sequence[int]:
+        """Give the best of the masks that are preferred for something else than their size; here none is.
+
+        Args:
+            nodes: Those that a mask may name.
+            demands: What it has to meet.
+            floor: The least size of it.
+            base: The nodes that it has to name.
+        """
+        del nodes, demands, floor, base
+        return ()
+
+    def _fewest(self, base: int = 0) -> int:
+        """Give the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
         found = [bits for bits in self.explicit if not base & ~bits]
         if not base & ~to_bits(self.nodes) and len(self.nodes) >= self.floor:
             found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
-        bits = min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
-        return hint(bits, self.prefers(bits)) if bits else None
+        return min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
+
+    def _rank(self, bits: int) -> tuple[bool, int, int]:
+        return not self.prefers(bits), bits.bit_count(), bits
 
     def lowest(self, most: int) -> tuple[TopologyHint, ...]:
-        """Give a few hints of the least size, smallest integer first; the first is ``best``.
+        """Give ``best`` and a few more of its size, preferred ones first, then by integer.
 
         Those after it are looked for with a bounded number of tries, so there may be fewer than there are.
         """
@@ -113,7 +136,7 @@ class Family(Sequence[TopologyHint]):
         found = {bits for bits in self.explicit if bits.bit_count() == size} | {best.affinity.bits}
         if size >= self.floor:
             found.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
-        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found)[:most])
+        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found, key=self._rank)[:most])
 
     def narrow(self) -> tuple[TopologyHint, ...]:
         """Give the hints of the least size (they may be many)."""
@@ -147,8 +170,8 @@ class Family(Sequence[TopologyHint]):
             elif (part | outside).bit_count() >= self.floor and covers(self.demands, part | outside):
                 self._show(seen, part | outside, part)
         shown = set(seen.values())
-        if (narrowest := self.best()) and narrowest.affinity:
-            shown.add(narrowest.affinity.bits)
+        if narrowest := self._fewest():
+            shown.add(narrowest)
         return tuple(hint(bits, self.prefers(bits)) for bits in sorted(shown, key=_by_size))
 
     def _show(self, seen: dict[int, int], bits: int, part: int) -> None:

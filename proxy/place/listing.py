@@ -78,8 +78,12 @@ def _agreed(families: Sequence[Family]) -> int | None:
         nodes = tuple(node for node in nodes if node in family.nodes)
     demands = [demand for family in families for demand in family.demands]
     found = {bits for family in families for bits in family.explicit}
-    if (best := fittest(nodes, demands, floor=max(family.floor for family in families))) is not None:
+    floor = max(family.floor for family in families)
+    if (best := fittest(nodes, demands, floor=floor)) is not None:
         found.add(best)
+    if best is None or _cool(families, best):
+        for family in families:
+            found.update(family.favourites(nodes, demands, floor))
     shared = [bits for bits in found if all(family.holds(bits) for family in families)]
     return min(shared, key=lambda bits: (_cool(families, bits), bits.bit_count(), bits), default=None)
 
