@@ -138,7 +138,8 @@ class Explanation:
         mems: The memory nodes; None where they are left alone.
         devices: Names of devices.
         reasons: The decision in sentences.
-        moved: Who had to leave CPUs for it.
+        moved: Who had to leave CPUs for it; the first of them.
+        more_moved: How many more had to.
         lacks: On a refusal, what would have made it fit, where that is known.
     """
 
@@ -158,6 +159,7 @@ class Explanation:
     devices: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
+    more_moved: int = 0
     lacks: tuple[Lack, ...] = ()
 
     @property

@@ -13,8 +13,9 @@ import re
 LARGEST = (1 << 63) - 1
 """Amounts end here."""
 
-_NUMBER = re.compile(r"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(.*)", re.ASCII | re.DOTALL)
-_EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)", re.ASCII)
+# Compiled (and kept by re) on first use: most commands read no amount.
+_NUMBER = r"(?s)([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(.*)"
+_EXPONENT = r"[eE]([+-]?[0-9]+)"
 _TENS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _TWOS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _LONGEST = 100
@@ -40,7 +41,7 @@ def parse_quantity(value: str | float, *, milli: bool = False) -> int:
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _LONGEST:
         raise ValueError(f"{text[:20]!r}... is too long for an amount")
-    found = _NUMBER.fullmatch(text)
+    found = re.fullmatch(_NUMBER, text)
     if found is None:
         raise ValueError(f"{text!r} is not an amount such as 2, 500m or 1Gi")
     sign, whole, part, bare, suffix = found.groups(default="")
@@ -66,7 +67,7 @@ def _scale(text: str, suffix: str) -> tuple[int, int]:
         return _TENS[suffix], 0
     if suffix in _TWOS:
         return 0, _TWOS[suffix]
-    if exponent := _EXPONENT.fullmatch(suffix):
+    if exponent := re.fullmatch(_EXPONENT, suffix):
         return max(-_FAR, min(_FAR, int(exponent[1]))), 0
     near = {name.lower(): name for name in (*_TWOS, *_TENS)}.get(suffix.lower())
     hint = f"; did you mean {near}?" if near else f" (known: {' '.join(s for s in (*_TENS, *_TWOS) if s)})"

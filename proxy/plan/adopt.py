@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, Verdict
-from proxy.plan.place import Plan, named_mems, place, pooled
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Block, Blocks
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.plan.nodes import named_mems
+from proxy.plan.place import Plan, place, pooled
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import claim
 
@@ -38,10 +40,13 @@ def adopt(
         gone = Container(container_id, name, pod, request, placement, phase, attempt)
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
     wish = claim(pod, request, state.node.machine.present, static=state.node.static)
+    if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish.pool)
+        return dataclasses.replace(plan, problem=wish.problem)
     if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
-        plan = _keep(state, container_id, pod, name, attempt, request, phase)
-        if plan is not None:
-            return plan
+        kept = _keep(state, container_id, pod, name, attempt, request, phase)
+        if kept is not None:
+            return kept
         why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
     plan = place(state, pod, name, attempt, request, container_id, state.node.machine.present)
@@ -72,7 +77,8 @@ def _keep(
     if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
         return None
     why = f"{wish.why}; runs on CPUs {has} already"
-    placement = Placement(Pool.OWN, has, named_mems(state, request), (why,), wish.hard)
+    mems = named_mems(state, request)
+    placement = Placement(Pool.OWN, has, mems, (why,), wish.hard, _blocks(state, pod, request, mems))
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
     after = state.changed(put=(container,))
     if not after.pools.shared:
@@ -89,7 +95,19 @@ def _pooled(
     request: Request,
     phase: Phase,
     why: str,
+    pool: Pool = Pool.SHARED,
 ) -> Plan:
-    placement = pooled(Pool.SHARED, named_mems(state, request), why)
+    placement = pooled(pool, named_mems(state, request), why)
+    if blocks := _blocks(state, pod, request, placement.mems):
+        placement = dataclasses.replace(placement, blocks=blocks)
     container = Container(container_id, name, pod, request, placement, phase, attempt)
     return Plan(Verdict(), state.changed(put=(container,)), container)
+
+
+def _blocks(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
+    """Count the memory of a container that is bound to nodes; nothing where it may use all of them."""
+    bound = mems != state.node.machine.memory_nodes or len(mems) == 1
+    if state.memory is None or pod.kube_qos is not KubeQos.GUARANTEED or not bound:
+        return ()
+    amounts = (("memory", request.memory_limit), *request.huge_pages)
+    return tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)

@@ -1,17 +1,19 @@
 """Deciding a CreateContainer: event and node state in, plan out.
 
-The order is: claim (what the pod's class and request entitle it to), CPUs (named by somebody, kept from an
-earlier attempt, or picked), verdict (nobody else owns them, the shared pool keeps at least one CPU), memory
-nodes, and who has to move. Nothing here changes anything: the plan holds the whole next state.
+The order is: claim (what the pod's class and request entitle it to), CPUs (named by somebody, or chosen by
+the topology manager, see ``desk``), verdict (nobody else owns them, the shared pool keeps at least one CPU),
+memory nodes, and who has to move. Nothing here changes anything: the plan holds the whole next state.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
+from proxy.model.explanation import Explanation
+from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.machine import Machine
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -22,13 +24,16 @@ from proxy.model.workload import (
     Request,
     Verdict,
 )
-from proxy.place.mems import memory_for
-from proxy.place.packed import NotEnoughCpus
-from proxy.place.pick import pick
+from proxy.place.cpu_request import container_cpus
+from proxy.plan.admit import worded
+from proxy.plan.cases import asks_of, case_of
+from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Ruling, grant, rule
+from proxy.plan.nodes import bound_to, named_mems, own_mems
+from proxy.plan.record import explain, moved
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import STRICT, Claim, claim, whole_cpus
 
-INVALID_ARGUMENT, FAILED_PRECONDITION = 3, 9
+INVALID_ARGUMENT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Plan:
         container: The container as placed; None on a refusal.
         shrink: Ids of containers that must leave CPUs before the request goes on.
         problem: What was wrong with what was asked, said to the operator; empty if nothing was.
+        explanation: Why; None for a container that could only go to a pool (``record.of_pool`` tells).
     """
 
     verdict: Verdict
@@ -48,15 +54,27 @@ class Plan:
     container: Container | None = None
     shrink: tuple[str, ...] = ()
     problem: str = ""
+    explanation: Explanation | None = None
 
 
 _ADMITTED = Verdict()
 
 
 class _RefusedError(Exception):
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict, ruling: Ruling | None = None) -> None:
         super().__init__(verdict.message)
         self.verdict = verdict
+        self.ruling = ruling
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A placement in the making: who owns its CPUs, what was wrong, and what was weighed."""
+
+    placement: Placement
+    owner: str = ""
+    problem: str = ""
+    ruling: Ruling | None = None
 
 
 def place(
@@ -84,22 +102,41 @@ def place(
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
     online = state.node.machine.online
-    wish = claim(pod, request, there or online, static=state.node.static)
+    wish = claim(pod, request, there or online, static=state.node.static, exact=_exact(pod, name))
+
+    def no(verdict: Verdict, ruling: Ruling | None, problem: str) -> Plan:
+        why = explain("CreateContainer", pod, name, attempt, request, verdict, ruling)
+        return Plan(verdict, state, problem=problem, explanation=why)
+
     try:
-        placement, owner, problem = _placement(state, pod, name, request, wish)
+        found = _find(state, pod, name, request, wish)
     except _RefusedError as refused:
-        return Plan(refused.verdict, state, problem=wish.problem)
-    container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, owner)
+        return no(refused.verdict, refused.ruling, wish.problem)
+    placement = found.placement
+    container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, found.owner)
     after = state.changed(put=(container,))
     shrink: tuple[str, ...] = ()
     if placement.pool is Pool.OWN:
-        if not after.pools.shared:
-            message = (
-                f"cannot give CPUs {placement.own} to {container.ref}: the shared pool would be left empty"
-            )
-            return Plan(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message), state, problem=problem)
+        if not after.pools.shared - after.aside(pod.key):
+            return no(_exhausted(placement.own, container.ref), found.ruling, found.problem)
         shrink, _ = moves(state, after)
-    return Plan(Verdict(), after, container, shrink, problem)
+    verdict = Verdict()
+    why = explain("CreateContainer", pod, name, attempt, request, verdict, found.ruling, placement, after)
+    if shrink:
+        who, more = moved(state, after, shrink)
+        why = dataclasses.replace(why, moved=who, more_moved=more)
+    return Plan(verdict, after, container, shrink, found.problem, why)
+
+
+def _exact(pod: Pod, name: str) -> int | None:
+    """Give the CPUs that a container may own by what kubelet told of its pod; None where it told nothing."""
+    known = next((ask for ask in pod.asks.containers if ask.name == name), None) if pod.asks else None
+    return None if known is None or pod.asks is None else container_cpus(pod.asks, known)
+
+
+def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
+    message = f"cannot give CPUs {cpus} to {ref}: the shared pool would be left empty"
+    return Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message)
 
 
 def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
@@ -108,9 +145,11 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     Most containers are like that, and for them only their class matters; so this is the same answer that the
     long way would give, looked up.
     """
-    if pod.cpuset is not None or pod.problem or request.cpuset_mems:
+    if pod.cpuset is not None or pod.problem or request.cpuset_mems or request.devices or state.node.devices:
         return None
-    if pod.kube_qos is KubeQos.GUARANTEED and whole_cpus(request):
+    if pod.kube_qos is KubeQos.GUARANTEED and (
+        state.node.memory is not None or pod.asks is not None or whole_cpus(request)
+    ):
         return None
     key = (pod.qos, pod.kube_qos)
     known = state.node.alike.get(key)
@@ -120,51 +159,71 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     return known
 
 
-def _placement(
-    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim
-) -> tuple[Placement, str, str]:
+def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> _Found:
     ref = f"{pod.ref}/{name}"
     if wish.fatal:
         raise _RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
-    if wish.pool is not Pool.OWN:
-        mems = named_mems(state, request)
-        return pooled(wish.pool, mems, wish.why), "", wish.problem
+    if wish.pool is Pool.OWN and wish.cpus is not None:
+        return _named_cpus(state, pod, name, request, wish, wish.cpus)
+    ruling = _ruling(state, pod, name, request, wish)
+    if ruling is None:
+        return _Found(pooled(wish.pool, named_mems(state, request), wish.why), problem=wish.problem)
+    if not ruling.verdict.admitted:
+        raise _RefusedError(worded(ruling.verdict, ref, ruling), ruling)
+    placement = _placed(state, pod, name, request, wish, ruling)
+    owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
+    return _Found(placement, owner, wish.problem, ruling)
+
+
+def _named_cpus(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet) -> _Found:
+    """Give somebody the CPUs that were decided on elsewhere: by the scheduler, or by kubelet."""
     owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
-    others = CpuSet.from_bits(0)
+    others = state.aside(pod.key)
     for key, held in state.owners.items():
         if key != owner:
             others |= held.cpus
-    if wish.cpus is not None:
-        obstacle = _obstacle(state, wish.cpus, others, owner)
-        if obstacle is not None:
-            return _without(state, pod, request, wish, obstacle, ref)
-        cpus, why = wish.cpus, wish.why
+    obstacle = _obstacle(state, cpus, others, owner)
+    if obstacle is not None:
+        return _without(state, pod, request, wish, obstacle, f"{pod.ref}/{name}")
+    mems, said = own_mems(state, request, cpus, f"{owner} {name}")
+    placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard)
+    return _Found(placement, owner, wish.problem)
+
+
+def _ruling(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Ruling | None:
+    """Ask the topology manager; None where it has nothing to decide about the container."""
+    node, wanted = state.node, wish.count
+    counted = node.memory is not None and pod.kube_qos is KubeQos.GUARANTEED
+    if not wanted and not counted and not request.devices and not node.devices:
+        return None
+    asks = asks_of(pod, name, request, wanted)
+    case = case_of(state, pod, asks, name, wanted, request, owns=wanted > 0)
+    if not node.decides_pods:
+        return rule(case, name)
+    aside = pod.aside
+    return grant(case, name, TopologyHint(aside.affinity, aside.preferred) if aside else ANYWHERE)
+
+
+def _placed(
+    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, ruling: Ruling
+) -> Placement:
+    blocks = ruling.blocks
+    if wish.pool is not Pool.OWN:
+        bound = bound_to(pod, blocks)
+        mems = bound or named_mems(state, request)
+        reasons = (wish.why, f"memory of nodes {bound}, counted there") if bound else (wish.why,)
+        return Placement(wish.pool, CpuSet(), mems, reasons, blocks=blocks, devices=ruling.devices)
+    cpus = ruling.cpus
+    mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, blocks))
+    nodes = state.node.machine.nodes_of(cpus)
+    where = f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
+    if cpus == state.had(f"{pod.key}/{name}"):
+        why = f"{wish.why}; keeps the CPUs of its earlier attempt"
+    elif pod.aside is not None and cpus <= pod.aside.cpus:
+        why = f"{wish.why}; {cpus} on {where}, set aside for its pod"
     else:
-        cpus, why = _pick(state, owner, others, wish, ref)
-    mems, said = _own_mems(state, request, cpus, f"{owner} {name}")
-    return Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard), owner, wish.problem
-
-
-def _own_mems(state: NodeState, request: Request, cpus: CpuSet, me: str) -> tuple[Mask, tuple[str, ...]]:
-    """Give the memory nodes of an owner, and what there is to say about them."""
-    machine = state.node.machine
-    named = _named(machine, request)
-    if named is not None:
-        return named, (f"memory of nodes {named}, which the request names",)
-    if not state.node.follow_mems:
-        return machine.memory_nodes, ()
-    promised = [
-        (c.placement.mems, c.request.memory_limit)
-        for c in state.containers.values()
-        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED and f"{c.owner} {c.name}" != me
-    ]
-    near = memory_for(machine, cpus)
-    mems = memory_for(machine, cpus, request.memory_limit, promised)
-    if mems == near:
-        return mems, ()
-    return mems, (
-        f"memory of nodes {mems}: nodes {near} cannot hold its limit beside what is promised there",
-    )
+        why = f"{wish.why}; picked {cpus} on {where}"
+    return Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard, blocks, ruling.devices)
 
 
 def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
@@ -186,56 +245,17 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
 
 def _without(
     state: NodeState, pod: Pod, request: Request, wish: Claim, obstacle: tuple[str, str], ref: str
-) -> tuple[Placement, str, str]:
+) -> _Found:
     """Go on without the CPUs: strict pods are refused, the others run on the shared pool."""
     reason, words = obstacle
     if pod.qos in STRICT:
         message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
         raise _RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
     why = f"{wish.why}, but {words}: it runs on the shared pool"
-    return pooled(Pool.SHARED, named_mems(state, request), why), "", words
-
-
-def _pick(state: NodeState, owner: str, others: CpuSet, wish: Claim, ref: str) -> tuple[CpuSet, str]:
-    node = state.node
-    had = state.had(owner)
-    if len(had) == wish.count and had.isdisjoint(others) and had <= node.machine.online:
-        return had, f"{wish.why}; keeps the CPUs of its earlier attempt"
-    available = node.machine.online - node.reserved - others
-    unpromised = available - state.promised(owner)
-    try:
-        cpus = pick(
-            node.machine,
-            node.topology,
-            unpromised if len(unpromised) >= wish.count else available,
-            wish.count,
-        )
-    except NotEnoughCpus as short:
-        raise _RefusedError(
-            Verdict(FAILED_PRECONDITION, "UnexpectedAdmissionError", f"cannot give CPUs to {ref}: {short}")
-        ) from short
-    nodes = node.machine.nodes_of(cpus)
-    where = f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
-    return cpus, f"{wish.why}; picked {cpus} on {where}, whole cores first"
+    return _Found(pooled(Pool.SHARED, named_mems(state, request), why), problem=words)
 
 
 @functools.lru_cache(maxsize=64)
 def pooled(pool: Pool, mems: Mask, why: str) -> Placement:
     """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
     return Placement(pool, CpuSet(), mems, (why,))
-
-
-def named_mems(state: NodeState, request: Request) -> Mask:
-    """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
-    named = _named(state.node.machine, request)
-    return state.node.machine.memory_nodes if named is None else named
-
-
-def _named(machine: Machine, request: Request) -> Mask | None:
-    if not request.cpuset_mems:
-        return None
-    try:
-        named = Mask.parse(request.cpuset_mems)
-    except ValueError:
-        return None
-    return named if named and named <= Mask(machine.node_by_id) else None

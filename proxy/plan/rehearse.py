@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.model.asks import Kind
+from proxy.model.explanation import Explanation
 from proxy.model.workload import Container, Phase, Pod, Request, Verdict
+from proxy.plan.admit import admit
 from proxy.plan.place import place
+from proxy.plan.record import of_pool
 from proxy.plan.state import NodeState
 
 
@@ -40,29 +43,41 @@ class Outcome:
         state: The node afterwards; on a refusal the node before.
         containers: Its containers as placed, in their order, init containers included.
         refused: The container that was refused; empty where none was, or the pod as a whole.
+        explanations: Why, one record a decision, in their order; the last one is of the refusal if any.
     """
 
     verdict: Verdict
     state: NodeState
     containers: tuple[Container, ...] = ()
     refused: str = ""
+    explanations: tuple[Explanation, ...] = ()
 
 
 def arrive(state: NodeState, arrival: Arrival) -> Outcome:
     """Have a pod come to a node, with all its containers in their order."""
-    pod = arrival.pod
+    admission = admit(state, arrival.pod, arrival.total)
+    told = [admission.explanation] if admission.explanation else []
+    if not admission.verdict.admitted:
+        return Outcome(admission.verdict, state, explanations=tuple(told))
+    pod = admission.pod
     kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod.asks else {}
-    after = state.with_pod(pod)
+    after = admission.state.with_pod(pod)
     placed: list[Container] = []
     for name, request in arrival.requests:
+        pod = after.pods[pod.sandbox_id]
         plan = place(after, pod, name, 0, request, f"{pod.sandbox_id}/{name}")
         if plan.container is None:
-            return Outcome(plan.verdict, state, refused=name)
+            told += [plan.explanation] if plan.explanation else []
+            return Outcome(plan.verdict, state, tuple(placed), name, tuple(told))
+        told.append(plan.explanation or of_pool(plan.container, plan.state))
         ends = kinds.get(name) is Kind.INIT
-        container = plan.container.in_phase(Phase.EXITED if ends else Phase.RUNNING)
-        after = plan.state.changed(put=(container,))
+        container = plan.container.in_phase(Phase.RUNNING)
+        after = plan.state.changed(put=(container,)).started(container)
+        if ends:
+            container = container.in_phase(Phase.EXITED)
+            after = after.changed(put=(container,))
         placed.append(container)
-    return Outcome(Verdict(), after, tuple(placed))
+    return Outcome(Verdict(), after, tuple(placed), explanations=tuple(told))
 
 
 def leave(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:

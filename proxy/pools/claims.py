@@ -69,7 +69,7 @@ def whole_cpus(request: Request) -> int:
     return count
 
 
-def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool) -> Claim:
+def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: int | None = None) -> Claim:
     """Decide what a container claims.
 
     Args:
@@ -77,6 +77,8 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool) -> Claim:
         request: Its request.
         online: The machine's online CPUs; a named CPU outside them is a problem.
         static: Whether we give whole-CPU Guaranteed containers CPUs of their own.
+        exact: How many CPUs of its own the container is entitled to by what kubelet told of its pod; None
+            where only the CRI request tells.
     """
     problem = pod.problem
     if pod.cpuset and pod.qos is not QosClass.BE and not problem:
@@ -89,19 +91,19 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool) -> Claim:
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
     pool, why = _pool(pod.qos, pod.kube_qos)
-    if pool is Pool.SHARED and _may_own(pod):
-        own = _own(request, online, static=static)
+    if pool is Pool.SHARED and may_own(pod):
+        own = _own(request, online, whole_cpus(request) if exact is None else exact, static=static)
         if own is not None:
             return own
     return Claim(pool, why, problem=problem)
 
 
-def _may_own(pod: Pod) -> bool:
+def may_own(pod: Pod) -> bool:
+    """Tell whether containers of a pod may be given CPUs of their own that nobody has named."""
     return pod.kube_qos is KubeQos.GUARANTEED and pod.qos in (QosClass.NONE, *STRICT) and not pod.problem
 
 
-def _own(request: Request, online: CpuSet, *, static: bool) -> Claim | None:
-    count = whole_cpus(request)
+def _own(request: Request, online: CpuSet, count: int, *, static: bool) -> Claim | None:
     if not count:
         return None
     if static:

@@ -236,7 +236,7 @@ def test_cpus_that_are_promised_to_others_are_picked_last() -> None:
 @pytest.mark.parametrize(("count", "where"), [(2, "0,8 on NUMA node 0"), (10, "0-4,8-12 on NUMA nodes 0-1")])
 def test_the_reason_tells_where(count: int, where: str) -> None:
     reason = put(empty(), pod("g"), whole(count)).container.placement.reasons[0]
-    assert reason.endswith(f"; picked {where}, whole cores first")
+    assert reason.endswith(f"; picked {where}")
 
 
 def test_exited_containers_own_nothing() -> None:

@@ -1,0 +1,144 @@
+"""Deciding a RunPodSandbox: scope ``pod`` decides once, for all containers of the pod.
+
+Theory (kubelet 1.36, reference B.5). The providers are asked for the pod as a whole, one hint is made of
+their answers, and every container is served under it, in the order of the pod. Since the containers come
+later, one by one, what they will get is *set aside*: nobody else owns these CPUs or this memory while the
+sandbox is there. Pools go on using the CPUs until a container that owns them is created.
+
+Where kubelet told what the containers ask for, each has its part. Where only the CRI is known, its sum for
+the sandbox is set aside as a whole, and containers take theirs from it as they come.
+
+A sandbox that is made anew for a pod that is known keeps what was decided for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from proxy.model.explanation import Explanation, Step
+from proxy.model.hint import Hints, TopologyHint
+from proxy.model.idset import CpuSet
+from proxy.model.options import Scope
+from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
+from proxy.place import cpu_static
+from proxy.place.cpu_request import pod_cpus
+from proxy.place.devices import hints as device_hints
+from proxy.place.memory import hints as memory_hints
+from proxy.plan.cases import asks_of, case_of
+from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, Ruling, grant, judge, near_hints
+from proxy.plan.record import explain
+from proxy.plan.state import NodeState
+from proxy.pools.claims import may_own, whole_cpus
+
+EVENT = "RunPodSandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to a sandbox.
+
+    Attributes:
+        verdict: Admit or refuse.
+        pod: The pod with what was set aside for it; as it came where nothing was.
+        state: The state with it; the state before where nothing was set aside, or on a refusal.
+        explanation: Why; None where there was nothing to decide.
+    """
+
+    verdict: Verdict
+    pod: Pod
+    state: NodeState
+    explanation: Explanation | None = None
+
+
+def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
+    """Decide about a pod before its sandbox is made.
+
+    Args:
+        state: The node as it is.
+        pod: The pod; ``sandbox_id`` is what it is known by until the runtime names it.
+        total: What the CRI says of the pod as a whole, and the devices of all its containers.
+    """
+    if not state.node.decides_pods:
+        return Admission(Verdict(), pod, state)
+    before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
+    if before is not None:
+        known = dataclasses.replace(pod, aside=before.aside)
+        return Admission(Verdict(), known, state.with_pod(known))
+    owns = state.node.static and may_own(pod) and pod.cpuset is None
+    asks = asks_of(pod, "", total, whole_cpus(total) if owns else 0)
+    case = case_of(state, pod, asks, "", pod_cpus(asks) if owns else 0, total, owns=owns)
+    answers = _answers(case)
+    if not any(hints for _, hints in answers):
+        return Admission(Verdict(), pod, state)
+    hint, verdict, said, merge = judge(case, answers, Scope.POD)
+    ruling = Ruling(verdict, hint, said=said, merge=merge)
+    if verdict.admitted:
+        ruling, parts = _serve(case, ruling)
+        aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, parts)
+        pod = dataclasses.replace(pod, aside=aside)
+        after = state.with_pod(pod)
+        if ruling.verdict.admitted and not after.pools.shared - after.aside():
+            message = (
+                f"cannot set CPUs {ruling.cpus} aside for {pod.ref}: the shared pool would be left empty"
+            )
+            ruling = dataclasses.replace(
+                ruling, verdict=Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message)
+            )
+    if not ruling.verdict.admitted:
+        verdict = worded(ruling.verdict, pod.ref, ruling)
+        pod = dataclasses.replace(pod, aside=None)
+        return Admission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict, ruling))
+    why = explain(EVENT, pod, "", pod.attempt, total, Verdict(), ruling)
+    return Admission(Verdict(), pod, after, why)
+
+
+def worded(verdict: Verdict, ref: str, ruling: Ruling) -> Verdict:
+    """Give kubelet's reason and text, and then ours: who it is about, and what stood against it."""
+    if verdict.message.startswith("cannot "):
+        return verdict
+    blame = f": {'; '.join(ruling.merge.blame)}" if ruling.merge and ruling.merge.blame else ""
+    return dataclasses.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
+
+
+def _answers(case: Case) -> list[tuple[str, Hints]]:
+    node = case.node
+    answers: list[tuple[str, Hints]] = [
+        (DEVICES, device_hints.pod_hints(case.devices, case.asks, node.nodes)),
+        (DEVICES, near_hints(case.near, node.nodes)),
+        ("cpu", cpu_static.pod_hints(node.cpu, case.cpu, case.asks) if case.owns else None),
+    ]
+    if case.memory is not None:
+        answers.append(("memory", memory_hints.pod_hints(case.memory, case.asks)))
+    return answers
+
+
+def _serve(case: Case, ruling: Ruling) -> tuple[Ruling, tuple[Part, ...]]:
+    """Serve the containers one after the other, as they will come, under the pod's hint."""
+    hint = TopologyHint(ruling.hint.affinity, ruling.hint.preferred)
+    parts: list[Part] = []
+    steps: list[Step] = []
+    cpus = CpuSet()
+    for ask in case.asks.containers:
+        served = grant(case, ask.name, hint)
+        prefix = f"{ask.name}: " if ask.name else ""
+        steps += [Step(step.provider, prefix + step.what) for step in served.steps]
+        if not served.verdict.admitted:
+            return dataclasses.replace(ruling, verdict=served.verdict, steps=tuple(steps)), ()
+        cpus |= served.cpus
+        parts.append(Part(ask.name, served.cpus, served.blocks))
+        assert served.cpu is not None
+        assert served.given is not None
+        case = dataclasses.replace(case, cpu=served.cpu, memory=served.memory, devices=served.given)
+    ruling = dataclasses.replace(ruling, cpus=cpus, steps=tuple(steps))
+    if len(parts) == 1 and not parts[0].name:
+        return dataclasses.replace(ruling, blocks=parts[0].blocks), ()
+    return ruling, _as_they_ended(case, parts)
+
+
+def _as_they_ended(case: Case, parts: list[Part]) -> tuple[Part, ...]:
+    """Give the parts with what init containers hold in the end, after others took memory over from them."""
+    if case.memory is None:
+        return tuple(parts)
+    memory, uid = case.memory, case.asks.uid
+    return tuple(dataclasses.replace(p, blocks=memory.blocks(uid, p.name) or ()) for p in parts)

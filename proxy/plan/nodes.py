@@ -1,0 +1,60 @@
+"""Memory nodes of a container: named by somebody, counted, those of its CPUs, or all."""
+
+from __future__ import annotations
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.memory import Blocks
+from proxy.model.workload import Phase, Pod, Pool, Request
+from proxy.place.mems import memory_for
+from proxy.plan.state import NodeState
+
+
+def bound_to(pod: Pod, blocks: Blocks) -> Mask | None:
+    """Give the nodes of counted memory: the container's own, or the pod's; None where there is none."""
+    bits = 0
+    for block in blocks or (pod.aside.blocks if pod.aside else ()):
+        bits |= block.affinity.bits
+    return Mask.from_bits(bits) if bits else None
+
+
+def own_mems(
+    state: NodeState, request: Request, cpus: CpuSet, me: str, bound: Mask | None = None
+) -> tuple[Mask, tuple[str, ...]]:
+    """Give the memory nodes of an owner, and what there is to say about them."""
+    machine = state.node.machine
+    named = _named(machine, request)
+    if named is not None:
+        return named, (f"memory of nodes {named}, which the request names",)
+    if bound is not None:
+        return bound, (f"memory of nodes {bound}, counted there",)
+    if not state.node.follow_mems:
+        return machine.memory_nodes, ()
+    promised = [
+        (c.placement.mems, c.request.memory_limit)
+        for c in state.containers.values()
+        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED and f"{c.owner} {c.name}" != me
+    ]
+    near = memory_for(machine, cpus)
+    mems = memory_for(machine, cpus, request.memory_limit, promised)
+    if mems == near:
+        return mems, ()
+    return mems, (
+        f"memory of nodes {mems}: nodes {near} cannot hold its limit beside what is promised there",
+    )
+
+
+def named_mems(state: NodeState, request: Request) -> Mask:
+    """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
+    named = _named(state.node.machine, request)
+    return state.node.machine.memory_nodes if named is None else named
+
+
+def _named(machine: Machine, request: Request) -> Mask | None:
+    if not request.cpuset_mems:
+        return None
+    try:
+        named = Mask.parse(request.cpuset_mems)
+    except ValueError:
+        return None
+    return named if named and named <= Mask(machine.node_by_id) else None

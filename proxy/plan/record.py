@@ -1,0 +1,152 @@
+"""The record of a decision: what was known, what was weighed, what came of it."""
+
+from __future__ import annotations
+
+from proxy.model.asks import Ask
+from proxy.model.explanation import Explanation, Fact, Moved
+from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
+from proxy.place.cpu_request import CPU, MILLI
+from proxy.plan.desk import ANYWHERE, Ruling
+from proxy.plan.state import NodeState
+from proxy.pools.claims import whole_cpus
+
+MOVED = 20
+"""So many of those who had to move are named."""
+
+
+def explain(
+    event: str,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    verdict: Verdict,
+    ruling: Ruling | None = None,
+    placement: Placement | None = None,
+    after: NodeState | None = None,
+) -> Explanation:
+    """Write the record of a decision.
+
+    Args:
+        event: The call that it answers.
+        pod: The pod.
+        name: The container; empty for the pod as a whole.
+        attempt: Its attempt.
+        request: What the CRI says.
+        verdict: Admit or refuse.
+        ruling: What the topology manager decided; None where it was not asked.
+        placement: What came of it; None on a refusal.
+        after: The state afterwards.
+    """
+    weighed = ruling or Ruling(verdict, ANYWHERE)
+    cpus = weighed.cpus
+    if placement is not None and after is not None:
+        cpus = placement.own if placement.pool is Pool.OWN else after.pools.of(placement.pool)
+    return Explanation(
+        event,
+        pod.ref,
+        pod.uid,
+        name,
+        attempt,
+        facts_of(pod, name, request),
+        weighed.said,
+        weighed.merge,
+        weighed.steps,
+        verdict,
+        placement.pool.value if placement else "",
+        cpus,
+        placement.mems if placement else None,
+        tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids)
+        or tuple(device.name for device in request.devices),
+        placement.reasons if placement else weighed.reasons,
+    )
+
+
+def moved(before: NodeState, after: NodeState, shrink: tuple[str, ...]) -> tuple[tuple[Moved, ...], int]:
+    """Name who had to leave CPUs: the first of them, and how many more there are."""
+    named: list[Moved] = []
+    for key in shrink[:MOVED]:
+        old, new = before.containers[key], after.containers[key]
+        named.append(Moved(new.ref, before.wanted(old), after.wanted(new)))
+    return tuple(named), max(0, len(shrink) - MOVED)
+
+
+def of_pool(container: Container, after: NodeState) -> Explanation:
+    """Write the record of a container that could only go to a pool."""
+    return explain(
+        "CreateContainer",
+        container.pod,
+        container.name,
+        container.attempt,
+        container.request,
+        Verdict(),
+        None,
+        container.placement,
+        after,
+    )
+
+
+def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
+    """Tell what was known about a request, and from where."""
+    facts = [_class(pod)]
+    known = next((a for a in pod.asks.containers if a.name == name), None) if pod.asks else None
+    if known is not None:
+        facts += _exact(known, pod.source)
+    elif pod.asks is not None:
+        facts.append(Fact("containers", ", ".join(a.name for a in pod.asks.containers), pod.source))
+    else:
+        facts += _from_cri(request)
+    if pod.cpuset is not None:
+        facts.append(Fact("CPUs of the pod", str(pod.cpuset), "its resource-status annotation"))
+    if request.cpuset_cpus:
+        facts.append(Fact("CPUs named", request.cpuset_cpus, "cpuset_cpus of the CRI request"))
+    if request.cpuset_mems:
+        facts.append(Fact("memory nodes named", request.cpuset_mems, "cpuset_mems of the CRI request"))
+    for device in request.devices:
+        what = f"{device.resource} {device.name}" if device.resource else device.name
+        where = f"near to NUMA nodes {device.nodes}" if device.nodes else "near to no NUMA node"
+        facts.append(Fact(f"device {what}", where, device.source))
+    return tuple(facts)
+
+
+def _class(pod: Pod) -> Fact:
+    if pod.qos is not QosClass.NONE:
+        return Fact("QoS class", pod.qos.value, "the pod's label")
+    return Fact("QoS class", pod.kube_qos.value, "the cgroup parent of the pod")
+
+
+def _exact(ask: Ask, source: str) -> list[Fact]:
+    facts = [Fact("kind of container", ask.kind.value, source)]
+    for words, amounts in (("request", ask.requests), ("limit", ask.limits)):
+        facts += [
+            Fact(f"{resource} {words}", _amount(resource, n), source) for resource, n in amounts.items()
+        ]
+    return facts
+
+
+def _from_cri(request: Request) -> list[Fact]:
+    facts = []
+    if request.cpu_shares:
+        count = whole_cpus(request)
+        milli = f"{count} CPUs" if count else f"about {request.cpu_shares * MILLI // 1024}m"
+        facts.append(Fact("cpu request", milli, f"cpu_shares {request.cpu_shares} of the CRI request"))
+    if request.cpu_quota > 0:
+        limit = f"{request.cpu_quota * MILLI // (request.cpu_period or 100_000)}m"
+        facts.append(Fact("cpu limit", limit, "cpu_quota and cpu_period of the CRI request"))
+    if request.memory_limit:
+        facts.append(Fact("memory limit", _amount("memory", request.memory_limit), "the CRI request"))
+    facts += [
+        Fact(f"{resource} limit", _amount(resource, size), "the CRI request")
+        for resource, size in request.huge_pages
+    ]
+    return facts
+
+
+def _amount(resource: str, amount: int) -> str:
+    if resource == CPU:
+        return f"{amount}m" if amount % MILLI else f"{amount // MILLI} CPUs"
+    if resource == "memory" or resource.startswith("hugepages-"):
+        for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+            if amount and amount % size == 0:
+                return f"{amount // size}{unit}"
+    return str(amount)
