@@ -93,8 +93,11 @@ bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS=
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
 
-proto: venv ## generate proxy/cri/pb from proto/cri/api.proto
-	@$(BIN)/python -m grpc_tools.protoc -I proto/cri --python_out=proxy/cri/pb --pyi_out=proxy/cri/pb api.proto
+proto: venv ## generate proxy/*/pb from proto/*/*.proto
+	@for room in cri kubelet; do \
+	  $(BIN)/python -m grpc_tools.protoc -I proto/$$room --python_out=proxy/$$room/pb --pyi_out=proxy/$$room/pb \
+	    $$(cd proto/$$room && ls *.proto); \
+	done
 
 # No index addresses are written, so that the file says the same wherever it is made.
 lock: ## renew requirements.lock from pyproject.toml (needs uv)
