@@ -58,6 +58,7 @@ class Case:
         near: Devices that somebody else has given.
         owns: True where CPUs may be given to one container alone.
         binds: True where memory may be given; False where somebody else has bound it already.
+        pod: What was decided for the pod as a whole, where that binds the container too.
     """
 
     node: Node
@@ -68,6 +69,7 @@ class Case:
     near: tuple[Near, ...] = ()
     owns: bool = True
     binds: bool = True
+    pod: TopologyHint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ def rule(case: Case, name: str) -> Ruling:
         (DEVICES, near_hints(case.near, case.node.nodes)),
         ("cpu", cpu_static.container_hints(case.node.cpu, case.cpu, case.asks, name) if case.owns else None),
     ]
+    if case.pod is not None and case.pod.affinity is not None:
+        answers.append(("pod", {"pod": (case.pod,)}))
     if case.memory is not None and case.binds:
         answers.append(("memory", memory_hints.container_hints(case.memory, case.asks, name)))
     hint, verdict, said, merge = judge(case, answers, case.node.scope)

@@ -25,9 +25,9 @@ def own_mems(
     machine = state.node.machine
     named = _named(machine, request)
     if named is not None:
-        return named, (f"memory of nodes {named}, which the request names",)
+        return named, (f"memory of {words(named)}, which the request names",)
     if bound is not None:
-        return bound, (f"memory of nodes {bound}, counted there",)
+        return bound, (counted(bound),)
     if not state.node.follow_mems:
         return machine.memory_nodes, ()
     promised = [
@@ -40,7 +40,7 @@ def own_mems(
     if mems == near:
         return mems, ()
     return mems, (
-        f"memory of nodes {mems}: nodes {near} cannot hold its limit beside what is promised there",
+        f"memory of {words(mems)}: {words(near)} cannot hold its limit beside what is promised there",
     )
 
 
@@ -58,3 +58,13 @@ def _named(machine: Machine, request: Request) -> Mask | None:
     except ValueError:
         return None
     return named if named and named <= Mask(machine.node_by_id) else None
+
+
+def words(nodes: Mask) -> str:
+    """Name NUMA nodes in a sentence."""
+    return f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
+
+
+def counted(nodes: Mask) -> str:
+    """Say where memory that is counted by node comes from."""
+    return f"memory of {words(nodes)}, where its limit is counted"

@@ -27,8 +27,8 @@ from proxy.model.workload import (
 from proxy.place.cpu_request import container_cpus
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, case_of
-from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Ruling, grant, rule
-from proxy.plan.nodes import bound_to, named_mems, own_mems
+from proxy.plan.desk import FAILED_PRECONDITION, Ruling, grant, rule
+from proxy.plan.nodes import bound_to, counted, named_mems, own_mems, words
 from proxy.plan.record import explain, moved
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import STRICT, Claim, claim, whole_cpus
@@ -198,10 +198,14 @@ def _ruling(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim
         return None
     asks = asks_of(pod, name, request, wanted)
     case = case_of(state, pod, asks, name, wanted, request, owns=wanted > 0)
-    if not node.decides_pods:
-        return rule(case, name)
     aside = pod.aside
-    return grant(case, name, TopologyHint(aside.affinity, aside.preferred) if aside else ANYWHERE)
+    if aside is None:
+        return rule(case, name)
+    hint = TopologyHint(aside.affinity, aside.preferred)
+    if wanted <= len(aside.cpus):
+        return grant(case, name, hint)
+    # The sum of the pod did not tell that it owns CPUs, so they were no part of what was decided.
+    return rule(dataclasses.replace(case, pod=hint), name)
 
 
 def _placed(
@@ -211,12 +215,11 @@ def _placed(
     if wish.pool is not Pool.OWN:
         bound = bound_to(pod, blocks)
         mems = bound or named_mems(state, request)
-        reasons = (wish.why, f"memory of nodes {bound}, counted there") if bound else (wish.why,)
+        reasons = (wish.why, counted(bound)) if bound else (wish.why,)
         return Placement(wish.pool, CpuSet(), mems, reasons, blocks=blocks, devices=ruling.devices)
     cpus = ruling.cpus
     mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, blocks))
-    nodes = state.node.machine.nodes_of(cpus)
-    where = f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
+    where = words(state.node.machine.nodes_of(cpus))
     if cpus == state.had(f"{pod.key}/{name}"):
         why = f"{wish.why}; keeps the CPUs of its earlier attempt"
     elif pod.aside is not None and cpus <= pod.aside.cpus:

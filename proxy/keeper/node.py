@@ -1,0 +1,44 @@
+"""From the configuration and the machine to the rules of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, MemoryNodes
+from proxy.model.machine import Machine
+from proxy.place.cpu_policy import CpuPolicy
+from proxy.place.cputopo import CpuTopology
+from proxy.place.devices.state import Device
+from proxy.plan.node import Node
+
+
+def node_of(
+    config: Config, machine: Machine, devices: Mapping[str, Mapping[str, Device]] | None = None
+) -> Node:
+    """Make the rules of a node; configuration and machine have been held against each other before.
+
+    Args:
+        config: The configuration.
+        machine: The hardware.
+        devices: Devices that we give out ourselves, as a rehearsal does: resource to id to device.
+    """
+    topology = CpuTopology.of(machine)
+    options = config.cpu_manager_policy_options
+    named, amount = config.reserved_system_cpus, config.reserved_cpu_amount
+    # The amount is turned into CPUs once: they stay the same when others go offline.
+    reserved = CpuPolicy.of(topology, options, named, None if named else amount).reserved
+    return Node(
+        machine,
+        topology,
+        static=config.cpu_manager_policy is CpuManagerPolicy.STATIC,
+        reserved=reserved,
+        follow_mems=config.memory_nodes is MemoryNodes.FOLLOW,
+        policy=config.topology_manager_policy,
+        scope=config.topology_manager_scope,
+        options=options,
+        closest=config.topology_manager_policy_options.prefer_closest_numa_nodes,
+        reserved_memory=(
+            config.reserved_memory if config.memory_manager_policy is MemoryManagerPolicy.STATIC else None
+        ),
+        devices=devices or {},
+    )
