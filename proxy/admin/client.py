@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlencode
 
-from proxy.model.errors import PermissionDeniedError, UnavailableError
+from proxy.model.errors import InputError, PermissionDeniedError, UnavailableError
 
 ANSWER_LIMIT = 64 << 20
 
 
-def ask(path: Path, route: str, timeout: float = 5.0) -> object:
+def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] | None = None) -> object:
     """Ask the daemon that listens at an admin socket.
 
     Args:
         path: The admin socket.
         route: What to ask for, as ``/status``.
         timeout: Seconds for the whole exchange.
+        params: Parameters of the question, encoded here.
 
     Returns:
         The decoded JSON, or the text where the answer is text.
 
     Raises:
         UnavailableError: Nobody answers there, or with an error.
+        InputError: The daemon does not understand the parameters.
         PermissionDeniedError: The socket is not for this user.
     """
-    request = f"GET {route} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
+    target = f"{route}?{urlencode(params)}" if params else route
+    request = f"GET {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
     try:
         data = _exchange(path, request, time.monotonic() + timeout)
     except PermissionError as error:
@@ -46,10 +51,10 @@ def ask(path: Path, route: str, timeout: float = 5.0) -> object:
     words = head.split(b" ", 2)
     if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
         raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is no admin socket")
+    if words[1] in (b"400", b"414") and params:
+        raise InputError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
     if words[1] != b"200":
-        raise UnavailableError(
-            f"cannot ask the daemon at {path} for {route}: {body[:500].decode(errors='replace').strip()}"
-        )
+        raise UnavailableError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
     if b"content-type: application/json" not in head.lower():
         return body.decode(errors="replace")
     try:
@@ -58,6 +63,10 @@ def ask(path: Path, route: str, timeout: float = 5.0) -> object:
         raise UnavailableError(
             f"cannot ask the daemon at {path}: the answer is cut off or no JSON"
         ) from error
+
+
+def _said(body: bytes) -> str:
+    return body[:500].decode(errors="replace").strip()
 
 
 def _exchange(path: Path, request: bytes, deadline: float) -> bytes:

@@ -2,7 +2,7 @@
 
 It shares the event loop with the relay, so everything about a client is
 bounded: how many there are, how long one may take, how much it may send.
-``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works.
+``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do parameters behind a ``?``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qsl
 
 from proxy.cri.socket import bind_at
 from proxy.logs import log
+from proxy.model.errors import InputError
 
 CLIENT_SECONDS = 5.0
 CLIENT_LIMIT = 16
 HEAD_LIMIT = 8192
+QUERY_LIMIT = 1024
+FIELD_LIMIT = 8
 
-Route = Callable[[], object | Awaitable[object]]
+Answer = object | Awaitable[object]
+Params = Mapping[str, str]
+Route = Callable[[], Answer] | Callable[[Params], Answer]
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
-_REASONS |= {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_REASONS |= {408: "Request Timeout", 414: "URI Too Long", 431: "Request Header Fields Too Large"}
 _REASONS |= {500: "Internal Server Error", 503: "Service Unavailable"}
 
 
@@ -36,11 +43,13 @@ class AdminServer:
         Args:
             path: Where to listen.
             routes: Path of the URL to a function that gives the answer: a text, or what JSON can hold. It is
-                called on the event loop and must not block; it may be a coroutine function. ``/healthz`` is
-                there by default and says that the loop turns.
+                called on the event loop and must not block; it may be a coroutine function. One that takes
+                an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
+                client as status 400. ``/healthz`` is there by default and says that the loop turns.
         """
         self._path = path
-        self._routes: dict[str, Route] = {"/healthz": lambda: "ok\n", **routes}
+        everything: dict[str, Route] = {"/healthz": lambda: "ok\n", **routes}
+        self._routes = {name: _with_params(route) for name, route in everything.items()}
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -107,23 +116,63 @@ class AdminServer:
             return _response(400, "this is not HTTP/1.1\n")
         if words[0] != "GET":
             return _response(405, "only GET is answered\n", "Allow: GET\r\n")
-        return await self._serve(words[1].partition("?")[0])
+        path, _, query = words[1].partition("?")
+        if len(query) > QUERY_LIMIT:
+            return _response(414, f"the parameters are longer than {QUERY_LIMIT} bytes\n")
+        return await self._serve(path, query)
 
-    async def _serve(self, path: str) -> bytes:
+    async def _serve(self, path: str, query: str) -> bytes:
         route = self._routes.get(path)
         if route is None:
             return _response(404, f"there is {', '.join(sorted(self._routes))}\n")
         try:
-            answer = route()
+            answer = route(query)
             if inspect.isawaitable(answer):
                 async with asyncio.timeout(CLIENT_SECONDS):
                     answer = await answer
             return _response(200, answer)
+        except InputError as error:
+            return _response(400, f"{error}\n")
         except Exception as error:  # noqa: BLE001 - a fault in a page must not reach the relay's loop
             log.say_once(
                 ("admin", path), "error", "cannot answer on the admin socket", path=path, err=repr(error)
             )
             return _response(500, f"cannot answer: {type(error).__name__}: {error}\n")
+
+
+def _with_params(route: Route) -> Callable[[str], Answer]:
+    """Let a route be called with the part of the URL behind the ``?``."""
+    try:
+        declared = inspect.signature(route).parameters.values()
+    except ValueError:  # a built-in function that does not tell
+        declared = {}.values()
+    if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in declared):
+        asked = cast("Callable[[Params], Answer]", route)
+        return lambda query: asked(parse_params(query))
+    plain = cast("Callable[[], Answer]", route)
+    return lambda query: plain()
+
+
+def parse_params(query: str) -> dict[str, str]:
+    """Read the parameters of a URL, percent-decoded.
+
+    Raises:
+        InputError: They are not ``name=value`` joined by ``&``, too many, no UTF-8, or one is there twice.
+    """
+    try:
+        fields = parse_qsl(
+            query,
+            keep_blank_values=True,
+            strict_parsing=bool(query),
+            errors="strict",
+            max_num_fields=FIELD_LIMIT,
+        )
+    except ValueError as error:
+        raise InputError(f"cannot read the parameters {query[:100]!r}: {error}") from error
+    params = dict(fields)
+    if len(params) != len(fields):
+        raise InputError(f"cannot read the parameters {query[:100]!r}: one is there twice")
+    return params
 
 
 def _response(status: int, answer: object, more: str = "") -> bytes:

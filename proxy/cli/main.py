@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
+    "explain": "Tell why a container is on its CPUs, or why it was refused.",
     "topology": "Show the machine as a picture, or as JSON.",
     "check-config": "Check a configuration and print what is in force.",
     "demo": "Show the whole thing at work, without root and without a runtime.",
@@ -98,6 +99,7 @@ def cli() -> None:
       crictl -r unix:///run/topoproxy/cri.sock ps
       containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock       in kubelet's configuration
       topoproxy status
+      topoproxy explain POD                                          why these CPUs?
     """  # noqa: D301 - click wants the real backspace
 
 

@@ -1,0 +1,91 @@
+"""``topoproxy explain``: ask the running daemon why a container is where it is, or why it was refused."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from proxy.admin.client import ask
+from proxy.cli.settings import config_option, read_config
+from proxy.config import Config, override
+from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.report.page import Told, known_names, newest, read_records, render, render_pods
+
+_NEAR = 3
+
+
+@click.command()
+@click.argument("who", metavar="[POD[/CONTAINER]]", required=False, default="")
+@click.option("--all", "everything", is_flag=True, help="Show all that is remembered, the newest last.")
+@click.option("--json", "as_json", is_flag=True, help="Print the decisions as JSON (docs/explain.md).")
+@config_option
+@click.option(
+    "--admin", metavar="unix://SOCKET", help="The daemon's admin socket, if the configuration does not tell."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
+)
+def explain(
+    who: str, everything: bool, as_json: bool, file: Path | None, admin: str | None, timeout: float
+) -> None:
+    """Tell why a container is on its CPUs, or why it was refused.
+
+    POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id will do as
+    well: its first 8 characters, or as kubectl shows it. Without POD, list what can be asked about.
+
+    Shown is the newest decision for each container, and for the pod as a whole where the topology scope is
+    pod. Each is told in the order in which it was made: what was asked for, what there was, what was chosen,
+    what was taken, who had to move. Where nothing had to be weighed, it is short:
+
+    \b
+      $ topoproxy explain shop/web-0
+      [2026-11-20 08:53:55, CreateContainer, container 3f0c8d7a91b2e]
+      shop/web-0/nginx was admitted to the shared pool (CPUs 0-63 then) with memory of nodes 0-1.
+      LS pod runs on the shared pool.
+      Known: QoS class LS from the pod's label; Kube QoS Burstable from the pod's cgroup parent.
+
+    A refusal begins with its reason and ends with what would help.
+
+    Ends with 69 when nobody answers, and with 1 when nothing is remembered of POD.
+    """  # noqa: D301 - click wants the real backspace
+    # With a socket named, a configuration that cannot be read is no reason to say nothing.
+    config = (
+        read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+    )
+    try:
+        answer = ask(config.admin_path, "/explain", timeout, {"query": who.strip()} if who.strip() else None)
+    except UnavailableError as error:
+        hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
+        raise UnavailableError(f"{error} ({hint})") from error
+    records = read_records(answer)
+    if who.strip() and not records:
+        raise TopoproxyError(_unknown(who.strip(), answer))
+    shown = records if everything else newest(records)
+    if as_json:
+        click.echo(_as_json(answer, shown, pods=not who.strip()))
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    page = render(shown, width, older=len(records) - len(shown)) if shown else render_pods(answer)
+    click.echo(page, nl=False)
+
+
+def _as_json(answer: object, shown: list[Told], *, pods: bool) -> str:
+    data: dict[str, object] = {"records": [told.data for told in shown]}
+    if pods and isinstance(answer, dict):
+        data["pods"] = answer.get("pods", [])
+    return json.dumps(data, indent=1)
+
+
+def _unknown(who: str, answer: object) -> str:
+    near = difflib.get_close_matches(who, known_names(answer), n=_NEAR)
+    total = answer.get("remembered") if isinstance(answer, dict) else None
+    known = f"; {total} {'decision is' if total == 1 else 'decisions are'} remembered" if total else ""
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    hint = (
+        "topoproxy explain lists whom it knows" if total else "nothing was decided since the daemon started"
+    )
+    return f"cannot explain {who}: nothing is remembered of it{meant}{known}, {hint}"

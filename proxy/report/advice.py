@@ -1,0 +1,136 @@
+"""A refusal: what stood against it, and what would help."""
+
+from __future__ import annotations
+
+from proxy.model.explanation import Explanation, Lack, Said
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import Mask
+from proxy.model.options import Policy
+from proxy.report.words import amount, both, clean, few, in_bytes, node_set, nodes, sentence, sentences, size
+
+_BY_REASON = {
+    "SMTAlignmentError": (
+        "Only whole cores are given (full-pcpus-only): ask for a multiple of the threads of a core"
+    ),
+    "InvalidCPUSet": "Correct the CPUs that the pod's resource-status annotation names, or remove it",
+    "SharedPoolExhausted": ("Ask for fewer CPUs: at least one must stay for the containers that own none"),
+    "EmptyPodSharedPoolError": (
+        "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
+    ),
+}
+
+
+def against(told: Explanation) -> tuple[str, ...]:
+    """Say what stood against a preferred result; empty where nothing did or nothing is known of it.
+
+    What the record blames comes first; else it is read from what the providers said.
+    """
+    merge = told.merge
+    if merge is None or (told.verdict.admitted and merge.best.preferred):
+        return ()
+    if merge.blame:
+        return sentences([f"Against it stood {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"])
+    single = merge.policy == Policy.SINGLE_NUMA_NODE
+    short = [s for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
+    if short:
+        cannot = [name(s) for s in short if _cannot(s)]
+        rest = [name(s) for s in short if not _cannot(s)]
+        wanted = "a single NUMA node" if single else "as few NUMA nodes as its amount should need"
+        return sentences(
+            [
+                f"No NUMA nodes have what it asks of {both(cannot)}" if cannot else "",
+                f"What it asks of {both(rest)} cannot be had on {wanted}" if rest else "",
+            ]
+        )
+    apart = [f"{name(s)} on {_places(s)}" for s in told.said if _places(s)]
+    if len(apart) < 2:
+        return ()
+    return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(apart, gap='; ')}"),)
+
+
+def help_for(told: Explanation) -> tuple[str, ...]:
+    """Say what would have let a refused request in."""
+    exact = _by_lacks(told.lacks)
+    reason = told.verdict.reason
+    texts = [exact, _BY_REASON.get(reason, "")]
+    if reason not in _BY_REASON and not exact:
+        texts.append(_smaller(told))
+    if told.merge is not None and not any(_cannot(said) for said in told.said):
+        texts.append(_other_policy(told.merge.policy, told.merge.best))
+    if reason != "InvalidCPUSet":
+        texts.append("Another node of the cluster may have room for it")
+    return sentences(texts)
+
+
+def name(said: Said) -> str:
+    """Name the resource that a provider spoke of; the provider where there is none."""
+    return clean(said.resource or said.provider)
+
+
+def _could(said: Said, *, single: bool) -> bool:
+    """Tell whether a resource has a hint that could be part of a preferred result.
+
+    Preferred hints with the fewest nodes are the first of those that are kept.
+    """
+    if _cannot(said) or said.preferred == 0:
+        return False
+    if not single or not said.hints:
+        return True
+    first = said.hints[0]
+    return first.preferred and (first.affinity is None or len(first.affinity) == 1)
+
+
+def _cannot(said: Said) -> bool:
+    return said.nothing == "impossible" or (not said.nothing and said.count == 0)
+
+
+def _places(said: Said) -> str:
+    masks = [hint.affinity for hint in said.hints if hint.preferred and hint.affinity is not None]
+    return few([node_set(mask) for mask in masks], 4)
+
+
+def _by_lacks(lacks: tuple[Lack, ...]) -> str:
+    """Name the nodes that lacked least, and what."""
+    grouped: dict[Mask | None, list[Lack]] = {}
+    for lack in lacks:
+        if lack.wanted > lack.free:
+            grouped.setdefault(lack.nodes, []).append(lack)
+    if not grouped:
+        return ""
+
+    def gap(group: list[Lack]) -> tuple[int, float]:
+        return len(group), max((lack.wanted - lack.free) / lack.wanted for lack in group)
+
+    where, missing = min(grouped.items(), key=lambda item: gap(item[1]))
+    holder = "the machine" if where is None else nodes(where)
+    known = "; ".join(
+        f"of {_figure(lack, lack.wanted)} asked for, {_figure(lack, lack.free)} were free" for lack in missing
+    )
+    return f"It would fit if {holder} had {both([_more(lack) for lack in missing])} ({known})"
+
+
+def _figure(lack: Lack, number: int) -> str:
+    return size(number) if in_bytes(lack.resource) else str(number)
+
+
+def _more(lack: Lack) -> str:
+    missing = lack.wanted - lack.free
+    if lack.resource == "cpu":
+        return f"{missing} more free {'CPU' if missing == 1 else 'CPUs'}"
+    return f"{amount(lack.resource, missing)} more"
+
+
+def _smaller(told: Explanation) -> str:
+    names = [name(s) for s in told.said if s.nothing != "no preference" and not _could(s, single=False)]
+    if names:
+        return f"Ask for less of {both(list(dict.fromkeys(names)))}"
+    if told.merge is not None:
+        return "Ask for less, so that it fits into fewer NUMA nodes"
+    return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"
+
+
+def _other_policy(policy: str, best: TopologyHint) -> str:
+    if policy not in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+        return ""
+    where = "" if best.affinity is None else f"; it would have been given {nodes(best.affinity)}"
+    return f"The topology policy best-effort refuses nobody for alignment{where}"

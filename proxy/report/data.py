@@ -1,0 +1,220 @@
+"""A decision as plain data that JSON can hold, and back. The names of the fields are in docs/explain.md.
+
+CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
+field, whatever its value. Reading takes what an older or newer version has written: what is missing has its
+default, what is unknown is passed over; what is there must be of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeGuard, TypeVar
+
+from proxy.model.errors import InputError
+from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Verdict
+
+Data = dict[str, object]
+T = TypeVar("T")
+
+
+def to_data(told: Explanation) -> Data:
+    """Give a decision as plain data."""
+    verdict = told.verdict
+    return {
+        "event": told.event,
+        "pod": told.pod,
+        "uid": told.uid,
+        "container": told.container,
+        "attempt": told.attempt,
+        "verdict": {
+            "admitted": verdict.admitted,
+            "code": verdict.code,
+            "reason": verdict.reason,
+            "message": verdict.message,
+        },
+        "pool": told.pool,
+        "cpus": str(told.cpus),
+        "mems": _ids(told.mems),
+        "devices": list(told.devices),
+        "reasons": list(told.reasons),
+        "facts": [{"what": f.what, "value": f.value, "source": f.source} for f in told.facts],
+        "said": [_said(s) for s in told.said],
+        "merge": _merge(told.merge),
+        "steps": [{"provider": s.provider, "what": s.what} for s in told.steps],
+        "moved": [{"ref": m.ref, "before": str(m.before), "after": str(m.after)} for m in told.moved],
+        "lacks": [
+            {"resource": k.resource, "nodes": _ids(k.nodes), "wanted": k.wanted, "free": k.free}
+            for k in told.lacks
+        ],
+    }
+
+
+def from_data(data: object) -> Explanation:
+    """Read a decision.
+
+    Raises:
+        InputError: The data are not those of a decision; the message names the field.
+    """
+    top = _Reader(data, "decision")
+    verdict = _Reader(top.get("verdict", {}), "verdict")
+    merge = top.get("merge", None)
+    return Explanation(
+        event=top.text("event"),
+        pod=top.text("pod"),
+        uid=top.text("uid"),
+        container=top.text("container"),
+        attempt=top.number("attempt"),
+        facts=top.each("facts", lambda r: Fact(r.text("what"), r.text("value"), r.text("source"))),
+        said=top.each("said", _read_said),
+        merge=None if merge is None else _read_merge(_Reader(merge, "merge")),
+        steps=top.each("steps", lambda r: Step(r.text("provider"), r.text("what"))),
+        verdict=Verdict(verdict.number("code"), verdict.text("reason"), verdict.text("message")),
+        pool=top.text("pool"),
+        cpus=top.cpus("cpus"),
+        mems=top.nodes("mems"),
+        devices=top.texts("devices"),
+        reasons=top.texts("reasons"),
+        moved=top.each("moved", lambda r: Moved(r.text("ref"), r.cpus("before"), r.cpus("after"))),
+        lacks=top.each(
+            "lacks",
+            lambda r: Lack(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),
+        ),
+    )
+
+
+def _ids(mask: Mask | None) -> list[int] | None:
+    return None if mask is None else list(mask)
+
+
+def _hint(hint: TopologyHint | None) -> Data | None:
+    return None if hint is None else {"nodes": _ids(hint.affinity), "preferred": hint.preferred}
+
+
+def _said(said: Said) -> Data:
+    return {
+        "provider": said.provider,
+        "resource": said.resource,
+        "nothing": said.nothing,
+        "count": said.count,
+        "preferred": said.preferred,
+        "hints": [_hint(hint) for hint in said.hints],
+    }
+
+
+def _merge(merge: Merge | None) -> Data | None:
+    if merge is None:
+        return None
+    return {
+        "policy": merge.policy,
+        "scope": merge.scope,
+        "best": _hint(merge.best),
+        "runner_up": _hint(merge.runner_up),
+        "decided": merge.decided,
+        "blame": list(merge.blame),
+    }
+
+
+class _Reader:
+    """One mapping, read field by field."""
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise InputError(f"cannot read {where}: it is {_kind(data)}, not a mapping")
+        self._data = data
+        self._where = where
+
+    def get(self, name: str, default: object) -> object:
+        value: object = self._data.get(name, default)
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.get(name, "")
+        if isinstance(value, str):
+            return value
+        raise self._wrong(name, value, "a text")
+
+    def number(self, name: str) -> int:
+        value = self.get(name, 0)
+        if _is_number(value):
+            return value
+        raise self._wrong(name, value, "a number")
+
+    def count(self, name: str) -> int | None:
+        return None if self.get(name, 0) is None else self.number(name)
+
+    def yes(self, name: str) -> bool:
+        value = self.get(name, False)
+        if isinstance(value, bool):
+            return value
+        raise self._wrong(name, value, "true or false")
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.get(name, [])
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        raise self._wrong(name, value, "a list of texts")
+
+    def cpus(self, name: str) -> CpuSet:
+        value = self.text(name)
+        try:
+            return CpuSet.parse(value)
+        except ValueError as error:
+            raise InputError(f"cannot read {self._where}: {name} names no CPUs: {error}") from error
+
+    def nodes(self, name: str) -> Mask | None:
+        value = self.get(name, None)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(_is_number(v) and 0 <= v < Mask.LIMIT for v in value):
+            return Mask(value)
+        raise self._wrong(name, value, "a list of node ids")
+
+    def hint(self, name: str) -> TopologyHint:
+        return _read_hint(_Reader(self.get(name, {}), f"{self._where}.{name}"))
+
+    def each(self, name: str, read: Callable[[_Reader], T]) -> tuple[T, ...]:
+        value = self.get(name, [])
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list")
+        return tuple(read(_Reader(entry, f"{self._where}.{name}[{i}]")) for i, entry in enumerate(value))
+
+    def _wrong(self, name: str, value: object, wanted: str) -> InputError:
+        return InputError(f"cannot read {self._where}: {name} is {_kind(value)}, not {wanted}")
+
+
+def _read_hint(reader: _Reader) -> TopologyHint:
+    return TopologyHint(reader.nodes("nodes"), reader.yes("preferred"))
+
+
+def _read_said(reader: _Reader) -> Said:
+    return Said(
+        reader.text("provider"),
+        reader.text("resource"),
+        reader.text("nothing"),
+        reader.each("hints", _read_hint),
+        reader.count("count"),
+        reader.count("preferred"),
+    )
+
+
+def _read_merge(reader: _Reader) -> Merge:
+    return Merge(
+        reader.text("policy"),
+        reader.text("scope"),
+        reader.hint("best"),
+        None if reader.get("runner_up", None) is None else reader.hint("runner_up"),
+        reader.text("decided"),
+        reader.texts("blame"),
+    )
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "true or false", str: "a text", int: "a number", float: "a fraction"}
+    return names.get(type(value), "a list" if isinstance(value, list) else "a mapping")
