@@ -77,6 +77,9 @@ def test_environment_values_may_be_any_bytes() -> None:
     [
         (pb.LinuxContainerResources, {"cpu_period": 1, "cpu_shares": 3, "cpuset_mems": 7, "unified": 9}),
         (pb.ContainerConfig, {"args": 4, "labels": 9, "annotations": 10, "linux": 15, "CDI_devices": 17}),
+        (pb.ContainerFacts, {"mounts": 7, "devices": 8, "annotations": 10, "linux": 15, "CDI_devices": 17}),
+        (pb.Mount, {"container_path": 1, "host_path": 2}),
+        (pb.Device, {"container_path": 1, "host_path": 2, "permissions": 3}),
         (pb.PodSandboxConfig, {"log_directory": 3, "labels": 6, "annotations": 7, "linux": 8}),
         (pb.LinuxPodSandboxConfig, {"cgroup_parent": 1, "overhead": 4, "resources": 5}),
         (pb.Container, {"id": 1, "pod_sandbox_id": 2, "state": 6, "labels": 8, "annotations": 9}),

@@ -324,6 +324,14 @@ class KeyValue(_message.Message):
     value: bytes
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
+class Mount(_message.Message):
+    __slots__ = ("container_path", "host_path")
+    CONTAINER_PATH_FIELD_NUMBER: _ClassVar[int]
+    HOST_PATH_FIELD_NUMBER: _ClassVar[int]
+    container_path: str
+    host_path: str
+    def __init__(self, container_path: _Optional[str] = ..., host_path: _Optional[str] = ...) -> None: ...
+
 class Device(_message.Message):
     __slots__ = ("container_path", "host_path", "permissions")
     CONTAINER_PATH_FIELD_NUMBER: _ClassVar[int]
@@ -397,12 +405,28 @@ class CreateContainerRequest(_message.Message):
     def __init__(self, pod_sandbox_id: _Optional[str] = ..., config: _Optional[_Union[ContainerConfig, _Mapping]] = ..., sandbox_config: _Optional[_Union[PodSandboxConfig, _Mapping]] = ...) -> None: ...
 
 class ContainerFacts(_message.Message):
-    __slots__ = ("metadata", "linux")
+    __slots__ = ("metadata", "mounts", "devices", "annotations", "linux", "CDI_devices")
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    MOUNTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     LINUX_FIELD_NUMBER: _ClassVar[int]
+    CDI_DEVICES_FIELD_NUMBER: _ClassVar[int]
     metadata: ContainerMetadata
+    mounts: _containers.RepeatedScalarFieldContainer[bytes]
+    devices: _containers.RepeatedScalarFieldContainer[bytes]
+    annotations: _containers.RepeatedScalarFieldContainer[bytes]
     linux: LinuxContainerConfig
-    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., linux: _Optional[_Union[LinuxContainerConfig, _Mapping]] = ...) -> None: ...
+    CDI_devices: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., mounts: _Optional[_Iterable[bytes]] = ..., devices: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxContainerConfig, _Mapping]] = ..., CDI_devices: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Annotation(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class CreateContainerFacts(_message.Message):
     __slots__ = ("pod_sandbox_id", "config", "sandbox_config")

@@ -1,0 +1,68 @@
+"""What a create request shows of devices.
+
+Kubelet's device manager and its plugins decide which devices a container gets; the request carries only the
+outcome: device files, CDI names (as a field, from older plugins as annotations ``cdi.k8s.io/...``), and
+mounts (reference D). Most containers have none of these, so what is looked at first are the bytes: an entry
+is decoded only when something in them can matter. It is the host's path that counts: nearly every container
+has a mount at ``/dev/termination-log``, from a folder of kubelet's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.ports import Given
+from proxy.topology.device_files import device_file, worth_a_look
+
+_Entry = TypeVar("_Entry", pb.Mount, pb.Device, pb.Annotation, pb.CDIDevice)
+
+_NOTHING = Given()
+_CDI_KEY = "cdi.k8s.io/"
+_CDI_BYTES = _CDI_KEY.encode()
+_HOST_PATH = re.compile(rb"\x12.{1,2}/(?:dev|sys)/", re.DOTALL)
+"""A host path in the bytes of a mount: field 2, its length (one byte or two), its beginning."""
+_MOST = 1024
+
+
+def given_of(config: pb.ContainerFacts) -> Given:
+    """Read what a container is given of devices; in the order of the request, each once.
+
+    Entries that cannot be decoded are left out: the runtime refuses them. So are paths that say nothing about
+    a place (``/dev/null``, ``/dev`` itself).
+    """
+    devices, names = config.devices, config.CDI_devices
+    # A slice and a join are one call each; iterating costs three times that.
+    in_mounts = _HOST_PATH.search(b"".join(config.mounts[:])) is not None
+    in_annotations = _CDI_BYTES in b"".join(config.annotations[:])
+    if not (devices or names or in_mounts or in_annotations):
+        return _NOTHING
+    cdi = [entry.name for entry in _decoded(pb.CDIDevice, names)]
+    if in_annotations:
+        for entry in _decoded(pb.Annotation, config.annotations):
+            if entry.key.startswith(_CDI_KEY):
+                cdi += (name.strip() for name in entry.value.split(","))
+    mounts = config.mounts if in_mounts else ()
+    return Given(
+        _once(device_file(entry.host_path) for entry in _decoded(pb.Device, devices)),
+        _once(cdi),
+        _once(worth_a_look(entry.host_path) for entry in _decoded(pb.Mount, mounts)),
+    )
+
+
+def _decoded(kind: type[_Entry], entries: Iterable[bytes]) -> Iterator[_Entry]:
+    for entry in entries:
+        try:
+            yield kind.FromString(entry)
+        except DecodeError:
+            continue
+
+
+def _once(values: Iterable[str | None]) -> tuple[str, ...]:
+    """Give each value once, without empty ones; a request of thousands is cut."""
+    found = dict.fromkeys(value for value in values if value)
+    return tuple(found)[:_MOST]

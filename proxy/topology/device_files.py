@@ -1,0 +1,54 @@
+"""Which paths of a host may stand for a device that is somewhere.
+
+Most containers are given files below ``/dev`` or ``/sys`` that say nothing about a place: ``/dev/null``,
+``/dev/shm``, the control node of a driver (``/dev/nvidiactl``), the cgroup tree. They are told apart by name
+here, before anybody looks at a disk. ``/dev`` and ``/sys`` themselves are no device either: who is given all
+of them (a privileged container) is near to everything, and so to nothing.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+_MEMORY = r"null|zero|full|u?random|mem|port|core|kmsg|nvram|shm|mqueue|hugepages[^/]*|userfaultfd|udmabuf"
+_TERMINALS = r"tty.*|console|ptmx|pts|fd|std(?:in|out|err)|log|initctl|termination-log|vcs.*|u(?:input|hid)"
+_VIRTUAL = r"fuse|cuse|kvm|vsock|vhost-(?:net|vsock)|loop.*|z?ram\d+|net(?:/tun)?|ppp|autofs|rfkill|snapshot"
+_MACHINE = r"cpu|cpu_dma_latency|hpet|rtc\d*|watchdog\d*|cpuset|btrfs-control|mapper/control|nvme-fabrics"
+_CONTROL = (
+    r"nvidiactl|nvidia-(?:uvm|uvm-tools|modeset|nvlink|nvswitchctl|caps|caps-imex-channels)|gdrdrv"
+    r"|vfio/vfio|iommu|infiniband/rdma_u?cm|kfd"
+)
+_NO_PLACE = re.compile(rf"(?:{_MEMORY}|{_TERMINALS}|{_VIRTUAL}|{_MACHINE}|{_CONTROL})(?:/.*)?")
+_IN_SYSFS = re.compile(
+    r"devices/(?!system(?:/|$)|virtual(?:/|$)).+|bus/[^/]+/devices/.+|class/[^/]+/.+|block/.+|dev/(?:char|block)/.+"
+)
+
+
+def below(path: str, folder: str) -> str | None:
+    """Give what a path names below a folder (``/dev``), without dots; None where it is not below it."""
+    plain = "/" + posixpath.normpath("/" + path).lstrip("/")
+    return plain[len(folder) + 1 :] if plain.startswith(folder + "/") else None
+
+
+def worth_a_look(path: str) -> str | None:
+    """Give a path of the host that may be a device, or a folder of devices, with a place.
+
+    Returns:
+        The path, without dots, below ``/dev`` or ``/sys``; None where its name says that it has no place.
+    """
+    name = below(path, "/dev")
+    if name is not None:
+        return None if _NO_PLACE.fullmatch(name) else f"/dev/{name}"
+    name = below(path, "/sys")
+    return f"/sys/{name}" if name is not None and _IN_SYSFS.fullmatch(name) else None
+
+
+def device_file(path: str) -> str | None:
+    """Do as ``worth_a_look``, and take ``/run/nvidia/driver/dev/nvidia0`` for ``/dev/nvidia0``.
+
+    A driver that is installed by a container has a ``/dev`` of its own, with the same names in it.
+    """
+    _, dev, name = path.rpartition("/dev/")
+    ours = below(path, "/dev") is not None or below(path, "/sys") is not None
+    return worth_a_look(path if ours or not dev else f"/dev/{name}")

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.cri.views import request_of, total_of
+from proxy.model.workload import Request
+
+GIB = 1 << 30
+
+
+def with_pages(*limits: tuple[str, int]) -> pb.LinuxContainerResources:
+    pages = [pb.HugepageLimit(page_size=size, limit=limit) for size, limit in limits]
+    return pb.LinuxContainerResources(hugepage_limits=pages)
+
+
+def test_all_fields_of_a_request() -> None:
+    resources = with_pages(("2MB", 4 << 20), ("1GB", 2 * GIB))
+    resources.cpu_shares, resources.cpu_quota, resources.cpu_period = 2048, 200_000, 100_000
+    resources.memory_limit_in_bytes = GIB
+    resources.cpuset_cpus, resources.cpuset_mems = "0-3", "1"
+    pages = (("hugepages-1Gi", 2 * GIB), ("hugepages-2Mi", 4 << 20))
+    assert request_of(resources) == Request(2048, 200_000, 100_000, GIB, "0-3", "1", pages)
+
+
+def test_sizes_that_are_not_asked_for_are_left_out() -> None:
+    """Kubelet sends every size that the machine has, with a limit of 0 where none is asked for."""
+    assert request_of(with_pages(("2MB", 0), ("1GB", 0))).huge_pages == ()
+    assert request_of(with_pages(("2MB", 0), ("1GB", GIB))).huge_pages == (("hugepages-1Gi", GIB),)
+
+
+@pytest.mark.parametrize(
+    ("size", "resource"),
+    [
+        ("64KB", "hugepages-64Ki"),
+        ("2048KB", "hugepages-2Mi"),
+        ("16MB", "hugepages-16Mi"),
+        ("16GB", "hugepages-16Gi"),
+        ("1TB", "hugepages-1Ti"),
+        ("2MiB", "hugepages-2Mi"),
+    ],
+)
+def test_page_sizes(size: str, resource: str) -> None:
+    assert request_of(with_pages((size, 5))).huge_pages == ((resource, 5),)
+
+
+@pytest.mark.parametrize(
+    "size", ["", "2", "MB", "0MB", "-2MB", "2 MB", "2mb", "2MB\n", "\u0662MB", "9" * 30 + "KB"]
+)
+def test_what_is_no_page_size_is_left_out(size: str) -> None:
+    assert request_of(with_pages((size, 5), ("2MB", 6))).huge_pages == (("hugepages-2Mi", 6),)
+
+
+def test_of_a_size_named_twice_the_last_counts_as_for_the_runtime() -> None:
+    assert request_of(with_pages(("2MB", 5), ("2MB", 6))).huge_pages == (("hugepages-2Mi", 6),)
+
+
+def test_what_a_pod_asks_for_in_sum() -> None:
+    config = pb.PodSandboxConfig()
+    assert total_of(config) == Request()
+    config.linux.resources.cpu_shares = 3072
+    config.linux.overhead.cpu_shares = 100
+    config.linux.resources.hugepage_limits.add(page_size="2MB", limit=7)
+    assert total_of(config) == Request(cpu_shares=3072, huge_pages=(("hugepages-2Mi", 7),))
