@@ -163,16 +163,33 @@ class Family(Sequence[TopologyHint]):
         seen: dict[int, int] = {}
         for bits in self.explicit:
             self._show(seen, bits, bits & window.bits)
+        inside = [node for node in self.nodes if node in window]
         outside = to_bits(self.nodes) & ~window.bits
-        for part in masks([node for node in self.nodes if node in window]):
-            if part.bit_count() >= self.floor and covers(self.demands, part):
+        tables = [self._had(demand, inside, outside) for demand in self.demands]
+        for part in masks(inside):
+            if part.bit_count() >= self.floor and all(alone[part] >= 0 for alone, _ in tables):
                 self._show(seen, part, part)
-            elif (part | outside).bit_count() >= self.floor and covers(self.demands, part | outside):
+            elif (part | outside).bit_count() >= self.floor and all(more[part] >= 0 for _, more in tables):
                 self._show(seen, part | outside, part)
         shown = set(seen.values())
         if narrowest := self._fewest():
             shown.add(narrowest)
-        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(shown, key=_by_size))
+        return tuple(
+            hint(bits, self.prefers(bits))
+            for bits in sorted(shown, key=lambda bits: (bits.bit_count(), bits))
+        )
+
+    @staticmethod
+    def _had(demand: Demand, inside: list[int], outside: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Give, for every mask over ``inside``, what it has beyond a demand: alone, and with ``outside``."""
+        rest = tuple((at, amount) for at, amount in demand.lots if not at & outside)
+        more = sums(inside, Demand(demand.want, rest))
+        alone = sums(inside, demand)
+        owed = demand.had(outside) - demand.want
+        return (
+            {bits: had - demand.want for bits, had in alone.items()},
+            {bits: had + owed for bits, had in more.items()},
+        )
 
     def _show(self, seen: dict[int, int], bits: int, part: int) -> None:
         preferred = part == bits and self.prefers(bits)
@@ -240,10 +257,6 @@ class Family(Sequence[TopologyHint]):
         if opened:
             free = meeting(self.nodes, size, self.demands)
         return (hint(bits, self.prefers(bits)) for bits in heapq.merge(fixed, free, key=_by_nodes))
-
-
-def _by_size(bits: int) -> tuple[int, tuple[int, ...]]:
-    return bits.bit_count(), _by_nodes(bits)
 
 
 def _by_nodes(bits: int) -> tuple[int, ...]:

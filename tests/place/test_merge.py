@@ -218,6 +218,16 @@ def test_nothing_preferred_with_many_nodes() -> None:
     assert merge([wide] * 2, whole).hint == hint(range(99))
 
 
+def test_nodes_that_a_list_never_names_cost_nothing() -> None:
+    whole = Mask(range(64))
+    window = [hint(c, n == 3) for n in range(1, 9) for c in itertools.combinations(range(8), n)]
+    wide = [hint([*(h.affinity or ()), *range(20, 60)]) for h in window]
+    with mock.patch.object(meeting, "_divided", side_effect=AssertionError):
+        got = merge([window, wide, wide], whole)
+    assert (got.hint, got.runner_up, got.target) == (hint(range(8)), hint(range(7)), 41)
+    assert merge([[hint([1, 2])], [hint([3])]], whole).decided is Decided.NOTHING_COMMON
+
+
 def test_a_runner_up_is_not_worth_everything() -> None:
     whole = Mask(range(100))
     wide = [hint(whole - Mask(pair)) for pair in itertools.combinations(range(40), 2)]
