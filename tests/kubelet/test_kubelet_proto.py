@@ -1,4 +1,4 @@
-"""The generated classes of kubelet's APIs: in step with the .proto files, and with the interfaces' numbers."""
+"""The generated classes of kubelet's APIs: in step with the .proto files and the interfaces."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf.message import Message
 
 from proxy.kubelet.pb import podresources_pb2, pods_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 

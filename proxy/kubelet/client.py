@@ -1,0 +1,157 @@
+"""What kubelet knows and the CRI does not carry: a pod's requests, and its devices.
+
+Kubelet is asked while a call of its own waits, so nothing here fails: what cannot be had is None, and why is
+told once for each cause, and again only after that source worked in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from proxy.kubelet.channel import UnixChannel
+from proxy.kubelet.errors import TOO_LATE, UNAVAILABLE, UNIMPLEMENTED, KubeletError
+from proxy.kubelet.fetch import fetch_pods
+from proxy.kubelet.podresources import Devices, PodResources
+from proxy.kubelet.pods import PodList
+from proxy.kubelet.podsapi import PodsApi
+from proxy.kubelet.podspec import PodSpec
+from proxy.kubelet.settings import KubeletSettings
+from proxy.model.asks import PodAsk
+from proxy.model.errors import TopoproxyError
+from proxy.model.workload import Near
+
+PODS_API, POD_LIST, POD_RESOURCES = (
+    "kubelet's pods API",
+    "kubelet's list of pods",
+    "kubelet's pod-resources API",
+)
+NO_API_S = 60.0
+_MOST_CAUSES = 32
+_NEVER = float("-inf")
+
+T = TypeVar("T")
+
+
+class KubeletClient:
+    """Implements ``proxy.keeper.ports.Kubelet``; safe to use from several threads."""
+
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        complain: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take note of what may be asked; nothing is opened before the first question.
+
+        Args:
+            settings: Where and how.
+            complain: Is told why something cannot be had.
+            clock: Seconds that only grow.
+        """
+        self._complaints = Complaints(complain)
+        self._clock = clock
+        self._no_api_until = _NEVER
+        self._list = PodList(lambda: fetch_pods(settings), clock) if settings.pods_url else None
+        self._channels: list[UnixChannel] = []
+        self._api = PodsApi(self._open(settings.pods_api, settings)) if settings.pods_api else None
+        self._resources = (
+            PodResources(self._open(settings.pod_resources, settings), clock)
+            if settings.pod_resources
+            else None
+        )
+
+    @property
+    def knows_pods(self) -> bool:
+        """True where ``asks`` can give an answer."""
+        return self._api is not None or self._list is not None
+
+    @property
+    def knows_devices(self) -> bool:
+        """True where ``devices`` can give an answer."""
+        return self._resources is not None
+
+    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodAsk, str] | None:
+        """Ask for a pod's requests and limits; see ``proxy.keeper.ports.Kubelet``."""
+        if not uid:
+            return None
+        spec, source, pods = None, PODS_API, self._list
+        if self._api is not None and self._clock() >= self._no_api_until:
+            spec = self._tried(PODS_API, lambda: self._from_api(uid))
+        if spec is None and pods is not None:
+            spec, source = self._tried(POD_LIST, lambda: pods.find(uid, namespace, name)), POD_LIST
+        return None if spec is None else (replace(spec.ask, uid=uid), source)
+
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+        """Ask which devices a container was given; see ``proxy.keeper.ports.Kubelet``."""
+        resources = self._resources
+        if resources is None:
+            return None
+        return self._tried(POD_RESOURCES, lambda: resources.of_container(namespace, pod, container))
+
+    def allocatable(self) -> Devices:
+        """Ask for all devices: resource to id to NUMA nodes; empty where kubelet does not answer."""
+        resources = self._resources
+        if resources is None:
+            return {}
+        return self._tried(POD_RESOURCES, resources.allocatable) or {}
+
+    def close(self) -> None:
+        """Close the channels."""
+        for channel in self._channels:
+            channel.close()
+
+    def _open(self, path: str, settings: KubeletSettings) -> UnixChannel:
+        channel = UnixChannel(path, settings.timeout)
+        self._channels.append(channel)
+        return channel
+
+    def _from_api(self, uid: str) -> PodSpec | None:
+        """Ask the pods API, but not again for a minute where it is not served and the list can be had."""
+        try:
+            return self._api.find(uid) if self._api else None
+        except KubeletError as error:
+            if self._list is not None and error.code in (UNIMPLEMENTED, UNAVAILABLE, TOO_LATE):
+                self._no_api_until = self._clock() + NO_API_S
+            raise
+
+    def _tried(self, source: str, ask: Callable[[], T | None]) -> T | None:
+        try:
+            answer = ask()
+        except TopoproxyError as error:
+            self._complaints.add(source, str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node: it asks for less
+            self._complaints.add(source, f"cannot ask {source}: {type(error).__name__}: {error}")
+        else:
+            self._complaints.clear(source)
+            return answer
+        return None
+
+
+class Complaints:
+    """Tells each cause once until its source works again."""
+
+    def __init__(self, complain: Callable[[str], None]) -> None:
+        """Take who is told."""
+        self._complain = complain
+        self._lock = threading.Lock()
+        self._told: dict[str, set[str]] = {}
+
+    def add(self, source: str, cause: str) -> None:
+        """Tell a cause if it is new."""
+        with self._lock:
+            told = self._told.setdefault(source, set())
+            if cause in told:
+                return
+            if len(told) >= _MOST_CAUSES:  # causes that name pods would fill the memory
+                told.clear()
+            told.add(cause)
+        self._complain(cause)
+
+    def clear(self, source: str) -> None:
+        """Take note that a source works."""
+        with self._lock:
+            self._told.pop(source, None)

@@ -1,0 +1,130 @@
+"""Finding a pod in kubelet's list of pods.
+
+Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was asked for after a call came
+holds the call's pod, if kubelet knows it at all. One exchange at a time is made, and it serves everybody who
+was waiting: who finds the pod in a list younger than 5 s takes it from there; who does not, and came after
+that list was asked for, asks anew; who came before has the answer: kubelet does not know the pod. For one pod
+this happens once a second at most. After an exchange that failed nobody tries for ten times as long as it
+took: a kubelet that never answers costs a tenth of the time, and one that refuses at once costs nothing.
+
+Static pods go by the hash of their file: it is their uid over the CRI, while the list may have the uid of the
+mirror pod, which carries the hash as an annotation. Anybody may write annotations, so namespace and name
+must be the same, too.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy.kubelet.errors import KubeletError
+from proxy.kubelet.podspec import CONFIG_HASH, PodSpec, pod_spec
+
+FRESH_S = 5.0
+GAP_S = 1.0
+PATIENCE = 10
+LONGEST_PAUSE_S = 30.0
+
+_NEVER = float("-inf")
+_KEPT = ("containers", "initContainers", "resources", "overhead")
+Item = Mapping[str, Any]
+
+
+class PodList:
+    """Kubelet's list of pods, read when it is needed; safe to use from several threads."""
+
+    def __init__(self, fetch: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        """Take note of how the list is read.
+
+        Args:
+            fetch: Gives the list as JSON, in bounded time; raises KubeletError.
+            clock: Seconds that only grow.
+        """
+        self._fetch = fetch
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._items: Mapping[tuple[str, ...], Item] = {}
+        self._begun = _NEVER
+        self._rest_until = _NEVER
+        self._failure = ""
+        self._asked: dict[str, float] = {}
+
+    def find(self, uid: str, namespace: str, name: str) -> PodSpec | None:
+        """Find a pod.
+
+        Args:
+            uid: As in PodSandboxMetadata.
+            namespace: The same.
+            name: The same.
+
+        Returns:
+            The pod, or None where kubelet does not know it.
+
+        Raises:
+            KubeletError: The list cannot be read.
+            InputError: The list holds the pod, but it is no valid one.
+        """
+        came = self._clock()
+        with self._lock:
+            now = self._clock()
+            item = self._match(uid, namespace, name) if now - self._begun < FRESH_S else None
+            rests = now < self._rest_until or now - self._asked.get(uid, _NEVER) < GAP_S
+            if item is None and self._begun < came and not rests:
+                self._renew(uid, now)
+            if self._failure:
+                raise KubeletError(self._failure)
+            item = item or self._match(uid, namespace, name)
+        return None if item is None else pod_spec(item, listed=True)
+
+    def _match(self, uid: str, namespace: str, name: str) -> Item | None:
+        return self._items.get((uid,)) or self._items.get((uid, namespace, name))
+
+    def _renew(self, uid: str, now: float) -> None:
+        self._asked = {u: at for u, at in self._asked.items() if now - at < GAP_S}
+        self._asked[uid] = self._begun = now
+        self._items, self._failure = {}, ""
+        try:
+            self._items = _index(self._fetch())
+        except KubeletError as error:
+            self._failure = str(error)
+            ended = self._clock()
+            self._rest_until = ended + min(PATIENCE * (ended - now), LONGEST_PAUSE_S)
+
+
+def _index(content: bytes) -> dict[tuple[str, ...], Item]:
+    """Read a list of pods: by uid, and by hash, namespace and name."""
+    try:
+        raw = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise KubeletError(f"cannot read kubelet's list of pods: it is not JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("kind", "PodList") != "PodList":
+        raise KubeletError("cannot read kubelet's list of pods: it is another kind of answer")
+    items = raw.get("items") or ()  # Go writes an empty list as null
+    if not isinstance(items, list | tuple) or not all(isinstance(item, dict) for item in items):
+        raise KubeletError("cannot read kubelet's list of pods: its items are not a list of pods")
+    found: dict[tuple[str, ...], Item] = {}
+    for item in items:
+        metadata = item.get("metadata")
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
+            continue
+        annotations = metadata.get("annotations")
+        kept = _kept(item)
+        found[(metadata["uid"],)] = kept
+        hashed = annotations.get(CONFIG_HASH) if isinstance(annotations, dict) else None
+        if isinstance(hashed, str):
+            found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = kept
+    return found
+
+
+def _kept(item: Item) -> Item:
+    """Let go of what nobody reads here: volumes, conditions and managed fields are most of a list."""
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    spec, status = item.get("spec"), item.get("status")
+    if isinstance(spec, dict):
+        spec = {key: spec[key] for key in _KEPT if key in spec}
+    if isinstance(status, dict):
+        status = {"qosClass": status.get("qosClass")}
+    return {**item, "metadata": metadata, "spec": spec, "status": status}

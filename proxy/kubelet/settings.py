@@ -1,0 +1,31 @@
+"""Where and how kubelet is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSettings:
+    """Where and how kubelet is asked; what is empty is not asked.
+
+    Attributes:
+        pods_url: Kubelet's list of pods, as ``https://NODE:10250`` (``/pods`` where it has no path).
+        pods_api: Unix socket of the pods API.
+        pod_resources: Unix socket of the pod-resources API.
+        token_file: Holds the bearer token for ``pods_url``; read for each exchange, as tokens are renewed.
+        ca_file: Certificates that sign kubelet's, or kubelet's own; empty for those of the system.
+        cert_file, key_file: Our own certificate for ``pods_url``, and its key where it is in another file.
+        insecure: Do not check kubelet's certificate.
+        timeout: Seconds that one exchange may take in all.
+    """
+
+    pods_url: str = ""
+    pods_api: str = ""
+    pod_resources: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure: bool = False
+    timeout: float = 2.0
