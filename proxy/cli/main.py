@@ -26,6 +26,7 @@ COMMANDS = {
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "explain": "Tell why a container is on its CPUs, or why it was refused.",
     "topology": "Show the machine as a picture, or as JSON.",
+    "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in force.",
     "demo": "Show the whole thing at work, without root and without a runtime.",
     "version": "Print the version.",
@@ -89,6 +90,7 @@ def cli() -> None:
     First steps
       topoproxy demo                            see it work, on nothing real
       topoproxy topology                        see this machine as it sees it
+      topoproxy simulate PODS                   see what would become of pods, on nothing real
       topoproxy check-config --defaults         see what can be set, and how
       topoproxy serve --mode observe            decide and log, change nothing
 

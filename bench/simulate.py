@@ -1,0 +1,87 @@
+"""How long a rehearsal takes: ``.venv/bin/python bench/simulate.py [PODS [MACHINES]]``.
+
+10,000 pods come to 100 machines of 128 CPUs (two sockets, four NUMA nodes, two threads a core, four GPUs)
+under ``restricted`` and ``static`` with memory counted by node. The bar is 60 seconds; seconds depend on the
+machine, so the ratio to a bare loop of a million steps in the same run is printed too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+
+from proxy.config import parse
+from proxy.kubelet.podspec import pod_spec
+from proxy.model.idset import Mask
+from proxy.place.devices.state import Device
+from proxy.simulate.guests import Guest, mould_of
+from proxy.simulate.machines import Named, copies
+from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
+from proxy.simulate.summary import find
+from proxy.topology import described
+
+BAR = 60.0
+CONFIG = """
+cpuManagerPolicy: static
+topologyManagerPolicy: restricted
+memoryManagerPolicy: Static
+reservedSystemCPUs: 0,64
+reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]
+"""
+GPU = "example.com/gpu"
+MIX = (
+    ("web", 8, {"requests": {"cpu": "250m", "memory": "256Mi"}}),
+    ("batch", 4, {}),
+    ("api", 4, {"limits": {"cpu": "1500m", "memory": "1Gi"}}),
+    ("db", 2, {"limits": {"cpu": 4, "memory": "8Gi"}}),
+    ("cache", 1, {"limits": {"cpu": 2, "memory": "16Gi"}}),
+    ("train", 1, {"limits": {"cpu": 6, "memory": "24Gi", GPU: 1}}),
+)
+"""Name, share of the pods, resources."""
+
+
+def guests(count: int) -> list[Guest]:
+    """The mix, over and over, until there are enough."""
+    moulds = []
+    for name, share, resources in MIX:
+        containers = [{"name": "main", "resources": resources}]
+        raw = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"containers": containers},
+        }
+        moulds += [(name, mould_of(pod_spec(raw)))] * share
+    return [moulds[i % len(moulds)][1].copy(f"{moulds[i % len(moulds)][0]}-{i}", i) for i in range(count)]
+
+
+def bare_loop() -> float:
+    start = time.perf_counter()
+    for _ in range(1_000_000):
+        pass
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    words = [int(word) for word in sys.argv[1:3]]
+    pods, count = [*words, *(10_000, 100)[len(words) :]]
+    loop = min(bare_loop() for _ in range(5))
+    machines = copies([Named("m", described(2, 2, 16, 2))], count)
+    rules = Rules({GPU: {f"gpu{i}": Device(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)
+    config = parse(CONFIG, "bench")
+    start = time.perf_counter()
+    played = rehearse(config, hosts_of(config, machines, rules), guests(pods), rules)
+    told = find(played).summary
+    took = time.perf_counter() - start
+    print(f"bare loop of 1,000,000 steps: {loop * 1e3:.1f} ms")
+    print(f"{pods} pods on {count} machines: {took:.2f} s, {pods / took:.0f} pods/s, {took / loop:.0f} loops")
+    print(f"placed {told.placed} (together {told.together}, spread {told.spread}, sharing {told.sharing})")
+    print(f"refused {dict(Counter(told.refused))}, unschedulable {dict(told.unschedulable)}")
+    late = took >= BAR and (pods, count) == (10_000, 100)
+    print(f"bar {BAR:.0f} s for 10000 pods on 100 machines: {'MISSED' if late else 'ok'}")
+    return int(late)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Pods come one after the other to some machines.
+
+Theory. Two decide, as in a real cluster. First a scheduler that knows sums only: it leaves out machines that
+lack CPU, memory, huge pages, devices or room for one more pod by requests (a machine that the pod names is
+the only one looked at), and of the others takes the one with the most free CPU, or with ``fill`` the least;
+equal ones in the order in which they were given. Then the machine's engine, the same code that ``serve``
+runs, which knows NUMA nodes and may refuse. A refused pod has failed there, as it does under kubelet: it
+holds nothing, and is not tried elsewhere unless ``retry`` says so.
+
+Affinities, taints, priorities and preemption are not played; who needs them has a scheduler for it.
+
+Machines are kept sorted by free CPU, so a pod that fits somewhere is usually placed at the first look.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from proxy.model.explanation import Explanation
+from proxy.model.workload import Container
+from proxy.plan.rehearse import Outcome, arrive
+from proxy.simulate.guests import Guest
+from proxy.simulate.hosts import Host
+
+
+class Fate(enum.StrEnum):
+    """What became of a pod."""
+
+    PLACED = "placed"
+    REFUSED = "refused"
+    UNSCHEDULABLE = "unschedulable"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one pod.
+
+    Attributes:
+        guest: The pod.
+        fate: What became of it.
+        host: Where it runs, or was refused last; empty where no machine fits.
+        reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``); empty when placed.
+        message: The reason in words.
+        tried: Machines that refused it, in their order.
+        lacking: Resources of which the machines have too little; only where it is unschedulable.
+        container: The container that was refused; empty for the pod as a whole.
+        containers: Its containers as placed.
+        explanations: Records of the decisions, only where they were asked for.
+    """
+
+    guest: Guest
+    fate: Fate
+    host: str = ""
+    reason: str = ""
+    message: str = ""
+    tried: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    container: str = ""
+    containers: tuple[Container, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
+
+
+class Cluster:
+    """Machines that pods come to. Changes as they come; ``hosts`` shows it."""
+
+    def __init__(self, hosts: Sequence[Host], *, fill: bool = False, retry: bool = False) -> None:
+        """Take some machines.
+
+        Args:
+            hosts: The machines, names unique.
+            fill: Take the machine with the least free CPU that fits, not the one with the most.
+            retry: Let a refused pod try the next machine.
+        """
+        self.hosts = tuple(hosts)
+        self._by_name = {host.name: at for at, host in enumerate(self.hosts)}
+        self._fill = fill
+        self._retry = retry
+        self._order = sorted(map(self._key, range(len(self.hosts))))
+
+    def run(
+        self,
+        guests: Iterable[Guest],
+        step: Callable[[], object] = lambda: None,
+        explain: frozenset[str] = frozenset(),
+    ) -> list[Result]:
+        """Let pods come.
+
+        Args:
+            guests: The pods, in their order.
+            step: Called after each.
+            explain: Pods (``namespace/name``) whose decisions are kept.
+        """
+        results = []
+        for guest in guests:
+            results.append(self._place(guest, explain=guest.ref in explain))
+            step()
+        return results
+
+    def _place(self, guest: Guest, *, explain: bool) -> Result:
+        refused: list[tuple[Host, Outcome]] = []
+        for at in self._fitting(guest):
+            host = self.hosts[at]
+            outcome = arrive(host.state, guest.arrival)
+            kept = outcome.explanations if explain else ()
+            if outcome.verdict.admitted:
+                self._settle(at, guest, outcome)
+                tried = tuple(other.name for other, _ in refused)
+                return Result(
+                    guest,
+                    Fate.PLACED,
+                    host.name,
+                    tried=tried,
+                    containers=outcome.containers,
+                    explanations=kept,
+                )
+            refused.append((host, outcome))
+            if not self._retry:
+                break
+        if not refused:
+            return self._unschedulable(guest)
+        host, outcome = refused[-1]
+        return Result(
+            guest,
+            Fate.REFUSED,
+            host.name,
+            outcome.verdict.reason,
+            outcome.verdict.message,
+            tuple(other.name for other, _ in refused),
+            container=outcome.refused,
+            explanations=outcome.explanations if explain else (),
+        )
+
+    def _fitting(self, guest: Guest) -> Iterator[int]:
+        """Give the machines that fit by requests, the best first."""
+        if guest.host:
+            at = self._by_name.get(guest.host)
+            if at is not None and not self.hosts[at].lacks(guest.needs):
+                yield at
+            return
+        cpu = guest.needs.get("cpu", 0)
+        first = bisect.bisect_left(self._order, (cpu, -1)) if self._fill else 0
+        for key, at in self._order[first:]:
+            if not self._fill and -key < cpu:
+                return  # nor do those that come after
+            if not self.hosts[at].lacks(guest.needs):
+                yield at
+
+    def _settle(self, at: int, guest: Guest, outcome: Outcome) -> None:
+        host = self.hosts[at]
+        del self._order[bisect.bisect_left(self._order, self._key(at))]
+        host.state = outcome.state
+        host.take(guest.needs)
+        bisect.insort(self._order, self._key(at))
+
+    def _key(self, at: int) -> tuple[int, int]:
+        free = self.hosts[at].free["cpu"]
+        return (free if self._fill else -free, at)
+
+    def _unschedulable(self, guest: Guest) -> Result:
+        if guest.host and guest.host not in self._by_name:
+            message = f"it asks for the machine {guest.host}, and none is called so"
+            return Result(guest, Fate.UNSCHEDULABLE, "", "Unschedulable", message, lacking=("machine",))
+        looked = [self._by_name[guest.host]] if guest.host else range(len(self.hosts))
+        short = Counter(resource for at in looked for resource in self.hosts[at].lacks(guest.needs))
+        lacking = tuple(sorted(short))
+        if len(looked) == 1:
+            message = f"{self.hosts[looked[0]].name} has too little {', '.join(lacking)}"
+        else:
+            counts = ", ".join(f"{short[resource]} have too little {resource}" for resource in lacking)
+            message = f"none of {len(looked)} machines fits: {counts}"
+        return Result(guest, Fate.UNSCHEDULABLE, "", "Unschedulable", message, lacking=lacking)

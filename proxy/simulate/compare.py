@@ -1,0 +1,155 @@
+"""Two rehearsals of the same pods on the same machines, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.report.words import clean
+from proxy.simulate.cluster import Fate, Result
+from proxy.simulate.data import Data
+from proxy.simulate.measure import Lie
+from proxy.simulate.picture import columns
+from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.summary import Findings
+from proxy.simulate.text import ALL, fate_text, numbers
+from proxy.topology.words import plural
+
+SHOWN = 5
+"""Pods that are named for each kind of difference unless all are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A pod of which something else became.
+
+    Attributes:
+        one, other: What became of it.
+        one_word, other_word: The same, short: equal for pods that fared alike.
+        one_text, other_text: The same in full.
+        changes: Which of ``fate``, ``reason`` and ``together`` differ.
+    """
+
+    one: Result
+    other: Result
+    one_word: str
+    other_word: str
+    one_text: str
+    other_text: str
+    changes: tuple[str, ...]
+
+
+def differences(
+    one: Rehearsal, one_found: Findings, other: Rehearsal, other_found: Findings
+) -> list[Difference]:
+    """Find the pods of which something else became; another machine alone is nothing else."""
+    found: list[Difference] = []
+    pairs = zip(one.results, one_found.lies, other.results, other_found.lies, strict=True)
+    for a, a_lies, b, b_lies in pairs:
+        changes = {
+            "fate": a.fate is not b.fate,
+            "reason": a.reason != b.reason or a.lacking != b.lacking,
+            "together": _lying(a_lies) != _lying(b_lies),
+        }
+        if any(changes.values()):
+            names = tuple(name for name, changed in changes.items() if changed)
+            words = _word(a, a_lies), _word(b, b_lies)
+            found.append(Difference(a, b, *words, _text(a, a_lies), _text(b, b_lies), names))
+    return found
+
+
+def compare_lines(
+    one: Rehearsal,
+    one_found: Findings,
+    other: Rehearsal,
+    other_found: Findings,
+    notes: Sequence[str],
+    *,
+    verbose: bool,
+) -> list[str]:
+    """Tell both, side by side."""
+    changed = differences(one, one_found, other, other_found)
+    lines = [f"A: {clean(one.config.source)}", f"B: {clean(other.config.source)}", ""]
+    lines += _table(one_found, other_found)
+    moved = sum(
+        a.fate is b.fate is Fate.PLACED and a.host != b.host
+        for a, b in zip(one.results, other.results, strict=True)
+    )
+    lines += ["", f"{plural(len(changed), 'pod')} fared differently, {moved} others only ran elsewhere"]
+    lines += _each(changed) if verbose else _kinds(changed)
+    return lines + [f"note: {clean(note)}" for note in notes]
+
+
+def _each(changed: Sequence[Difference]) -> list[str]:
+    """List every pod."""
+    return [
+        line
+        for each in changed
+        for line in (clean(each.one.guest.ref), f"  A: {each.one_text}", f"  B: {each.other_text}")
+    ]
+
+
+def _kinds(changed: Sequence[Difference]) -> list[str]:
+    """Count the pods that fared differently in the same way, and name some."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for each in changed:
+        kinds.setdefault((each.one_word, each.other_word), []).append(clean(each.one.guest.ref))
+    lines: list[str] = []
+    for (one, other), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        lines += [f"{plural(len(refs), 'pod')}: {one} under A, {other} under B"]
+        more = f", and {len(refs) - SHOWN} more ({ALL})" if len(refs) > SHOWN else ""
+        lines += [f"  {', '.join(refs[:SHOWN])}{more}"]
+    return lines
+
+
+def differences_data(changed: Sequence[Difference]) -> list[Data]:
+    """Give the pods of which something else became, as plain data."""
+    return [
+        {
+            "pod": each.one.guest.ref,
+            "changed": list(each.changes),
+            "a": {"outcome": each.one_word, "text": each.one_text},
+            "b": {"outcome": each.other_word, "text": each.other_text},
+        }
+        for each in changed
+    ]
+
+
+def _table(one: Findings, other: Findings) -> list[str]:
+    left = {label: value for label, value, _ in numbers(one.summary)}
+    right = {label: value for label, value, _ in numbers(other.summary)}
+    rows = [("", "A", "B", "B - A")]
+    for label in _merged(list(left), list(right)):
+        a, b = left.get(label, 0), right.get(label, 0)
+        rows.append((label, str(a), str(b), f"{b - a:+d}" if a != b else ""))
+    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+    return columns([(row[0], *(row[at].rjust(widths[at]) for at in (1, 2, 3))) for row in rows])
+
+
+def _merged(left: list[str], right: list[str]) -> list[str]:
+    """Give all labels once, those that only one has behind the label that they follow there."""
+    merged = list(left)
+    for at, label in enumerate(right):
+        if label not in merged:
+            merged.insert(merged.index(right[at - 1]) + 1 if at else 0, label)
+    return merged
+
+
+def _lying(lies: Sequence[Lie]) -> bool | None:
+    return all(lie.together for lie in lies) if lies else None
+
+
+def _word(result: Result, lies: Sequence[Lie]) -> str:
+    if result.fate is Fate.PLACED:
+        return _MANNERS[_lying(lies)]
+    if result.fate is Fate.UNSCHEDULABLE:
+        return f"unschedulable (too little {', '.join(result.lacking)})"
+    return f"refused ({clean(result.reason)})"
+
+
+def _text(result: Result, lies: Sequence[Lie]) -> str:
+    placed = result.fate is Fate.PLACED
+    return fate_text(result) + (f", {_MANNERS[_lying(lies)]}" if placed else "")
+
+
+_MANNERS = {True: "together", False: "spread", None: "sharing"}

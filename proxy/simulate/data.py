@@ -1,0 +1,99 @@
+"""A rehearsal as plain data that JSON can hold. The names of the fields are in docs/simulate.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from proxy.model.workload import Container, Pool
+from proxy.report.data import to_data
+from proxy.simulate.cluster import Result
+from proxy.simulate.hosts import Host
+from proxy.simulate.measure import Left, Lie
+from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.rows import Row, rows_of
+from proxy.simulate.summary import Findings
+
+SCHEMA = "topoproxy-simulate/1"
+Data = dict[str, object]
+
+
+def page(rehearsal: Rehearsal, found: Findings, notes: Sequence[str]) -> Data:
+    """Give everything about a rehearsal."""
+    return {
+        "schema": SCHEMA,
+        "configuration": rehearsal.config.source,
+        "notes": list(notes),
+        "summary": dataclasses.asdict(found.summary),
+        "machines": [_host(h, left) for h, left in zip(rehearsal.hosts, found.left, strict=True)],
+        "pods": [_pod(r, lies) for r, lies in zip(rehearsal.results, found.lies, strict=True)],
+    }
+
+
+def _host(host: Host, left: Left) -> Data:
+    machine = host.node.machine
+    return {
+        "name": host.name,
+        "pods": host.guests,
+        "cpus": {
+            "online": str(machine.online),
+            "reserved": str(host.node.reserved),
+            "owned": str(host.owned),
+            "left": str(host.ownable),
+        },
+        "left": dataclasses.asdict(left),
+        "offered": dict(host.offers),
+        "asked": {name: amount - host.free[name] for name, amount in host.offers.items()},
+        "nodes": [_row(row) for row in rows_of(host)],
+    }
+
+
+def _row(row: Row) -> Data:
+    return {
+        "id": row.node,
+        "cpus": str(row.cpus),
+        "owned": str(row.owned),
+        "reserved": str(row.reserved),
+        "left": str(row.left),
+        "pods": row.pods,
+        "memory": None if row.memory is None else {"given": row.memory[0], "of": row.memory[1]},
+        "devices": {name: {"given": given, "of": of} for name, (given, of) in row.devices.items()},
+    }
+
+
+def _pod(result: Result, lies: tuple[Lie, ...]) -> Data:
+    data: Data = {
+        "pod": result.guest.ref,
+        "from": result.guest.where,
+        "outcome": result.fate.value,
+        "machine": result.host or None,
+        "reason": result.reason,
+        "message": result.message,
+        "container": result.container,
+        "tried": list(result.tried),
+        "lacking": list(result.lacking),
+        "together": all(lie.together for lie in lies) if lies else None,
+        "containers": [container_data(container) for container in result.containers],
+    }
+    if result.explanations:
+        data["explanations"] = [to_data(told) for told in result.explanations]
+    return data
+
+
+def container_data(container: Container) -> Data:
+    """Give where a container was placed."""
+    placement = container.placement
+    own = placement.pool is Pool.OWN
+    return {
+        "name": container.name,
+        "phase": container.phase.value,
+        "pool": placement.pool.value,
+        "cpus": str(placement.own) if own else None,
+        "mems": str(placement.mems),
+        "memory": [
+            {"nodes": list(block.affinity), "resource": block.resource, "bytes": block.size}
+            for block in placement.blocks
+        ],
+        "devices": {resource: list(ids) for resource, ids in placement.devices},
+        "reasons": list(placement.reasons),
+    }

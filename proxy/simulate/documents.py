@@ -1,0 +1,256 @@
+"""YAML and JSON files of users, read into plain values, with their lines.
+
+Theory. YAML is read as events, not as objects: so the line of every mapping is known, a repeated key is seen,
+and nothing can be built that is larger than what is allowed. An alias stands for the value that its anchor
+names and counts with its whole size, so a few lines that mean a billion values are refused before anybody
+walks through them. Nesting costs no call depth.
+
+Plain words become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. What only
+PyYAML takes for something else stays text: timestamps, and numbers to the base of 60 (``1:30``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Never
+
+import yaml
+from yaml.resolver import Resolver
+
+from proxy.model.errors import InputError
+
+SIZE_LIMIT = 64 << 20
+"""Bytes of one file."""
+VALUE_LIMIT = 2_000_000
+"""Values of one document, those behind aliases counted each time."""
+DEPTH_LIMIT = 60
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_RESOLVER = Resolver()
+_WORDS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False}
+_MERGE = "<<"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a file.
+
+    Attributes:
+        value: Mappings, lists, texts, numbers, booleans, None.
+        file: What the file is called in messages.
+        line: Where the document begins, from 1.
+        lines: Where mappings begin, by the id of the mapping; empty for JSON.
+    """
+
+    value: object
+    file: str
+    line: int
+    lines: dict[int, int] = field(default_factory=dict)
+
+    def where(self, value: object = None) -> str:
+        """Name the file and the line of a mapping of this document, or of the document."""
+        return f"{self.file} line {self.lines.get(id(value), self.line)}"
+
+
+def documents(data: bytes, file: str) -> list[Document]:
+    """Read the documents of a file; empty ones are left out.
+
+    Raises:
+        InputError: It is no YAML and no JSON, is too large, or gives a key twice; one line, with the line.
+    """
+    if len(data) > SIZE_LIMIT:
+        raise InputError(f"cannot read {file}: it is larger than {SIZE_LIMIT} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"cannot read {file} line {line}: byte {error.start} is not UTF-8") from None
+    if text.lstrip()[:1] in ("{", "["):
+        found = _json(text, file)
+        if found is not None:
+            return found
+    return [document for document in _Builder(text, file).documents() if document.value is not None]
+
+
+def _json(text: str, file: str) -> list[Document] | None:
+    """Read one JSON value; None where it is none, and may be YAML."""
+
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        made = dict(items)
+        if len(made) != len(items):
+            seen: set[str] = set()
+            twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise InputError(f"cannot read {file}: the key {_short(twice)} is there twice in one object")
+        return made
+
+    def constant(word: str) -> Never:
+        raise InputError(f"cannot read {file}: {word} is no JSON value")
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except RecursionError:
+        raise InputError(f"cannot read {file}: it is nested too deeply") from None
+    except ValueError as error:
+        if file.endswith(".json"):
+            raise InputError(f"cannot read {file}: not JSON: {error}") from None
+        return None
+    return [Document(value, file, 1)]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping that is being read."""
+
+    value: list[object] | dict[str, object]
+    anchor: str | None
+    line: int
+    size: int = 1
+    key: str | None = None
+    merging: bool = False
+    merged: list[dict[str, object]] = field(default_factory=list)
+
+
+class _Builder:
+    """Values from the events of one file."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self._text = text
+        self._file = file
+        self._anchors: dict[str, tuple[object, int]] = {}
+        self._lines: dict[int, int] = {}
+        self._open: list[_Open] = []
+        self._root: tuple[object, int] = (None, 0)
+
+    def documents(self) -> Iterator[Document]:
+        line = 1
+        for event in self._events():
+            if isinstance(event, yaml.DocumentStartEvent):
+                self._anchors, self._lines, self._root = {}, {}, (None, 0)
+                line = 0
+            elif isinstance(event, yaml.DocumentEndEvent):
+                yield Document(self._root[0], self._file, line or 1, self._lines)
+            elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+                mark: Any = event.start_mark
+                here = mark.line + 1
+                line = line or here
+                self._take(event, here)
+
+    def _events(self) -> Iterator[yaml.Event]:
+        try:
+            yield from yaml.parse(self._text, Loader=_LOADER)
+        except yaml.MarkedYAMLError as error:
+            mark: Any = error.problem_mark or error.context_mark
+            self._fail(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}")
+        except yaml.YAMLError as error:
+            at = getattr(error, "position", 0)
+            line = self._text.count("\n", 0, at) + 1
+            self._fail(line, f"not YAML: {str(error).splitlines()[0]}")
+
+    def _take(self, event: yaml.Event, line: int) -> None:
+        if isinstance(event, yaml.ScalarEvent):
+            value = self._scalar(event, line)
+            self._add(value, 1, event.anchor, line, text=event.value, plain=not event.style)
+        elif isinstance(event, yaml.AliasEvent):
+            name = str(event.anchor)
+            if name not in self._anchors:
+                self._fail(line, f"the alias {_short('*' + name)} names nothing that is complete")
+            value, size = self._anchors[name]
+            self._add(value, size, None, line)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._close()
+        else:
+            assert isinstance(event, yaml.CollectionStartEvent)
+            if len(self._open) >= DEPTH_LIMIT:
+                self._fail(line, f"nested deeper than {DEPTH_LIMIT} levels")
+            is_list = isinstance(event, yaml.SequenceStartEvent)
+            self._open.append(_Open([] if is_list else {}, event.anchor, line))
+
+    def _add(
+        self, value: object, size: int, anchor: str | None, line: int, text: str = "", plain: bool = False
+    ) -> None:
+        """Put a complete value where it belongs."""
+        if anchor:
+            self._anchors[anchor] = (value, size)
+        if not self._open:
+            self._root = (value, size)
+            return
+        top = self._open[-1]
+        top.size += size
+        if top.size > VALUE_LIMIT:
+            self._fail(line, f"more than {VALUE_LIMIT} values, those behind aliases counted each time")
+        if isinstance(top.value, list):
+            top.value.append(value)
+        elif top.merging:
+            top.merging = False
+            self._merge(top, value, line)
+        elif top.key is not None:
+            top.value[top.key] = value
+            top.key = None
+        elif plain and text == _MERGE:
+            top.merging = True
+        else:
+            top.key = self._key(top.value, value, text, line)
+
+    def _key(self, seen: dict[str, object], value: object, text: str, line: int) -> str:
+        if isinstance(value, list | dict):
+            self._fail(line, "a key must be a text")
+        key = value if isinstance(value, str) else text or str(value)
+        if key in seen:
+            self._fail(line, f"the key {_short(key)} is there twice")
+        return key
+
+    def _merge(self, top: _Open, value: object, line: int) -> None:
+        for source in value if isinstance(value, list) else [value]:
+            if not isinstance(source, dict):
+                self._fail(line, "<< merges mappings only")
+            top.merged.append(source)
+
+    def _close(self) -> None:
+        done = self._open.pop()
+        if isinstance(done.value, dict):
+            self._lines[id(done.value)] = done.line
+            for source in done.merged:  # what the mapping itself says wins, then the first source
+                for key, inner in source.items():
+                    done.value.setdefault(key, inner)
+        self._add(done.value, done.size, done.anchor, done.line)
+
+    def _scalar(self, event: yaml.ScalarEvent, line: int) -> object:
+        text: str = event.value
+        tag = event.tag
+        if tag is None or tag == "!":
+            if not event.implicit[0]:
+                return text
+            tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        kind = str(tag).removeprefix("tag:yaml.org,2002:")
+        if kind in ("str", "timestamp", "merge", "value"):
+            return text
+        if kind == "null":
+            return None
+        if kind == "bool" and text.lower() in _WORDS:
+            return _WORDS[text.lower()]
+        if kind in ("int", "float"):
+            return _number(text, kind)
+        return self._fail(line, f"the tag {_short(str(event.tag))} is not one of plain YAML")
+
+    def _fail(self, line: int, cause: str) -> Never:
+        raise InputError(f"cannot read {self._file} line {line}: {cause}")
+
+
+def _number(text: str, kind: str) -> object:
+    if ":" in text:
+        return text
+    try:
+        body = text.replace("_", "").lower()
+        if kind == "float":
+            return float(body.replace(".inf", "inf").replace(".nan", "nan"))
+        sign, digits = (body[0], body[1:]) if body[:1] in "+-" else ("", body)
+        octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+        return int(sign + digits, 8) if octal else int(sign + digits, 0)
+    except ValueError:
+        return text
+
+
+def _short(text: str) -> str:
+    """Quote what a user wrote, cut where it is long."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,133 @@
+"""The machines of a rehearsal: what each offers, what is left, and the engine's state of each.
+
+What a machine offers is what kubelet would tell the scheduler: capacity less what is reserved, huge pages
+taken off the memory, healthy devices of the simulated plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.config import Config
+from proxy.config.checks import usable_memory
+from proxy.config.schema import MemoryManagerPolicy
+from proxy.config.structures import EVICTION_DEFAULT
+from proxy.model.asks import MEMORY
+from proxy.model.idset import CpuSet
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
+
+PODS = "pods"
+MAX_PODS = 110
+"""kubelet's ``maxPods`` where it is not set."""
+_ALWAYS = ("cpu", MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What of a machine is not for pods: thousandths of a CPU, and bytes of memory."""
+
+    milli: int = 0
+    memory: int = 0
+
+
+@dataclass(slots=True)
+class Host:
+    """One machine and what is on it.
+
+    Attributes:
+        name: The machine's name.
+        node: It as the engine knows it.
+        state: The engine's state.
+        offers: Resource to amount; memory is left out where the machine does not tell it.
+        free: What is left of it by requests.
+        guests: How many pods run here.
+    """
+
+    name: str
+    node: Node
+    state: NodeState
+    offers: Mapping[str, int]
+    free: dict[str, int] = field(default_factory=dict)
+    guests: int = 0
+
+    @property
+    def owned(self) -> CpuSet:
+        """CPUs that belong to somebody alone."""
+        bits = 0
+        for owner in self.state.owners.values():
+            bits |= owner.cpus.bits
+        return CpuSet.from_bits(bits)
+
+    @property
+    def ownable(self) -> CpuSet:
+        """CPUs that could still be given to a container alone."""
+        return (self.state.pools.shared & self.node.machine.online) - self.node.reserved
+
+    def lacks(self, needs: Mapping[str, int]) -> list[str]:
+        """Name the resources of which too little is left for one more pod."""
+        free = self.free
+        short = [
+            resource
+            for resource, amount in needs.items()
+            if amount > free.get(resource, 0) and (resource in self.offers or resource != MEMORY)
+        ]
+        return [*short, PODS] if free.get(PODS) == 0 else short
+
+    def take(self, needs: Mapping[str, int]) -> None:
+        """Take off what a pod requests."""
+        for resource, amount in needs.items():
+            if resource in self.free:
+                self.free[resource] -= amount
+        if PODS in self.free:
+            self.free[PODS] -= 1
+        self.guests += 1
+
+
+def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Host:
+    """Make an empty machine.
+
+    Args:
+        name: What it is called.
+        node: It as the engine knows it.
+        reserve: What of it is not for pods.
+        pods: Most pods that it takes; 0 for no limit.
+    """
+    offers = offers_of(node, reserve)
+    if pods:
+        offers[PODS] = pods
+    return Host(name, node, NodeState.empty(node), offers, dict(offers))
+
+
+def reserve_of(config: Config) -> Reserve:
+    """Give what kubelet would keep off the scheduler under a configuration.
+
+    Source: kubelet's node allocatable: kubeReserved, systemReserved and the hard eviction threshold; a list
+    of reserved CPUs wins over the amounts. Where no amount of memory is said, the memory manager's counts.
+    """
+    parts = (config.kube_reserved, config.system_reserved)
+    milli = sum(part.cpu or 0 for part in parts)
+    if config.reserved_system_cpus:
+        milli = 1000 * len(config.reserved_system_cpus)
+    evicted = EVICTION_DEFAULT if config.eviction_memory is None else config.eviction_memory
+    memory = sum(part.memory or 0 for part in parts) + evicted
+    counted = config.memory_manager_policy is MemoryManagerPolicy.STATIC
+    if counted and all(part.memory is None for part in parts):
+        memory = max(memory, sum(kept.get(MEMORY, 0) for kept in config.reserved_memory.values()))
+    return Reserve(milli, memory)
+
+
+def offers_of(node: Node, reserve: Reserve) -> dict[str, int]:
+    """Give what a machine offers to pods, by resource."""
+    usable = [usable_memory(numa) for numa in node.machine.nodes]
+    offers = {"cpu": max(0, 1000 * len(node.machine.online) - reserve.milli)}
+    for resource in dict.fromkeys(resource for one in usable for resource in one):
+        offers[resource] = sum(one.get(resource, 0) for one in usable)
+    if any(MEMORY not in one for one in usable):
+        offers.pop(MEMORY, None)
+    else:
+        offers[MEMORY] = max(0, offers[MEMORY] - reserve.memory)
+    for resource, plugin in node.devices.items():
+        offers[resource] = sum(device.healthy for device in plugin.values())
+    return {resource: offer for resource, offer in offers.items() if offer or resource in _ALWAYS}

@@ -1,0 +1,211 @@
+"""Pods from the manifests that users have: Pods, lists of them, and the templates of workloads.
+
+Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
+bound to a machine (``nodeName``) asks for that machine. A workload stands for the pods that it would make.
+What is in no manifest (affinities, taints, disruption budgets) is not played, and said so in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Never
+
+from proxy.kubelet.podspec import pod_spec
+from proxy.model.errors import InputError
+from proxy.simulate.documents import Document, documents
+from proxy.simulate.files import found_files, read_bytes
+from proxy.simulate.guests import Guest, Mould, mould_of
+
+MOST_PODS = 1_000_000
+_LISTS = ("List", "PodList")
+_COUNTS = {
+    "Deployment": "replicas",
+    "ReplicaSet": "replicas",
+    "StatefulSet": "replicas",
+    "ReplicationController": "replicas",
+    "Job": "parallelism",
+}
+_DAEMONS = "DaemonSet"
+_KNOWN = f"Pod, List, {', '.join(_COUNTS)} and {_DAEMONS}"
+_ENDED = ("Succeeded", "Failed")
+_HOSTNAME = "kubernetes.io/hostname"
+_NOT_PLAYED = ("affinity", "topologySpreadConstraints")
+
+
+@dataclass(slots=True)
+class Pods:
+    """What was read.
+
+    Attributes:
+        guests: The pods, in the order of files and documents.
+        notes: What was left out, in sentences.
+    """
+
+    guests: list[Guest] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def load_pods(
+    words: Sequence[str], machines: Sequence[str], replicas: int = 1, *, bound: bool = True
+) -> Pods:
+    """Read pods.
+
+    Args:
+        words: Files, folders, or ``-`` for standard input.
+        machines: Names of all machines; a DaemonSet has a pod on each.
+        replicas: How many times each pod comes (a DaemonSet's come once).
+        bound: Whether ``nodeName`` and a node selector for a host name are followed.
+
+    Raises:
+        InputError: A file, a document or a pod is not what it should be; one line, with file and line.
+    """
+    reader = _Reader(machines, replicas, bound=bound)
+    for path in found_files(words):
+        for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input"):
+            reader.take(document, document.value)
+    if not reader.pods.guests:
+        raise InputError(f"cannot rehearse: there is no pod in {', '.join(words)}")
+    reader.say()
+    return reader.pods
+
+
+class _Reader:
+    """Makes guests of documents."""
+
+    def __init__(self, machines: Sequence[str], replicas: int, *, bound: bool) -> None:
+        self.pods = Pods()
+        self._machines = machines
+        self._replicas = replicas
+        self._bound = bound
+        self._seen: dict[str, str] = {}
+        self._ended = 0
+        self._unplayed: dict[str, int] = {}
+
+    def say(self) -> None:
+        """Note what was left out."""
+        if self._ended:
+            self.pods.notes.append(f"left out: {_count(self._ended)} that ended already")
+        for what, count in sorted(self._unplayed.items()):
+            self.pods.notes.append(f"not followed: {what} of {_count(count)}")
+
+    def take(self, document: Document, raw: object, at: str = "") -> None:
+        """Take a document, or an item of a list."""
+        where = document.where(raw) + at
+        if not isinstance(raw, dict):
+            raise InputError(f"cannot read the pod {where}: it is no object with a kind")
+        kind = raw.get("kind")
+        if kind in _LISTS:
+            items = raw.get("items")
+            if not isinstance(items, list):
+                raise InputError(f"cannot read the list {where}: items must be a list")
+            if at:
+                raise InputError(f"cannot read the list {where}: it is an item of another list")
+            for number, item in enumerate(items):
+                listed = {"apiVersion": "v1", "kind": "Pod", **item} if kind == "PodList" and item else item
+                self._item(document, item, listed, number)
+        elif kind == "Pod":
+            self._pod(raw, where)
+        elif isinstance(kind, str) and (kind in _COUNTS or kind == _DAEMONS):
+            self._workload(raw, kind, where)
+        else:
+            said = "it has no kind" if kind is None else f"its kind is {str(kind)[:60]!r}"
+            raise InputError(f"cannot read the pod {where}: {said}, only {_KNOWN} are read")
+
+    def _item(self, document: Document, item: object, listed: object, number: int) -> None:
+        at = "" if isinstance(item, dict) and id(item) in document.lines else f" item {number + 1}"
+        if item is listed:
+            self.take(document, item, at)
+        elif isinstance(listed, dict):
+            self._pod(listed, document.where(item) + at)
+
+    def _pod(self, raw: dict[str, object], where: str) -> None:
+        status = raw.get("status")
+        if isinstance(status, dict) and status.get("phase") in _ENDED:
+            self._ended += 1
+            return
+        metadata = raw.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        if isinstance(metadata, dict) and name is None and isinstance(metadata.get("generateName"), str):
+            name = f"{metadata['generateName']}{len(self.pods.guests) + 1}"
+            raw = {**raw, "metadata": {**metadata, "name": name}}
+        mould = self._mould(raw, where)
+        names = [mould.spec.name]
+        if self._replicas > 1:
+            names = [f"{mould.spec.name}-{number}" for number in range(1, self._replicas + 1)]
+        self._add(mould, names)
+
+    def _workload(self, raw: Mapping[str, object], kind: str, where: str) -> None:
+        metadata, spec = raw.get("metadata"), raw.get("spec")
+        if not isinstance(metadata, dict) or not isinstance(spec, dict):
+            self._fail(kind, where, "metadata and spec must be objects")
+        template = spec.get("template")
+        if not isinstance(template, dict):
+            self._fail(kind, where, "spec.template must be an object")
+        inner = template.get("metadata") or {}
+        if not isinstance(inner, dict):
+            self._fail(kind, where, "spec.template.metadata must be an object")
+        names = {"name": metadata.get("name"), "namespace": metadata.get("namespace")}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**inner, **names},
+            "spec": template.get("spec"),
+        }
+        mould = self._mould(pod, where)
+        if kind == _DAEMONS:
+            self._add(mould, [f"{mould.spec.name}-{host}" for host in self._machines], self._machines)
+            return
+        count = spec.get(_COUNTS[kind], 1)
+        if type(count) is not int or count < 0:
+            self._fail(kind, where, f"spec.{_COUNTS[kind]} must be a whole number that is not negative")
+        first = 0 if kind == "StatefulSet" else 1
+        total = count * self._replicas
+        self._check_count(total, where)
+        self._add(mould, [f"{mould.spec.name}-{number}" for number in range(first, first + total)])
+
+    def _mould(self, raw: Mapping[str, object], where: str) -> Mould:
+        spec = raw.get("spec")
+        host = ""
+        if isinstance(spec, dict):
+            host = self._host(spec)
+        return mould_of(pod_spec(raw, where), host if self._bound else "", where)
+
+    def _host(self, spec: Mapping[str, object]) -> str:
+        """Give the machine that a pod asks for, and count what it asks besides."""
+        selector = spec.get("nodeSelector")
+        wanted = dict(selector) if isinstance(selector, dict) else {}
+        host = spec.get("nodeName") or wanted.pop(_HOSTNAME, "")
+        wanted.pop(_HOSTNAME, "")
+        for what in [*(f"nodeSelector {key}" for key in wanted), *(w for w in _NOT_PLAYED if spec.get(w))]:
+            self._unplayed[what] = self._unplayed.get(what, 0) + 1
+        return host if isinstance(host, str) else ""
+
+    def _add(self, mould: Mould, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
+        guests = self.pods.guests
+        self._check_count(len(names), mould.where)
+        for name, host in _each(names, hosts):
+            guest = mould.copy(name, len(guests) + 1, host)
+            if guest.ref in self._seen:
+                first = self._seen[guest.ref]
+                raise InputError(
+                    f"cannot rehearse the pod {guest.ref} twice: {first} and {mould.where} have it"
+                )
+            self._seen[guest.ref] = mould.where
+            guests.append(guest)
+
+    def _check_count(self, more: int, where: str) -> None:
+        if len(self.pods.guests) + more > MOST_PODS:
+            raise InputError(f"cannot rehearse more than {MOST_PODS} pods: {where} would exceed them")
+
+    def _fail(self, kind: str, where: str, cause: str) -> Never:
+        raise InputError(f"cannot read the {kind} {where}: {cause}")
+
+
+def _each(names: Sequence[str], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for at, name in enumerate(names):
+        yield name, hosts[at] if hosts else ""
+
+
+def _count(pods: int) -> str:
+    return "1 pod" if pods == 1 else f"{pods} pods"

@@ -1,0 +1,92 @@
+"""Machines at the end of a rehearsal, as a picture: NUMA nodes as rows, CPUs as a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from proxy.model.asks import HUGE_PAGES, MEMORY
+from proxy.report.words import clean
+from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.rows import Row, rows_of
+from proxy.topology.words import plural, size_text
+
+OWNED, RESERVED, LEFT = "#", "=", "."
+LEGEND = f"{OWNED} owned by one container or pod, {RESERVED} reserved, {LEFT} shared and left to be owned"
+_BAR = 32
+"""Columns of the longest bar."""
+
+
+def lines_of(host: Host) -> list[str]:
+    """Draw a machine."""
+    rows = rows_of(host)
+    longest = max((len(row.cpus) for row in rows), default=1) or 1
+    scale = min(1.0, _BAR / longest)
+    cells = [_cells(row, scale) for row in rows]
+    return [_headline(host), *(f"  {line}" for line in columns(cells))]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay out cells in columns, to the left; columns that are empty in all rows are left out."""
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    kept = [at for at, width in enumerate(widths) if width]
+    return ["  ".join(row[at].ljust(widths[at]) for at in kept).rstrip() for row in rows]
+
+
+def bar(row: Row, scale: float) -> str:
+    """Draw a node's CPUs: one column for each, or for several where the node is large.
+
+    What is there has a column at least, so that a bar never hides that something is owned or left.
+    """
+    parts = [(OWNED, len(row.owned)), (RESERVED, len(row.reserved - row.owned)), (LEFT, len(row.left))]
+    width = max(round(len(row.cpus) * scale), sum(count > 0 for _, count in parts))
+    sizes = [max(1, round(count * scale)) if count else 0 for _, count in parts]
+    while sum(sizes) != width and any(sizes):
+        at = max(range(len(sizes)), key=sizes.__getitem__)
+        sizes[at] += 1 if sum(sizes) < width else -1
+    return "".join(sign * size for (sign, _), size in zip(parts, sizes, strict=True))
+
+
+def amount_text(resource: str, amount: int) -> str:
+    """Write an amount of a resource."""
+    if resource == "cpu":
+        return f"{amount / 1000:g}"
+    if resource == MEMORY or resource.startswith(HUGE_PAGES):
+        return size_text(amount)
+    return str(amount)
+
+
+def _headline(host: Host) -> str:
+    machine = host.node.machine
+    asked = [
+        f"{clean(name)} {amount_text(name, offer - host.free[name])} of {amount_text(name, offer)}"
+        for name, offer in _interesting(host)
+    ]
+    cpus = f"{len(host.owned)} of {plural(len(machine.online), 'CPU')} owned"
+    return f"{clean(host.name)}: {plural(host.guests, 'pod')}, {cpus}; asked for: {', '.join(asked)}"
+
+
+def _interesting(host: Host) -> Iterable[tuple[str, int]]:
+    for name, offer in host.offers.items():
+        if name != PODS:
+            yield name, offer
+
+
+def _cells(row: Row, scale: float) -> list[str]:
+    if row.node is None:
+        head = ["no node", "", "", "", ""]
+    else:
+        reserved = len(row.reserved - row.owned)
+        head = [
+            f"node {row.node}",
+            bar(row, scale),
+            f"{len(row.owned)} owned" if row.cpus else "no CPUs",
+            f"{reserved} reserved" if reserved else "",
+            f"{len(row.left)} left" if row.cpus else "",
+        ]
+    memory = ""
+    if row.memory is not None:
+        memory = f"memory {size_text(row.memory[0])} of {size_text(row.memory[1])}"
+    devices = ", ".join(f"{clean(name)} {given} of {of}" for name, (given, of) in row.devices.items())
+    return [*head, memory, devices, plural(row.pods, "pod") if row.pods else ""]

@@ -1,0 +1,86 @@
+"""One rehearsal: a configuration, machines, pods; and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.config import Config, check_against
+from proxy.keeper.node import node_of
+from proxy.place.devices.state import Device
+from proxy.plan.node import Node
+from proxy.simulate.cluster import Cluster, Result
+from proxy.simulate.guests import Guest
+from proxy.simulate.hosts import MAX_PODS, Host, host_of, reserve_of
+from proxy.simulate.machines import Named
+
+Plugins = Mapping[str, Mapping[str, Device]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a rehearsal is played with, besides the configuration.
+
+    Attributes:
+        plugins: Devices of every machine, by resource and id.
+        fill: The machine with the least free CPU first, not the one with the most.
+        retry: A refused pod tries the next machine.
+        max_pods: Most pods on one machine; 0 for no limit.
+        explain: Pods (``namespace/name``) whose decisions are kept.
+    """
+
+    plugins: Plugins
+    fill: bool = False
+    retry: bool = False
+    max_pods: int = MAX_PODS
+    explain: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What came of it.
+
+    Attributes:
+        config: The configuration that was in force.
+        hosts: The machines, with the engine's state of each at the end.
+        results: What became of each pod, in their order.
+    """
+
+    config: Config
+    hosts: tuple[Host, ...]
+    results: tuple[Result, ...]
+
+
+def hosts_of(config: Config, machines: Sequence[Named], rules: Rules) -> list[Host]:
+    """Make empty machines under a configuration.
+
+    Raises:
+        ConfigError: A machine cannot meet the configuration.
+    """
+    made: dict[int, Node] = {}
+    for named in machines:
+        if id(named.machine) not in made:
+            check_against(config, named.machine)
+            made[id(named.machine)] = node_of(config, named.machine, rules.plugins)
+    reserve = reserve_of(config)
+    return [host_of(named.name, made[id(named.machine)], reserve, rules.max_pods) for named in machines]
+
+
+def rehearse(
+    config: Config,
+    hosts: Sequence[Host],
+    guests: Sequence[Guest],
+    rules: Rules,
+    step: Callable[[], object] = lambda: None,
+) -> Rehearsal:
+    """Let pods come to machines.
+
+    Args:
+        config: What is in force on every machine.
+        hosts: The machines under it, empty; they are changed.
+        guests: The pods, in their order.
+        rules: How it is played.
+        step: Called after each pod.
+    """
+    cluster = Cluster(hosts, fill=rules.fill, retry=rules.retry)
+    return Rehearsal(config, tuple(hosts), tuple(cluster.run(guests, step, rules.explain)))

@@ -1,0 +1,105 @@
+"""A rehearsal in a few numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.simulate.cluster import Fate, Result
+from proxy.simulate.hosts import Host
+from proxy.simulate.measure import Judge, Left, Lie, left_of, lies_of
+from proxy.simulate.rehearsal import Rehearsal
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A rehearsal in a few numbers; pods unless something else is said.
+
+    Attributes:
+        machines, pods: How many there were.
+        placed: How many run.
+        together: Placed, and all that they were given is on as few NUMA nodes as it can be.
+        spread: Placed, and some container was given what is on more nodes than it had to be.
+        sharing: Placed, and they were given nothing that lies on a NUMA node.
+        refused: By the machine's engine, by reason.
+        unschedulable: No machine has enough by requests, by the resources that are short.
+        cpus: Online CPUs of all machines.
+        owned: Those that belong to somebody alone.
+        left: Those that could still be given to somebody alone.
+        whole: Those of them in whole cores.
+        largest: The largest request for CPUs that one NUMA node anywhere still holds.
+        largest_whole: The same in whole cores.
+        empty: What it was on the empty machines.
+    """
+
+    machines: int
+    pods: int
+    placed: int
+    together: int
+    spread: int
+    sharing: int
+    refused: Mapping[str, int]
+    unschedulable: Mapping[str, int]
+    cpus: int
+    owned: int
+    left: int
+    whole: int
+    largest: int
+    largest_whole: int
+    empty: int
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found out about a rehearsal.
+
+    Attributes:
+        lies: Where the containers of each pod lie that were given something, in the order of the results.
+        left: What is left of each machine, in their order.
+    """
+
+    lies: tuple[tuple[Lie, ...], ...]
+    left: tuple[Left, ...]
+    summary: Summary
+
+
+def find(rehearsal: Rehearsal) -> Findings:
+    """Measure a rehearsal."""
+    judge = Judge()
+    hosts = {host.name: host for host in rehearsal.hosts}
+    lies = tuple(_lies(judge, hosts, result) for result in rehearsal.results)
+    left = tuple(left_of(host.node, host.ownable) for host in rehearsal.hosts)
+    return Findings(lies, left, _summary(rehearsal, lies, left))
+
+
+def _lies(judge: Judge, hosts: Mapping[str, Host], result: Result) -> tuple[Lie, ...]:
+    if result.fate is not Fate.PLACED:
+        return ()
+    return tuple(lies_of(judge, hosts[result.host].node, result.containers))
+
+
+def _summary(rehearsal: Rehearsal, lies: tuple[tuple[Lie, ...], ...], left: tuple[Left, ...]) -> Summary:
+    results, hosts = rehearsal.results, rehearsal.hosts
+    fates = Counter(result.fate for result in results)
+    together = sum(bool(own) and all(lie.together for lie in own) for own in lies)
+    lying = sum(map(bool, lies))
+    refused = Counter(r.reason for r in results if r.fate is Fate.REFUSED)
+    short = Counter(", ".join(r.lacking) for r in results if r.fate is Fate.UNSCHEDULABLE)
+    return Summary(
+        machines=len(hosts),
+        pods=len(results),
+        placed=fates[Fate.PLACED],
+        together=together,
+        spread=lying - together,
+        sharing=fates[Fate.PLACED] - lying,
+        refused=dict(refused.most_common()),
+        unschedulable=dict(short.most_common()),
+        cpus=sum(len(host.node.machine.online) for host in hosts),
+        owned=sum(len(host.owned) for host in hosts),
+        left=sum(one.cpus for one in left),
+        whole=sum(one.whole for one in left),
+        largest=max((one.largest for one in left), default=0),
+        largest_whole=max((one.largest_whole for one in left), default=0),
+        empty=max((one.of for one in left), default=0),
+    )

@@ -1,0 +1,119 @@
+"""A rehearsal in words for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.report.sentences import tell
+from proxy.report.words import clean
+from proxy.simulate.cluster import Fate, Result
+from proxy.simulate.picture import LEGEND, columns, lines_of
+from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.summary import Findings, Summary
+from proxy.topology.words import plural
+
+MACHINES = 6
+"""Machines that are drawn unless all are asked for."""
+FAILED = 5
+"""Pods that are listed for each reason unless all are asked for."""
+ALL = "--verbose shows all"
+
+
+def report(rehearsal: Rehearsal, found: Findings, notes: Sequence[str], *, verbose: bool) -> list[str]:
+    """Tell everything about a rehearsal."""
+    lines = machine_lines(rehearsal, verbose=verbose)
+    lines += ["", *summary_lines(found.summary)]
+    failed = failed_lines(rehearsal.results, verbose=verbose)
+    lines += ["", *failed] if failed else []
+    if verbose:
+        lines += spread_lines(rehearsal, found)
+    return lines + [f"note: {clean(note)}" for note in notes]
+
+
+def machine_lines(rehearsal: Rehearsal, *, verbose: bool) -> list[str]:
+    """Draw the machines."""
+    shown = rehearsal.hosts if verbose else rehearsal.hosts[:MACHINES]
+    lines = [line for host in shown for line in lines_of(host)]
+    more = len(rehearsal.hosts) - len(shown)
+    lines += [f"and {plural(more, 'machine')} more ({ALL})"] if more else []
+    return [*lines, LEGEND]
+
+
+def summary_lines(told: Summary) -> list[str]:
+    """Tell the numbers."""
+    rows = [(label, str(value), words) for label, value, words in numbers(told)]
+    width = max(len(value) for _, value, _ in rows)
+    return columns([(label, value.rjust(width), words) for label, value, words in rows])
+
+
+def numbers(told: Summary) -> list[tuple[str, int, str]]:
+    """Give the numbers with their labels, and what they mean where the label does not say it."""
+    return [
+        ("machines", told.machines, ""),
+        ("pods", told.pods, ""),
+        ("  placed", told.placed, ""),
+        ("    together", told.together, "on as few NUMA nodes as there can be"),
+        ("    spread", told.spread, "on more NUMA nodes than there had to be"),
+        ("    sharing", told.sharing, "given nothing that lies on a NUMA node"),
+        ("  refused", sum(told.refused.values()), "by the machine that was chosen for it"),
+        *((f"    {reason}", count, "") for reason, count in told.refused.items()),
+        ("  unschedulable", sum(told.unschedulable.values()), "no machine has what is requested"),
+        *((f"    too little {what}", count, "") for what, count in told.unschedulable.items()),
+        ("CPUs", told.cpus, ""),
+        ("  owned", told.owned, ""),
+        ("  left", told.left, "can still be given to one container alone"),
+        ("    in whole cores", told.whole, ""),
+        ("    on one node", told.largest, f"the most on any NUMA node ({told.empty} when it was empty)"),
+        ("    the same in whole cores", told.largest_whole, ""),
+    ]
+
+
+def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
+    """List the pods that do not run, some for each reason."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for result in results:
+        if result.fate is not Fate.PLACED:
+            groups.setdefault((result.fate, result.reason, *result.lacking), []).append(result)
+    lines: list[str] = []
+    for group in groups.values():
+        shown = group if verbose else group[:FAILED]
+        lines += [f"{clean(result.guest.ref)}: {fate_text(result)}" for result in shown]
+        more = len(group) - len(shown)
+        lines += [f"  and {plural(more, 'pod')} more like this ({ALL})"] if more else []
+    return lines
+
+
+def fate_text(result: Result) -> str:
+    """Tell what became of a pod in one line."""
+    if result.fate is Fate.PLACED:
+        return f"placed on {clean(result.host)}"
+    if result.fate is Fate.UNSCHEDULABLE:
+        return f"unschedulable: {clean(result.message)}"
+    where = f"refused on {clean(', '.join(result.tried))}"
+    container = f", container {clean(result.container)}" if result.container else ""
+    reason = "" if result.message.startswith(result.reason) else f"{result.reason}: "
+    return f"{where}{container}: {clean(reason + result.message)}"
+
+
+def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
+    """List the pods of which a container is on more nodes than it had to be."""
+    lines = [
+        f"{result.guest.ref}: spread on {clean(result.host)}: "
+        f"given something on NUMA nodes {lie.nodes}, {lie.least} could hold it"
+        for result, lies in zip(rehearsal.results, found.lies, strict=True)
+        for lie in lies
+        if not lie.together
+    ]
+    return ["", *lines] if lines else []
+
+
+def explain_lines(result: Result, width: int) -> list[str]:
+    """Tell why a pod is where it is, container by container."""
+    lines = [f"{clean(result.guest.ref)}: {fate_text(result)}"]
+    if result.explanations:
+        for told in result.explanations:
+            lines += ["", *tell(told, width).rstrip("\n").split("\n")]
+        return lines
+    for container in result.containers:
+        lines += [f"  {container.name}: {clean(reason)}" for reason in container.placement.reasons]
+    return lines
