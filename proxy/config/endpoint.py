@@ -11,7 +11,7 @@ from proxy.model.errors import ConfigError
 PATH_LIMIT = 107
 """Longest path of a unix socket in bytes: sun_path holds 108 with the closing zero (unix(7))."""
 
-_HTTP = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?):([0-9]{1,5})/?", re.ASCII)
+_HTTP = r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?):([0-9]{1,5})/?"  # compiled on use
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -67,7 +67,7 @@ def parse_address(text: str) -> str:
         ValueError: It is none; the message says what is missing.
     """
     body = text.strip().lower()
-    found = _HTTP.fullmatch(body)
+    found = re.fullmatch(_HTTP, body)
     if found is None:
         if not body.startswith(("https://", "http://")):
             cause = "it must begin with https:// or http://"

@@ -77,17 +77,19 @@ def _options(
                 hint = meant(name, known) or f" (known: {', '.join(known)})"
                 raise value.fault(f"unknown option{hint}")
             raw[name] = value.text("a text, a number, or true or false")
-            _parsed(parse, {name: raw[name]}, value)
+            _parsed(parse, {name: raw[name]}, value, name)
         return _parsed(parse, raw, tree)
 
     return Kind(f"options with values: {', '.join(known)}", read, shown, _MAP, bounded=True)
 
 
-def _parsed(parse: Callable[[Mapping[str, object]], Any], raw: Mapping[str, object], tree: Tree) -> Any:
+def _parsed(
+    parse: Callable[[Mapping[str, object]], Any], raw: Mapping[str, object], tree: Tree, name: str = ""
+) -> Any:
     try:
         return parse(raw)
     except ConfigError as error:
-        raise tree.fault(str(error).partition(": ")[2]) from error
+        raise tree.fault(str(error).partition(": ")[2].removeprefix(f"{name} ")) from error
 
 
 def _show_cpu(options: CpuOptions) -> dict[str, str]:

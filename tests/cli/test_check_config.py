@@ -87,3 +87,27 @@ def test_refusals(tmp_path: Path) -> None:
         run("--config", write(tmp_path, "mode: x"))
     with pytest.raises(UsageError, match="cannot use --mode: 'x' is not"):
         run("--config", write(tmp_path, ""), "--mode", "x")
+
+
+def test_kubelets_settings_are_explained_shown_and_checked(tmp_path: Path, machine: Path) -> None:
+    defaults = run("--defaults")
+    for key in (
+        "topologyManagerPolicy",
+        "memoryManagerPolicy",
+        "reservedMemory",
+        "kubeReserved",
+        "explainHistory",
+    ):
+        assert f"\n{key}:" in defaults
+    file = write(
+        tmp_path,
+        "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {strict-cpu-reservation: 'true'}\n"
+        "kubeReserved: {cpu: 700m}\nsystemReserved: {cpu: 700m}\n",
+    )
+    out = run("--config", file, "--sysfs-root", machine, "--topology-manager-policy", "restricted")
+    assert "# checked against the machine: CPUs 0-7 are online, 2 of them are kept for the system" in out
+    assert "topologyManagerPolicy: restricted\n" in out
+    config = parse(out, "again")
+    assert (config.reserved_cpu_amount, config.cpu_manager_policy_options.strict_cpu_reservation) == (2, True)
+    with pytest.raises(ConfigError, match="they keep 8 CPUs of 8"):
+        run("--config", write(tmp_path, "kubeReserved: {cpu: 8}"), "--sysfs-root", machine)

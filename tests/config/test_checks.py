@@ -1,13 +1,16 @@
-"""Settings against a machine."""
+"""Settings against each other and against a machine."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from proxy.config import check_against, parse
-from proxy.model.errors import ConfigError
+from proxy.config import Config, check_against, override, parse
+from proxy.config.checks import memory_misfits, usable_memory
+from proxy.model.errors import ConfigError, UsageError
 from proxy.model.idset import CpuSet
-from proxy.model.machine import Cpu, Machine, NumaNode
+from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
 
 MACHINE = Machine(
     cpus=tuple(Cpu(i, i, 0) for i in (0, 1, 3)),
@@ -15,6 +18,128 @@ MACHINE = Machine(
     present=CpuSet(range(4)),
     possible=CpuSet(range(8)),
 )
+GI = 1 << 30
+STATIC = "cpuManagerPolicy: static\ncpuManagerPolicyOptions: "
+MEMORY = "memoryManagerPolicy: Static\nreservedMemory: "
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "f.yaml")
+    assert str(caught.value).startswith("cannot use the configuration f.yaml: ")
+    return str(caught.value).removeprefix("cannot use the configuration f.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "cpuManagerPolicyOptions: {full-pcpus-only: true}",
+            "cpuManagerPolicyOptions: full-pcpus-only cannot be used with cpuManagerPolicy none",
+        ),
+        (
+            STATIC + "{align-by-socket: true}\ntopologyManagerPolicy: single-numa-node",
+            "cpuManagerPolicyOptions: align-by-socket and topologyManagerPolicy single-numa-node exclude",
+        ),
+        (
+            STATIC + "{strict-cpu-reservation: true}",
+            (
+                "cpuManagerPolicyOptions: strict-cpu-reservation needs CPUs that are reserved, and neither "
+                "reservedSystemCPUs nor the cpu of kubeReserved and systemReserved reserves any"
+            ),
+        ),
+        (
+            STATIC + "{strict-cpu-reservation: true}\nkubeReserved: {cpu: 0}",
+            "cpuManagerPolicyOptions: strict-cpu-reservation needs CPUs that are reserved",
+        ),
+        (
+            "memoryManagerPolicy: Static",
+            "memoryManagerPolicy: Static needs memory in reservedMemory on at least one NUMA node",
+        ),
+        (
+            MEMORY + "[{numaNode: 0, limits: {hugepages-1Gi: 1Gi}}]",
+            "memoryManagerPolicy: Static needs memory in reservedMemory",
+        ),
+        (
+            MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]\nkubeReserved: {memory: 2Gi}",
+            (
+                "reservedMemory: the nodes keep 3Gi of memory together, "
+                "and kubeReserved and systemReserved say 2Gi (evictionHard may add to it)"
+            ),
+        ),
+        (
+            MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}]\nsystemReserved: {memory: 2Gi}",
+            "reservedMemory: the nodes keep 1Gi of memory together, and kubeReserved and systemReserved",
+        ),
+        (
+            MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}]\nsystemReserved: {memory: 1Gi}\n"
+            "evictionHard: {memory.available: 1Gi}",
+            (
+                "reservedMemory: the nodes keep 1Gi of memory together, "
+                "and kubeReserved, systemReserved and evictionHard say 2Gi"
+            ),
+        ),
+        ("kubelet: {tokenFile: /t}", "kubelet.tokenFile: has no use without kubelet.pods"),
+        (
+            "kubelet: {insecureSkipVerify: true}",
+            "kubelet.insecureSkipVerify: has no use without kubelet.pods",
+        ),
+        (
+            "kubelet: {pods: 'http://localhost:10255', caFile: /c}",
+            "kubelet.caFile: has no use with kubelet.pods http://localhost:10255, only with https://",
+        ),
+        ("kubelet: {pods: 'https://a:1', certFile: /c}", "kubelet.certFile: needs kubelet.keyFile too"),
+        ("kubelet: {pods: 'https://a:1', keyFile: /c}", "kubelet.keyFile: needs kubelet.certFile too"),
+        (
+            "kubelet: {pods: 'https://a:1', caFile: /c, insecureSkipVerify: true}",
+            "kubelet.caFile: has no use with kubelet.insecureSkipVerify",
+        ),
+        ("listen: /l\nkubelet: {podsApi: /l}", "kubelet.podsApi: /l is listen, not a socket of kubelet's"),
+        (
+            "runtime: /l\nkubelet: {podResources: /l}",
+            "kubelet.podResources: /l is runtime, not a socket of kub",
+        ),
+    ],
+)
+def test_contradictions(text: str, words: str) -> None:
+    assert refused(text).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cpuManagerPolicyOptions: {full-pcpus-only: false}",
+        STATIC + "{align-by-socket: true}\ntopologyManagerPolicy: restricted",
+        STATIC + "{strict-cpu-reservation: true}\nreservedSystemCPUs: 0",
+        STATIC + "{strict-cpu-reservation: true}\nsystemReserved: {cpu: 100m}",
+        "topologyManagerPolicyOptions: {prefer-closest-numa-nodes: true}",
+        "reservedSystemCPUs: 0-3\nkubeReserved: {cpu: 1}",
+        "reservedMemory: [{numaNode: 0, limits: {memory: 3Gi}}]\nkubeReserved: {memory: 2Gi}",
+        MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]",
+        MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]\nkubeReserved: {cpu: 1}",
+        MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}, {numaNode: 1, limits: {memory: 1Gi}}]\n"
+        "kubeReserved: {memory: 1.5Gi}\nsystemReserved: {memory: 512Mi}",
+        MEMORY + "[{numaNode: 0, limits: {memory: 1124Mi}}]\nsystemReserved: {memory: 1Gi}",
+        MEMORY + "[{numaNode: 0, limits: {memory: 2Gi}}]\nsystemReserved: {memory: 1Gi}\n"
+        "evictionHard: {memory.available: 1Gi}",
+        "kubelet: {pods: 'http://localhost:10255', podsApi: /p, podResources: /r}",
+        "kubelet: {pods: 'https://a:1', tokenFile: /t, caFile: /c, certFile: /d, keyFile: /e}",
+    ],
+)
+def test_what_goes_together(text: str) -> None:
+    parse(text, "f")
+
+
+def test_the_command_line_is_held_against_the_file() -> None:
+    config = parse(STATIC + "{align-by-socket: true}", "f")
+    with pytest.raises(
+        UsageError, match="cannot use the settings together: cpuManagerPolicyOptions: align-by-soc"
+    ):
+        override(config, {"topologyManagerPolicy": ("--topology-manager-policy", "single-numa-node")})
+    changed = override(
+        config, {"kubelet.pods": ("--kubelet-pods", "https://A:1"), "kubeReserved.cpu": ("-x", "2")}
+    )
+    assert (changed.kubelet.pods, changed.kube_reserved.cpu) == ("https://a:1", 2000)
 
 
 @pytest.mark.parametrize("cpus", ["", "0", "0-1", "3"])
@@ -33,3 +158,91 @@ def test_possible(cpus: str) -> None:
 def test_impossible(cpus: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"^cannot use the configuration f\.yaml: .*{words}"):
         check_against(parse(f"reservedSystemCPUs: '{cpus}'", "f.yaml"), MACHINE)
+
+
+def unfit(text: str, machine: Machine) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_against(parse(text, "f.yaml"), machine)
+    return str(caught.value).removeprefix("cannot use the configuration f.yaml: ")
+
+
+def test_an_amount_of_cpus_leaves_one() -> None:
+    check_against(parse("kubeReserved: {cpu: 1.5}\nsystemReserved: {cpu: 0.5}", "f"), MACHINE)
+    assert unfit("kubeReserved: {cpu: 1.5}\nsystemReserved: {cpu: 0.6}", MACHINE) == (
+        "kubeReserved and systemReserved: they keep 3 CPUs of 3, "
+        "and none is left for containers (online: 0-1,3)"
+    )
+    check_against(parse("kubeReserved: {cpu: 9}\nreservedSystemCPUs: 0", "f"), MACHINE)
+
+
+def nodes(count: int, distance: bool = True) -> Machine:
+    return replace(
+        MACHINE,
+        nodes=tuple(
+            NumaNode(i, CpuSet(), 4 * GI, {2048: HugePages(512)}, (10,) * count if distance else ())
+            for i in range(count)
+        ),
+    )
+
+
+def test_options_against_the_machine() -> None:
+    sockets = replace(nodes(1), cpus=(Cpu(0, 0, 0), Cpu(1, 1, 1)))
+    text = STATIC + "{align-by-socket: true}"
+    check_against(parse(text, "f"), nodes(1))
+    assert unfit(text, sockets) == (
+        "cpuManagerPolicyOptions: align-by-socket needs at least as many NUMA nodes as sockets, "
+        "this machine has 2 sockets and 1 NUMA nodes"
+    )
+    near = "topologyManagerPolicyOptions: {prefer-closest-numa-nodes: true}\n"
+    check_against(parse(near, "f"), nodes(2, distance=False))
+    check_against(parse(near + "topologyManagerPolicy: best-effort", "f"), nodes(2))
+    assert unfit(near + "topologyManagerPolicy: best-effort", nodes(2, distance=False)).startswith(
+        "topologyManagerPolicyOptions: prefer-closest-numa-nodes needs the distances between all NUMA nodes"
+    )
+    limit = "topologyManagerPolicyOptions: {max-allowable-numa-nodes: 8}\ntopologyManagerPolicy: restricted"
+    check_against(parse(limit, "f"), nodes(8))
+    check_against(parse("topologyManagerPolicy: restricted", "f"), nodes(9))
+    assert unfit(limit, nodes(9)) == (
+        "topologyManagerPolicy restricted: this machine has 9 NUMA nodes, max-allowable-numa-nodes is 8"
+    )
+
+
+def test_reserved_memory_fits_the_nodes() -> None:
+    fits = MEMORY + "[{numaNode: 0, limits: {memory: 3Gi, hugepages-2Mi: 1Gi}}]"
+    check_against(parse(fits, "f"), nodes(1))
+    check_against(parse(MEMORY + "[{numaNode: 0, limits: {memory: 9Gi}}]", "f"), MACHINE)  # size not told
+    check_against(parse("reservedMemory: [{numaNode: 5, limits: {memory: 1}}]", "f"), nodes(1))  # not used
+    assert unfit(MEMORY + "[{numaNode: 0, limits: {memory: 3073Mi}}]", nodes(1)) == (
+        "reservedMemory: NUMA node 0 cannot keep 3073Mi of memory, it has 3Gi besides its huge pages"
+    )
+    assert unfit(MEMORY + "[{numaNode: 0, limits: {memory: 1, hugepages-1Gi: 1Gi}}]", nodes(1)) == (
+        "reservedMemory: NUMA node 0 cannot keep 1Gi of hugepages-1Gi, it has 0"
+    )
+    assert unfit(MEMORY + "[{numaNode: 2, limits: {memory: 1}}]", nodes(2)) == (
+        "reservedMemory: there is no NUMA node 2 (there are: 0, 1)"
+    )
+
+
+def test_all_misfits_are_told_at_once() -> None:
+    text = MEMORY + "[{numaNode: 1, limits: {memory: 1}}]\nreservedSystemCPUs: 9"
+    assert unfit(text, nodes(1)).splitlines() == [
+        "2 problems:",
+        "  reservedSystemCPUs: there is no CPU 9 (online: 0-1,3)",
+        "  reservedMemory: there is no NUMA node 1 (there are: 0)",
+    ]
+
+
+def test_usable_memory() -> None:
+    node = NumaNode(0, CpuSet(), 4 * GI, {2048: HugePages(512), 1048576: HugePages(1), 64: HugePages(0)})
+    assert usable_memory(node) == {
+        "memory": 2 * GI,
+        "hugepages-2Mi": GI,
+        "hugepages-1Gi": GI,
+        "hugepages-64Ki": 0,
+    }
+    assert usable_memory(NumaNode(0, CpuSet())) == {}
+    assert usable_memory(NumaNode(0, CpuSet(), 0)) == {"memory": 0}
+    assert memory_misfits({0: {"memory": -5}}, {0: {"memory": 1}})[0].endswith(
+        "it has 0 besides its huge pages"
+    )
+    assert memory_misfits({}, Config().reserved_memory) == []

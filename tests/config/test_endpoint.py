@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.endpoint import parse_endpoint, show_endpoint
+from proxy.config.endpoint import parse_address, parse_endpoint, show_endpoint
 from proxy.model.errors import ConfigError
 
 
@@ -46,3 +46,38 @@ def test_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         parse_endpoint(text)
     assert str(caught.value).startswith("cannot use ")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("https://127.0.0.1:10250", "https://127.0.0.1:10250"),
+        (" HTTP://LocalHost:10255/ ", "http://localhost:10255"),
+        ("https://[::1]:1", "https://[::1]:1"),
+        ("https://node-1.example:01234", "https://node-1.example:1234"),
+    ],
+)
+def test_kubelets_address(text: str, address: str) -> None:
+    assert parse_address(text) == address
+    assert parse_address(address) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("127.0.0.1:10250", "it must begin with https:// or http://"),
+        ("unix:///run/x", "it must begin with https:// or http://"),
+        ("https://127.0.0.1:10250/pods", "no path belongs here"),
+        ("https://127.0.0.1", "it must be a host and a port, such as https://127.0.0.1:10250"),
+        ("https://:10250", "it must be a host and a port"),
+        ("https://me:word@a:1", "it must be a host and a port"),
+        ("https://a b:1", "it must be a host and a port"),
+        ("https://a:0", "ports are 1 to 65535"),
+        ("https://a:65536", "ports are 1 to 65535"),
+        ("https://[:::1]:1", "':::1'"),
+    ],
+)
+def test_what_is_no_address_of_kubelet(text: str, words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_address(text)
+    assert words in str(caught.value)

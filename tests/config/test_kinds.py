@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config.kinds import (
+    BYTES,
+    CPU_AMOUNT,
     FOLDER,
+    OPTIONAL_ADDRESS,
+    OPTIONAL_FILE,
     OPTIONAL_SOCKET,
     TRUTH,
     duration,
@@ -54,7 +58,7 @@ def test_a_number_without_unit_is_told_what_to_write() -> None:
 
 @given(st.integers(0, 10**8))
 def test_a_shown_duration_reads_back(milliseconds: int) -> None:
-    assert round(parse_duration(show_duration(milliseconds / 1000)) * 1000) == milliseconds
+    assert parse_duration(show_duration(milliseconds / 1000)) == milliseconds / 1000
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,25 @@ def test_an_optional_socket_may_be_empty() -> None:
     assert OPTIONAL_SOCKET.show(OPTIONAL_SOCKET.read("unix:///a")) == "unix:///a"
     with pytest.raises(ValueError, match="'tcp://a': only unix sockets"):
         OPTIONAL_SOCKET.read("tcp://a")
+
+
+def test_optional_files_and_addresses_may_be_empty() -> None:
+    assert (OPTIONAL_FILE.read(" "), OPTIONAL_FILE.show(None), OPTIONAL_ADDRESS.read(" ")) == (None, "", "")
+    assert OPTIONAL_FILE.show(OPTIONAL_FILE.read("/a//b/")) == "/a/b"
+    with pytest.raises(ValueError, match="'b' is not an absolute path"):
+        OPTIONAL_FILE.read("b")
+
+
+def test_amounts_may_be_empty_and_not_negative() -> None:
+    assert [CPU_AMOUNT.read(t) for t in ("", "0", "0.5", "2", "1500m")] == [None, 0, 500, 2000, 1500]
+    assert [BYTES.read(t) for t in (" ", "0", "1Ki", "1e3")] == [None, 0, 1024, 1000]
+    assert [CPU_AMOUNT.show(v) for v in (None, 0, 500, 2000)] == ["", "0", "500m", "2"]
+    assert BYTES.show(1 << 30) == "1Gi"
+    for kind in (CPU_AMOUNT, BYTES):
+        with pytest.raises(ValueError, match=r"^-1 is less than nothing$"):
+            kind.read("-1")
+        with pytest.raises(ValueError, match="'1gi' is not an amount: 'gi' is no suffix; did you mean Gi"):
+            kind.read("1gi")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))

@@ -7,14 +7,14 @@ import json
 import yaml
 
 from proxy.config import Config, as_mapping, as_yaml, parse
-from proxy.config.schema import LogConfig, SettleConfig, keys
+from proxy.config.schema import KubeletConfig, LogConfig, ReserveConfig, SettleConfig, keys
 
 
 def test_printed_defaults_read_back_and_every_key_is_explained() -> None:
     text = as_yaml(Config())
     assert parse(text, "f") == Config()
     lines = text.splitlines()
-    for part in (Config(), SettleConfig(), LogConfig()):
+    for part in (Config(), KubeletConfig(), ReserveConfig(), SettleConfig(), LogConfig()):
         for _, key, setting in keys(part):
             at = next(i for i, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
             assert lines[at - 1].strip().startswith("# "), key
@@ -37,3 +37,30 @@ def test_the_mapping_says_what_the_file_says() -> None:
         k: v for k, v in yaml.safe_load(as_yaml(config)).items() if k not in {"kind", "apiVersion"}
     }
     assert mapping["stateDir"] == "/a b"
+
+
+def test_what_is_more_than_a_text_is_written_as_kubelet_has_it() -> None:
+    config = parse(
+        "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: true, align-by-socket: f}\n"
+        "topologyManagerPolicyOptions: {max-allowable-numa-nodes: 16}\nexplainHistory: 7\n"
+        "kubeReserved: {cpu: 0.5, memory: 1536Mi}\nmemoryManagerPolicy: Static\n"
+        "evictionHard: {memory.available: 0}\n"
+        "reservedMemory: [{numaNode: 1, limits: {hugepages-2Mi: 2Mi}},\n"
+        "  {numaNode: 0, limits: {memory: 1.5Gi}}]",
+        "f",
+    )
+    text = as_yaml(config, comments=False)
+    assert 'reservedMemory:\n  - numaNode: 0\n    limits:\n      memory: "1536Mi"\n  - numaNode: 1\n' in text
+    assert 'cpuManagerPolicyOptions:\n  full-pcpus-only: "true"\nreserved' in text
+    mapping = as_mapping(config)
+    assert mapping["reservedMemory"] == [
+        {"numaNode": 0, "limits": {"memory": "1536Mi"}},
+        {"numaNode": 1, "limits": {"hugepages-2Mi": "2Mi"}},
+    ]
+    assert mapping["kubeReserved"] == {"cpu": "500m", "memory": "1536Mi", "ephemeral-storage": "", "pid": ""}
+    assert (mapping["explainHistory"], mapping["topologyManagerPolicyOptions"]) == (
+        7,
+        {"max-allowable-numa-nodes": "16"},
+    )
+    read = yaml.safe_load(as_yaml(config))
+    assert mapping == {k: v for k, v in read.items() if k not in {"kind", "apiVersion"}}

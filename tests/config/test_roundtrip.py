@@ -1,0 +1,90 @@
+"""Any configuration, written as a file, reads back as itself."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.config import Config, as_yaml, parse
+from proxy.config.kinds import OPTIONAL_ADDRESS
+from proxy.config.schema import Setting, keys
+from proxy.config.structures import Fixed
+from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet
+from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
+
+PATHS = st.lists(st.sampled_from(["a", "b c", "ä", "#", "~", "no", "1", "'\""]), min_size=1, max_size=4).map(
+    lambda parts: Path("/", *parts)
+)
+AMOUNTS = st.none() | st.integers(0, 1 << 62) | st.integers(0, 1 << 20).map(lambda n: n << 30)
+RESOURCES = st.sampled_from(["memory", "hugepages-2Mi", "hugepages-1Gi", "hugepages-64Ki"])
+LIMITS = st.dictionaries(RESOURCES, st.integers(1, 1 << 62), min_size=1).map(Fixed)
+
+
+def possible(options: CpuOptions) -> bool:
+    try:
+        return parse_cpu_options(dict(options.as_kubelet())) == options
+    except ConfigError:
+        return False
+
+
+SPECIAL: dict[str, st.SearchStrategy[Any]] = {
+    "cpuManagerPolicyOptions": st.builds(CpuOptions, *[st.booleans()] * 6).filter(possible),
+    "topologyManagerPolicyOptions": st.builds(
+        TopologyOptions, st.booleans(), st.none() | st.integers(8, 10**6)
+    ),
+    "reservedSystemCPUs": st.sets(st.integers(0, 300)).map(CpuSet),
+    "reservedMemory": st.dictionaries(st.integers(0, 1023), LIMITS, max_size=4).map(Fixed),
+    "evictionHard": AMOUNTS,
+    "pods": st.sampled_from(["", "https://127.0.0.1:10250", "http://[::1]:1"]).map(OPTIONAL_ADDRESS.read),
+    "reconcilePeriod": st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
+    "callTimeout": st.integers(100, 60_000).map(lambda ms: ms / 1000),
+    "drainTimeout": st.integers(0, 600_000).map(lambda ms: ms / 1000),
+    "timeout": st.integers(10, 5000).map(lambda ms: ms / 1000),
+    "perSecond": st.integers(1, 1000),
+    "explainHistory": st.integers(0, 100_000),
+}
+
+
+def values(setting: Setting, default: Any) -> st.SearchStrategy[Any]:
+    if setting.key in SPECIAL:
+        return SPECIAL[setting.key]
+    if isinstance(default, bool):
+        return st.booleans()
+    if isinstance(default, enum.Enum):
+        return st.sampled_from(type(default))
+    if isinstance(default, Path):
+        return PATHS
+    assert default is None, f"no values for {setting.key}"
+    return (
+        AMOUNTS
+        if setting.kind.tags >= {"int", "float"} and "bool" not in setting.kind.tags
+        else st.none() | PATHS
+    )
+
+
+@st.composite
+def parts(draw: st.DrawFn, part: Any) -> Any:
+    changes = {}
+    for item, _, setting in keys(part):
+        default = getattr(part, item.name)
+        if setting is None:
+            changes[item.name] = draw(parts(default))
+        elif draw(st.booleans()):
+            changes[item.name] = draw(values(setting, default))
+    return replace(part, **changes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts(Config()))
+def test_a_written_configuration_reads_back(config: Config) -> None:
+    """Keys may contradict each other here, as most of such random wholes do."""
+    with mock.patch("proxy.config.load.check", return_value=[]):
+        assert parse(as_yaml(config), "f") == config
+        assert parse(as_yaml(config, comments=False), "f") == config
