@@ -27,8 +27,8 @@ through the combinations:
    only shrink, so they could not win any more).
 
 Nodes that some list never names cannot be in an intersection, and are left out first. What providers answer
-then has few nodes at most, however many the machine has: each brings either a list over few nodes, or, for
-more (``proxy.place.listing``), hints made for the few nodes of such a list, or a single hint. So the time of a
+then has few nodes at most, however many the machine has: each brings a list over few nodes or, for more
+(``proxy.place.listing``), hints made for the few nodes of such a list, or a single hint. So the time of a
 merge is bounded by the ``DENSE_NODES`` nodes for which ``meet`` counts; only lists made by hand can be worse.
 
 The runner-up, which explains the winner, is the least element after it with another mask.
