@@ -2,8 +2,9 @@
 
 Theory (kubelet 1.36, reference C.9). The files are compact JSON with a checksum: the 32-bit FNV-1a hash of
 a text, which is how a Go printer (spew) shows the structure with checksum 0. The text names Go types for
-fields, not for map keys, values and list items; it shows pointers in maps as ``<*>``, sorts keys, and puts
-one space between members. The same type name stands in every version, so versions differ in the types of
+fields, not for map keys, values and list items; it shows pointers in maps as ``<*>``, what is null as
+``<nil>`` (the outermost maps are null only where the file says so: left out, they are empty), sorts keys, and
+puts one space between members. The same type name stands in every version, so versions differ in the types of
 entries only:
 
 - CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
@@ -25,6 +26,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 
 _OFFSET, _PRIME = 2166136261, 16777619
+_NIL = "<nil>"
 
 
 class CheckpointError(TopoproxyError):
@@ -87,7 +89,8 @@ def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, An
         raise CheckpointError(f"cannot read kubelet's {what}: {error}") from None
     for version, text in texts.items():
         try:
-            shown = text(fields)
+            # Go has no half characters: it reads each as the replacement character.
+            shown = text(fields).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         except (AttributeError, KeyError, TypeError, ValueError):
             continue  # its entries have another form: it is not this version
         if fnv1a(shown) == checksum:
@@ -105,14 +108,16 @@ def _map(items: Iterable[tuple[object, str]]) -> str:
 
 
 def _strings(raw: Mapping[str, Any] | None) -> str:
-    items = sorted((raw or {}).items())
+    if raw is None:
+        return _NIL
+    items = sorted(raw.items())
     if not all(isinstance(value, str) for _, value in items):
         raise TypeError("not a map of texts")
     return _map(items)
 
 
 def _nested(raw: Mapping[str, Any] | None, show: Callable[[Any], str]) -> str:
-    return _map((key, show(value)) for key, value in sorted((raw or {}).items()))
+    return _NIL if raw is None else _map((key, show(value)) for key, value in sorted(raw.items()))
 
 
 def _struct(name: str, *members: str) -> str:
@@ -128,11 +133,11 @@ def _cpu(fields: Mapping[str, Any], *members: str) -> str:
 
 
 def _cpu_1(fields: Mapping[str, Any]) -> str:
-    return _cpu(fields, f"Entries:(map[string]string){_strings(fields.get('entries'))}")
+    return _cpu(fields, f"Entries:(map[string]string){_strings(fields.get('entries', {}))}")
 
 
 def _cpu_2_entries(fields: Mapping[str, Any]) -> str:
-    return f"Entries:(map[string]map[string]string){_nested(fields.get('entries'), _strings)}"
+    return f"Entries:(map[string]map[string]string){_nested(fields.get('entries', {}), _strings)}"
 
 
 def _cpu_2(fields: Mapping[str, Any]) -> str:
@@ -140,7 +145,7 @@ def _cpu_2(fields: Mapping[str, Any]) -> str:
 
 
 def _cpu_3(fields: Mapping[str, Any]) -> str:
-    pods = _nested(fields.get("podentries"), _pod_cpus)
+    pods = _nested(fields.get("podentries", {}), _pod_cpus)
     return _cpu(fields, _cpu_2_entries(fields), f"PodEntries:(state.PodCPUAssignments){pods}")
 
 
@@ -151,13 +156,14 @@ def _pod_cpus(raw: Mapping[str, Any]) -> str:
 
 
 def _memory(fields: Mapping[str, Any], *members: str) -> str:
-    nodes = sorted((fields.get("machinestate") or {}).items(), key=lambda item: int(item[0]))
-    shown = _map((int(i), _node(node)) for i, node in nodes)
-    entries = _nested(fields.get("entries"), lambda pod: _nested(pod, _blocks))
+    nodes = fields.get("machinestate", {})
+    if nodes is not None:
+        nodes = {int(i): node for i, node in nodes.items()}
+    entries = _nested(fields.get("entries", {}), lambda pod: _nested(pod, _blocks))
     return _struct(
         "MemoryManagerCheckpoint",
         f"PolicyName:(string){fields.get('policyname', '')}",
-        f"MachineState:(state.NUMANodeMap){shown}",
+        f"MachineState:(state.NUMANodeMap){_nested(nodes, _node)}",
         f"Entries:(state.ContainerMemoryAssignments){entries}",
         *members,
     )
@@ -171,7 +177,7 @@ def _memory_2(fields: Mapping[str, Any]) -> str:
     def pod(raw: Mapping[str, Any]) -> str:
         return f"{{MemoryBlocks:([]state.Block){_blocks(lower(raw).get('memoryblocks'))}}}"
 
-    pods = _nested(fields.get("podentries"), pod)
+    pods = _nested(fields.get("podentries", {}), pod)
     return _memory(fields, f"PodEntries:(state.PodMemoryAssignments){pods}")
 
 
@@ -200,7 +206,7 @@ def _table(raw: Mapping[str, Any]) -> str:
 
 
 def _list(raw: Iterable[object] | None) -> str:
-    return "<nil>" if raw is None else f"[{' '.join(map(str, raw))}]"
+    return _NIL if raw is None else f"[{' '.join(map(str, raw))}]"
 
 
 def _blocks(raw: Iterable[Mapping[str, Any]] | None) -> str:

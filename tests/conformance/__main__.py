@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = expand(parser.parse_args(arguments).paths)
     reports = [run_file(path, files) for path in files]
     for report in reports:
-        if not report.error or report.passed or report.failures or report.skips:
+        if not report.error:
             print(*report.lines(), sep="\n")
     errors = [report.error for report in reports if report.error]
     if not files:
@@ -32,9 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     for error in errors:
         print(error, file=sys.stderr, flush=True)
     failed = sum(len(report.failures) for report in reports)
-    skipped = sum(report.skips.total() for report in reports)
-    summary = f"{sum(report.passed for report in reports)} passed, {failed} failed"
-    print(summary + (f", {skipped} skipped" if skipped else ""))
+    if skipped := sum(report.skips.total() for report in reports):
+        print(f"{skipped} skipped")
+    print(f"{sum(report.passed for report in reports)} passed, {failed} failed")
     return 2 if errors else int(failed > 0)
 
 

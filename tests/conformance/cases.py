@@ -9,9 +9,15 @@ from typing import Any
 from proxy.model.idset import CpuSet
 from proxy.place.cputopo import Counts, CpuTopology, Row
 
+Kind = type | tuple[type, ...]
+
 
 class BadFileError(Exception):
     """A file cannot be used; the message says which part of it and why."""
+
+
+class BadCaseError(Exception):
+    """One case cannot be used; the message says why. The others of its file are not touched by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case with access to its fields that names what is wrong with them."""
+    """One case with access to its fields that names what is wrong with them; other fields do not matter."""
 
     index: int
     fields: Mapping[str, Any]
@@ -45,26 +51,46 @@ class Case:
         name = self.fields.get("name")
         return f"case {self.index} {name!r}" if name else f"case {self.index}"
 
-    def value(self, name: str, kind: type | tuple[type, ...]) -> Any:
+    def value(self, name: str, kind: Kind) -> Any:
         """Give a field that must be there.
 
         Raises:
-            BadFileError: It is missing or of another type.
+            BadCaseError: It is missing or of another type.
         """
         if name not in self.fields:
-            raise BadFileError(f"{self.label} has no {name!r}")
+            raise BadCaseError(f"it has no {name!r}")
         value = self.fields[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            raise BadFileError(f"{self.label} has an unusable {name!r}: {value!r}")
+            raise BadCaseError(f"it has an unusable {name!r}: {value!r}")
         return value
 
+    def optional(self, name: str, kind: Kind, default: Any = None) -> Any:
+        """Give a field, or the default where it is not there or null.
+
+        Raises:
+            BadCaseError: It is of another type.
+        """
+        return default if self.fields.get(name) is None else self.value(name, kind)
+
+    def expected(self, name: str = "expected") -> Any:
+        """Give a field with an expectation, which must be there but may be null.
+
+        Raises:
+            BadCaseError: It is missing.
+        """
+        return self.value(name, object)
+
     def cpus(self, name: str) -> CpuSet:
-        """Give a field that holds a Linux list of CPUs."""
+        """Give a field that holds a Linux list of CPUs.
+
+        Raises:
+            BadCaseError: It is missing, or no such list.
+        """
         text = self.value(name, str)
         try:
             return CpuSet.parse(text)
         except ValueError as error:
-            raise BadFileError(f"{self.label} has an unusable {name!r}: {error}") from None
+            raise BadCaseError(f"it has an unusable {name!r}: {error}") from None
 
 
 def topology(raw: Mapping[str, Any]) -> CpuTopology:
@@ -74,10 +100,12 @@ def topology(raw: Mapping[str, Any]) -> CpuTopology:
         BadFileError: A row or a count is not what the schema says.
     """
     try:
-        rows = [Row(*(int(x) for x in row)) for row in raw["cpus"]]
-        declared = Counts(**raw["declared"]) if raw.get("declared") is not None else None
+        rows = [Row(*(int(x) for x in row[:5])) for row in raw["cpus"]]
+        told = raw.get("declared")
+        names = ("cpus", "cores", "sockets", "numa_nodes", "uncore_caches")
+        declared = None if told is None else Counts(**{name: int(told.get(name) or 0) for name in names})
         return CpuTopology.of_rows(rows, declared)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadFileError(f"topology {raw.get('name', '')!r} is unusable: {error!r}") from None
 
 
@@ -92,15 +120,18 @@ class Topologies:
         """Give the topology of a case, named or written out in it.
 
         Raises:
-            BadFileError: There is none of that name.
+            BadCaseError: There is none of that name, or it is unusable.
         """
         name = case.value("topology", (str, dict))
-        if isinstance(name, dict):
-            return topology(name)
-        if name not in self.raw:
-            raise BadFileError(
-                f"{case.label} wants topology {name!r}, which is in no topologies.json beside it"
-            )
-        if name not in self.built:
-            self.built[name] = topology(self.raw[name])
+        try:
+            if isinstance(name, dict):
+                return topology(name)
+            if name not in self.raw:
+                raise BadCaseError(
+                    f"it wants topology {name!r}, which is in no topologies.json that is known"
+                )
+            if name not in self.built:
+                self.built[name] = topology(self.raw[name])
+        except BadFileError as error:
+            raise BadCaseError(str(error)) from None
         return self.built[name]

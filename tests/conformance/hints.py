@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.model.hint import TopologyHint
+from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.distance import Distances
 
 
-def hint(raw: Mapping[str, Any]) -> TopologyHint:
-    affinity = raw["affinity"]
-    return TopologyHint(None if affinity is None else Mask(affinity), raw["preferred"])
+def hint(raw: Mapping[str, Any] | None) -> TopologyHint:
+    """Read a hint; none at all is the hint that says nothing."""
+    affinity = (raw or {}).get("affinity")
+    return TopologyHint(None if affinity is None else Mask(affinity), bool((raw or {}).get("preferred")))
 
 
 def hints(raw: Sequence[Mapping[str, Any]]) -> list[TopologyHint]:
     return [hint(entry) for entry in raw]
 
 
+def answer(raw: Mapping[str, Any] | None) -> Hints:
+    """Read a provider's answer: hints by resource."""
+    return {name: None if each is None else hints(each) for name, each in (raw or {}).items()}
+
+
 def plain(value: TopologyHint) -> dict[str, Any]:
     """Write a hint as the files do."""
     affinity = value.affinity
     return {"affinity": None if affinity is None else list(affinity), "preferred": value.preferred}
+
+
+def shown(found: Hints) -> dict[str, list[dict[str, Any]] | None]:
+    """Write down a provider's answer with the hints in one order; nothing at all is an empty answer."""
+    return {
+        name: None if each is None else sorted((plain(h) for h in each), key=_place)
+        for name, each in (found or {}).items()
+    }
+
+
+def _place(written: Mapping[str, Any]) -> tuple[object, ...]:
+    nodes = written["affinity"]
+    return (nodes is not None, len(nodes or ()), nodes or [], written["preferred"])
 
 
 def distances(raw: Sequence[Sequence[int]] | Mapping[str, Sequence[int]]) -> Distances:

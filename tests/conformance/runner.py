@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.conformance import registry
-from tests.conformance.cases import BadFileError, Case, Outcome, Topologies, topology
+from tests.conformance.cases import BadCaseError, BadFileError, Case, Outcome, Topologies, topology
 
 OWN = Path(__file__).with_name("vectors")
 """The vectors of this repository."""
+
+NAMED = "topologies.json"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "vectors" / NAMED
+"""Where the topologies lie that a file means which comes without any."""
 
 
 @dataclass(slots=True)
@@ -24,7 +28,7 @@ class Report:
         failures: One line per failed case.
         skips: Reason to number of cases.
         note: What is to be said of a file without cases.
-        error: Why the file, or its rest, could not be used.
+        error: Why the file could not be used.
     """
 
     path: Path
@@ -39,9 +43,9 @@ class Report:
         parts = [f"{self.passed} passed"] if self.passed else []
         parts += [f"{len(self.failures)} failed"] if self.failures else []
         parts += [f"{self.skips.total()} skipped"] if self.skips else []
-        yield f"{self.path}: {self.note or ', '.join(parts) or 'no cases'}"
+        yield f"{self.path}: {self.note or ', '.join(parts)}"
         for line in self.failures:
-            yield f"  FAILED {line}"
+            yield f"  FAILED {self.path} {line}"
         for reason, count in self.skips.items():
             yield f"  skipped {count}: {reason}"
 
@@ -50,7 +54,10 @@ def expand(paths: Sequence[Path]) -> list[Path]:
     """Give the files to run: files as they are, folders searched for ``*.json`` at any depth."""
     files: list[Path] = []
     for path in paths:
-        files += sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        if path.is_dir():
+            files += sorted(found for found in path.rglob("*.json") if found.is_file())
+        else:
+            files.append(path)
     return list(dict.fromkeys(files))
 
 
@@ -83,10 +90,13 @@ def read(path: Path) -> Mapping[str, Any]:
         BadFileError: It cannot be read, is no JSON, or has no schema and cases.
     """
     try:
-        document = json.loads(path.read_text("utf-8"))
+        content = path.read_bytes()
+        if not content.strip():
+            raise BadFileError("it is empty")
+        document = json.loads(content)
     except OSError as error:
         raise BadFileError(error.strerror or str(error)) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFileError(f"not JSON: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("schema"), str):
         raise BadFileError("it names no schema")
@@ -101,19 +111,20 @@ def read(path: Path) -> Mapping[str, Any]:
 def _run_cases(report: Report, schema: str, document: Mapping[str, Any], beside: Sequence[Path]) -> None:
     check = registry.find(schema)
     if check is None:
-        if schema not in registry.NOT_YET:
+        if (missing := registry.not_yet(schema)) is None:
             raise BadFileError(f"its schema {schema!r} is unknown (known: {', '.join(registry.supported())})")
-        report.skips[f"{registry.NOT_YET[schema]}: not built yet"] = len(document["cases"])
+        report.skips[f"{missing}: not supported yet"] = len(document["cases"])
         return
     topologies = Topologies(_topologies(report.path, document, beside))
     for index, fields in enumerate(document["cases"]):
         case = Case(index, fields)
         try:
             _count(report, case, check(case, topologies))
-        except BadFileError:
-            raise
+        except BadCaseError as error:
+            report.failures.append(f"{case.label}: cannot be used: {error}")
         except Exception as error:  # whatever we raise is a wrong answer to this case, and only to this one
-            report.failures.append(f"{case.label}: raised {error!r}")
+            expected = {name: value for name, value in fields.items() if name.startswith("expected")}
+            report.failures.append(f"{case.label}: expected {expected!r}, got an exception: {error!r}")
 
 
 def _count(report: Report, case: Case, outcome: Outcome) -> None:
@@ -128,9 +139,9 @@ def _count(report: Report, case: Case, outcome: Outcome) -> None:
 def _topologies(
     path: Path, document: Mapping[str, Any], beside: Sequence[Path]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Collect named topologies: of the file itself, of its folder, then of the other files."""
+    """Collect named topologies: of the file, of its folder, of the other files, then the usual ones."""
     found: dict[str, Mapping[str, Any]] = {}
-    for raw in _lists(document, path.with_name("topologies.json"), beside):
+    for raw in _lists(document, path.with_name(NAMED), beside):
         if not isinstance(raw, dict):
             raise BadFileError(f"{raw!r} is no topology")
         found.setdefault(str(raw.get("name")), raw)
@@ -139,7 +150,14 @@ def _topologies(
 
 def _lists(document: Mapping[str, Any], near: Path, beside: Sequence[Path]) -> Iterator[object]:
     yield from document.get("topologies") or ()
-    others: Iterable[Path] = (p for p in beside if p.name == near.name and p != near)
-    for path in ([near] if near.exists() else []) + list(others):
-        if (other := read(path))["schema"] == registry.DATA:
+    above = near.parent.parent / NAMED
+    others = [path for path in beside if path.name == NAMED]
+    for path in dict.fromkeys([near, *others, above, SHARED]):
+        if not path.is_file():
+            continue
+        try:
+            other = read(path)
+        except BadFileError as error:
+            raise BadFileError(f"cannot use {path}: {error}") from None
+        if other["schema"] == registry.DATA:
             yield from other["cases"]

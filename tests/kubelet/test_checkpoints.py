@@ -33,7 +33,7 @@ MEMORY_FILE = {
 }
 MEMORY_TEXT = (
     "(*state.MemoryManagerCheckpoint){PolicyName:(string)Static MachineState:(state.NUMANodeMap)map["
-    "2:<*>{NumberOfAssignments:(int)0 MemoryMap:(map[v1.ResourceName]*state.MemoryTable)map[]"
+    "2:<*>{NumberOfAssignments:(int)0 MemoryMap:(map[v1.ResourceName]*state.MemoryTable)<nil>"
     " Cells:([]int)<nil>} "
     "10:<*>{NumberOfAssignments:(int)2 MemoryMap:(map[v1.ResourceName]*state.MemoryTable)map[memory:<*>{"
     "TotalMemSize:(uint64)9 SystemReserved:(uint64)1 Allocatable:(uint64)8 Reserved:(uint64)3"

@@ -17,7 +17,7 @@ from proxy.place.cpu_policy import (
 )
 from proxy.place.cpu_static import allocate, remove, take_under
 from proxy.place.packed import NotEnoughCpus
-from tests.conformance.cases import Case, Outcome, Topologies
+from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
 from tests.conformance.hints import hint
 from tests.conformance.pods import pod
 from tests.conformance.static import policy, state, written
@@ -29,13 +29,22 @@ def check(case: Case, topologies: Topologies) -> Outcome:
     test = case.value("test", str)
     if test not in _TESTS:
         return Outcome(skipped=f"test {test!r} is not built yet")
+    refused = _told(case, "new_error")
     try:
         known = policy(case, topologies)
-    except CpuStateError as refused:
-        return Outcome(case.fields.get("new_error"), _error(refused))
-    if case.fields.get("new_error"):
-        return Outcome(case.fields["new_error"], None)
+    except CpuStateError as error:
+        return Outcome(refused or "no error", _error(error))
+    if refused:
+        return Outcome(refused, "no error")
     return _TESTS[test](case, known, state(case))
+
+
+def _told(case: Case, name: str) -> dict[str, str] | None:
+    """Give a refusal that is expected; the files write it as kind and message."""
+    raw = case.optional(name, (str, dict))
+    if isinstance(raw, str):
+        return {"type": "error", "message": raw}
+    return raw and {"type": raw.get("type") or "error", "message": raw.get("message")}
 
 
 def _error(refused: Exception | None) -> dict[str, str] | None:
@@ -46,7 +55,8 @@ def _error(refused: Exception | None) -> dict[str, str] | None:
 
 
 def _start(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
-    expected: list[Any] = [case.fields["error"], case.fields["expected_default"]]
+    error = _told(case, "error")
+    expected: list[Any] = [error, None if error else case.expected("expected_default")]
     try:
         got: list[Any] = [None, str(start(known, now).default)]
     except CpuStateError as refused:
@@ -55,7 +65,7 @@ def _start(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
 
 
 def _allocate(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
-    asked, affinity = pod(case), hint(case.value("hint", dict)).affinity
+    asked, affinity = pod(case), hint(case.optional("hint", dict)).affinity
     refused: Exception | None = None
     names = case.value("allocate", list)
     try:
@@ -65,43 +75,53 @@ def _allocate(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
         refused = error
     owned = {name: now.of(asked.uid, name) for name in names}
     got: dict[str, Any] = {"error": _error(refused)}
-    if "expected" in case.fields:
-        got["expected"] = {name: None if cpus is None else str(cpus) for name, cpus in owned.items()}
-    if "expected_uncore_caches" in case.fields:
+    want: dict[str, Any] = {"error": _told(case, "error")}
+    if told := case.optional("expected", dict):
+        want["expected"] = told
+        got["expected"] = {name: None if owned.get(name) is None else str(owned[name]) for name in told}
+    if (caches := case.optional("expected_uncore_caches", list)) is not None:
         cpus = CpuSet(cpu for part in owned.values() for cpu in part or ())
+        want["expected_uncore_caches"] = sorted(caches)
         uncores = known.topo.uncores.items()
-        got["expected_uncore_caches"] = [uncore for uncore, bits in uncores if bits & cpus.bits]
-    if "expected_default" in case.fields:
-        got["expected_default"] = str(now.default)
-    if "then_remove" in case.fields:
-        now = remove(now, asked.uid, case.fields["then_remove"])
-        got["expected_default_after_remove"] = str(now.default)
-    return Outcome({name: case.fields[name] for name in got}, got)
+        got["expected_uncore_caches"] = sorted(uncore for uncore, bits in uncores if bits & cpus.bits)
+    if (default := case.optional("expected_default", str)) is not None:
+        want["expected_default"], got["expected_default"] = default, str(now.default)
+    if (leaves := case.optional("then_remove", str)) is not None:
+        want["after"] = case.expected("expected_default_after_remove")
+        got["after"] = str(remove(now, asked.uid, leaves).default)
+    if len(want) == 1 and not want["error"]:
+        raise BadCaseError("it expects nothing")
+    return Outcome(want, got)
 
 
 def _allocate_pod(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
     fails = False
     try:
-        now = allocate_pod(known, now, pod(case), hint(case.value("hint", dict)).affinity)
+        now = allocate_pod(known, now, pod(case), hint(case.optional("hint", dict)).affinity)
     except _REFUSALS:
         fails = True
-    got = {
-        "fails": fails,
-        "expected_assignments": written(now.assigned),
-        "expected_default": str(now.default),
+    want = {
+        "fails": case.optional("fails", bool, default=False),
+        "assignments": {uid: c for uid, c in (case.expected("expected_assignments") or {}).items() if c},
+        "default": case.expected("expected_default"),
     }
-    return Outcome({name: case.fields[name] for name in got}, got)
+    return Outcome(want, {"fails": fails, "assignments": written(now.assigned), "default": str(now.default)})
 
 
 def _allocate_cpus(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
-    affinity = hint(case.value("hint", dict)).affinity
-    got = take_under(known, now, case.value("num_cpus", int), affinity, CpuSet())
-    return Outcome(case.fields["expected_cpus"], str(got))
+    affinity = hint(case.optional("hint", dict)).affinity
+    error = _told(case, "error")
+    expected: object = error or case.expected("expected_cpus")
+    try:
+        got: object = str(take_under(known, now, case.value("num_cpus", int), affinity, CpuSet()))
+    except _REFUSALS as refused:
+        got = _error(refused)
+    return Outcome(expected, got)
 
 
 def _remove(case: Case, _: CpuPolicy, now: CpuState) -> Outcome:
     left = remove(now, case.value("pod_uid", str), case.value("container", str))
-    return Outcome(case.fields["expected_default"], str(left.default))
+    return Outcome(case.expected("expected_default"), str(left.default))
 
 
 _TESTS: dict[str, Callable[[Case, CpuPolicy, CpuState], Outcome]] = {

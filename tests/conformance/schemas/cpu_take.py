@@ -16,15 +16,15 @@ def check(case: Case, topologies: Topologies) -> Outcome:
     algorithm = case.value("algorithm", str)
     if algorithm not in ("packed", "distributed"):
         return Outcome(skipped=f"algorithm {algorithm!r} is not built yet")
-    options = {name for name, on in case.value("options", dict).items() if on}
+    options = {name for name, on in case.optional("options", dict, {}).items() if on}
     if unknown := sorted(options - set(_KEYWORDS)):
         return Outcome(skipped=f"option {unknown[0]!r} is not built yet")
-    error = case.value("error", (str, type(None)))
+    error = case.optional("error", str)
     expected: object = f"error: {error}" if error else str(case.cpus("expected"))
     topo, available, n = topologies.of(case), case.cpus("available"), case.value("num_cpus", int)
     try:
         if algorithm == "distributed":
-            got = str(take_distributed(topo, available, n, group=case.value("cpu_group_size", int)))
+            got = str(take_distributed(topo, available, n, group=case.optional("cpu_group_size", int, 1)))
         else:
             got = str(take_packed(topo, available, n, **{_KEYWORDS[name]: True for name in options}))
     except NotEnoughCpus as refused:

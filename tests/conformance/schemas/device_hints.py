@@ -5,39 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.model.asks import Kind
 from proxy.model.idset import Mask
 from proxy.place.devices.hints import container_hints, pod_hints
 from proxy.place.devices.state import Device, DeviceState
-from tests.conformance import memory
+from tests.conformance import hints
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.conformance.pods import first_app, pod
 
 
 def device(raw: Mapping[str, Any]) -> Device:
     """Read a device of the vectors."""
-    return Device(raw["id"], None if raw["numa"] is None else Mask(raw["numa"]))
+    nodes = raw.get("numa")
+    return Device(raw["id"], None if nodes is None else Mask(nodes))
 
 
 def check(case: Case, _: Topologies) -> Outcome:
-    state, pod, nodes = _state(case), memory.pod(case), Mask(case.value("numa_nodes", list))
-    expected = memory.hints_shown(memory.hints(case.value("expected", dict)))
+    state, asked, nodes = _state(case), pod(case), Mask(case.value("numa_nodes", list))
+    expected = hints.shown(hints.answer(case.value("expected", dict)))
     got = {}
     for scope in case.value("scopes", list):
         if scope == "pod":
-            answer = pod_hints(state, pod, nodes)
+            found = pod_hints(state, asked, nodes)
         else:
-            answer = container_hints(state, pod, pod.of(Kind.APP)[0].name, nodes)
-        shown = memory.hints_shown(answer)
-        got[scope] = {resource: shown.get(resource, "no answer") for resource in expected}
+            found = container_hints(state, asked, first_app(asked), nodes)
+        told = hints.shown(found)
+        got[scope] = {resource: told.get(resource, "no answer") for resource in expected}
     return Outcome(dict.fromkeys(got, expected), got)
 
 
 def _state(case: Case) -> DeviceState:
     state = DeviceState()
     for resource, devices in case.value("devices", dict).items():
-        state = state.register(resource, map(device, devices))
-    for uid, containers in case.value("allocated", dict).items():
-        for name, resources in containers.items():
-            for resource, ids in resources.items():
-                state = state.give(uid, name, resource, frozenset(ids))
+        state = state.register(resource, map(device, devices or ()))
+    for uid, containers in case.optional("allocated", dict, {}).items():
+        for name, resources in (containers or {}).items():
+            for resource, ids in (resources or {}).items():
+                state = state.give(uid, name, resource, frozenset(ids or ()))
     return state

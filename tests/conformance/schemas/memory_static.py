@@ -9,8 +9,9 @@ from proxy.place.memory.allocate import allocate, release
 from proxy.place.memory.hints import container_hints, pod_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState
 from proxy.place.memory.validate import validated
-from tests.conformance import memory
+from tests.conformance import hints, memory
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.conformance.pods import first_app, pod
 
 
 def check(case: Case, _: Topologies) -> Outcome:
@@ -19,30 +20,27 @@ def check(case: Case, _: Topologies) -> Outcome:
         return _hints(case, test)
     if test not in _STEPS:
         return Outcome(skipped=f"test {test!r} is not built yet")
-    error = case.value("error", (str, type(None)))
+    error = case.optional("error", str)
     try:
         got = _STEPS[test](case)
     except MemoryRefused as refused:
         return Outcome(f"error: {error}" if error else "no error", f"error: {refused}")
     return Outcome(
-        f"error: {error}" if error else memory.shown(memory.expected_state(case)), memory.shown(got)
+        f"error: {error}" if error else memory.shown(memory.state(case, "expected_")), memory.shown(got)
     )
 
 
 def _hints(case: Case, test: str) -> Outcome:
-    pod, state = memory.pod(case), memory.state(case)
-    if test == "pod_hints":
-        got = pod_hints(state, pod)
-    else:
-        got = container_hints(state, pod, pod.of(Kind.APP)[0].name)
-    expected = memory.hints(case.value("expected_hints", (dict, type(None))))
-    return Outcome(memory.hints_shown(expected), memory.hints_shown(got))
+    asked, state = pod(case), memory.state(case)
+    got = pod_hints(state, asked) if test == "pod_hints" else container_hints(state, asked, first_app(asked))
+    expected = hints.answer(case.value("expected_hints", (dict, type(None))))
+    return Outcome(hints.shown(expected), hints.shown(got))
 
 
 def _allocate(case: Case, *kinds: Kind, most: int | None = None) -> MemoryState:
-    state, pod = memory.state(case), memory.pod(case)
-    for ask in pod.of(*kinds)[:most]:
-        state = allocate(state, pod, ask.name, memory.hint(case.value("hint", dict))).state
+    state, asked = memory.state(case), pod(case)
+    for ask in asked.of(*kinds)[:most]:
+        state = allocate(state, asked, ask.name, hints.hint(case.optional("hint", dict))).state
     return state
 
 

@@ -16,9 +16,10 @@ def check(case: Case, topologies: Topologies) -> Outcome:
     kind = case.value("kind", str)
     if kind not in _KINDS:
         return Outcome(skipped=f"kind {kind!r} is not built yet")
-    upstream = case.value("upstream", (str, type(None)))
-    group, n = case.value("cpu_group_size", int), case.value("num_cpus", int)
+    expected = str(case.cpus("expected"))
+    upstream = case.optional("upstream", str)
+    group, n = case.optional("cpu_group_size", int, 1), case.value("num_cpus", int)
     got = str(take_distributed(topologies.of(case), case.cpus("available"), n, group=group))
-    if upstream is not None and got == upstream:
+    if got == upstream != expected:
         return Outcome(f"not kubelet's {upstream}", got)
-    return Outcome(str(case.cpus("expected")), got)
+    return Outcome(expected, got)

@@ -12,7 +12,7 @@ from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hint, hints, plain
 
 
-def check(case: Case, topologies: Topologies) -> Outcome:
+def check(case: Case, _: Topologies) -> Outcome:
     kind = case.value("kind", str)
     if kind not in _KINDS:
         return Outcome(skipped=f"kind {kind!r} is not built yet")
@@ -24,23 +24,24 @@ def check(case: Case, topologies: Topologies) -> Outcome:
 
 
 def _target(case: Case) -> object:
-    return target_count([hints(raw) for raw in case.value("lists", list)])
+    return target_count([hints(raw or ()) for raw in case.value("lists", list)])
 
 
 def _compare(case: Case) -> object:
     both = {
-        name: hint(raw)
-        for name in ("current", "candidate")
-        if (raw := case.value(name, (dict, type(None)))) is not None
+        name: hint(raw) for name in ("current", "candidate") if (raw := case.optional(name, dict)) is not None
     }
-    masks = {good: [h.affinity.bits for h in both.values() if h.preferred == good] for good in (True, False)}
+    masks = {
+        good: [h.affinity.bits for h in both.values() if h.affinity is not None and h.preferred == good]
+        for good in (True, False)
+    }
     target = case.value("best_non_preferred_affinity_count", int)
     winners = first_of(masks[True], masks[False], target, None, most=1)
     return next((name for name, value in both.items() if [value] == winners), "current")
 
 
 def _closest(case: Case) -> object:
-    table = case.value("distances", (dict, type(None)))
+    table = case.optional("distances", (dict, list))
     masks = {name: Mask(case.value(name, list)) for name in ("current", "candidate")}
     (best,) = first_of(
         [mask.bits for mask in masks.values()], (), 0, None if table is None else distances(table), most=1
@@ -50,7 +51,8 @@ def _closest(case: Case) -> object:
 
 def _filter(case: Case) -> object:
     return [
-        [plain(h) for h in kept] for kept in single_numa([hints(raw) for raw in case.value("lists", list)])
+        [plain(h) for h in kept]
+        for kept in single_numa([hints(raw or ()) for raw in case.value("lists", list)])
     ]
 
 
@@ -59,7 +61,7 @@ def _admits(case: Case) -> object:
 
 
 def _average(case: Case) -> object:
-    return distances(case.value("distances", dict)).average(Mask(case.value("mask", list)))
+    return distances(case.value("distances", (dict, list))).average(Mask(case.value("mask", list)))
 
 
 _KINDS = {
