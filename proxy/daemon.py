@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING
 
 from proxy import __version__, lean
 from proxy.config.checks import check_against
-from proxy.config.schema import Config, CpuManagerPolicy, MemoryNodes, Mode, OnError
+from proxy.config.schema import Config, Mode, OnError
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.model.errors import CannotCreateError, TopologyError
+from proxy.model.errors import CannotCreateError, InputError, TopologyError
 from proxy.notify import Notifier
 from proxy.topology.reader import online_now, read_machine
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
     from proxy.keeper.ports import Cgroups, Ledger
+    from proxy.keeper.scout import Scout
     from proxy.keeper.settle import Settler
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
@@ -111,21 +112,14 @@ class Daemon:
         from proxy.cri.wire import Front
         from proxy.keeper.keeper import Keeper, Options, Voice
         from proxy.keeper.launch import Launch
+        from proxy.keeper.node import node_of
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
-        from proxy.place.cputopo import CpuTopology
-        from proxy.plan.node import Node
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE
-        node = Node(
-            machine,
-            CpuTopology.of(machine),
-            static=config.cpu_manager_policy is CpuManagerPolicy.STATIC,
-            reserved=config.reserved_system_cpus,
-            follow_mems=config.memory_nodes is MemoryNodes.FOLLOW,
-        )
+        node = node_of(config, machine)
         notes: list[str] = []
         entries = {}
         if enforce:
@@ -138,6 +132,7 @@ class Daemon:
             call_timeout=config.call_timeout,
             settle_per_second=config.settle.per_second if config.settle.enabled else 0,
             reconcile_period=config.reconcile_period,
+            history=config.explain_history,
         )
         runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
         self.keeper = keeper = Keeper(
@@ -151,6 +146,7 @@ class Daemon:
             time.time,
             self._hardware,
         )
+        keeper.scout = self._scout(keeper)
         for note in notes:
             keeper.problems.note(note)
         self._launch = launch = Launch(keeper)
@@ -161,6 +157,33 @@ class Daemon:
         self._task(self._settler.run())
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
+
+    def _scout(self, keeper: Keeper) -> Scout:
+        """Find out who can tell what the CRI does not carry."""
+        from proxy.keeper.scout import Scout
+        from proxy.topology.devices import SysfsDevices
+
+        kubelet, asked = None, self.config.kubelet
+        if asked.pods or asked.pods_api or asked.pod_resources:
+            from proxy.kubelet.client import KubeletClient
+            from proxy.kubelet.settings import KubeletSettings
+
+            settings = KubeletSettings(
+                pods_url=asked.pods,
+                pods_api=str(asked.pods_api or ""),
+                pod_resources=str(asked.pod_resources or ""),
+                token_file=str(asked.token_file or ""),
+                ca_file=str(asked.ca_file or ""),
+                cert_file=str(asked.cert_file or ""),
+                key_file=str(asked.key_file or ""),
+                insecure=asked.insecure_skip_verify,
+                timeout=asked.timeout,
+            )
+            kubelet = KubeletClient(settings, keeper.complain)
+        devices = SysfsDevices(
+            self.config.sysfs_root, procfs_root=self.config.procfs_root, complain=keeper.complain
+        )
+        return Scout(kubelet, devices, keeper.broken)
 
     def _hardware(self, known: Machine) -> Machine | None:
         """Read the machine again if its online CPUs changed; a described machine never does."""
@@ -184,7 +207,7 @@ class Daemon:
     async def _start_admin(self) -> None:
         from proxy.admin import AdminServer
 
-        self._admin = AdminServer(self.config.admin_path, {"/status": self.status})
+        self._admin = AdminServer(self.config.admin_path, {"/status": self.status, "/explain": self.explain})
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
@@ -242,6 +265,14 @@ class Daemon:
                 "version": self.sync.runtime_version,
             }
         return page
+
+    def explain(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Give what ``topoproxy explain`` tells."""
+        from proxy.report.answer import history_page
+
+        if self.keeper is None:
+            raise InputError("cannot explain: in passthrough mode nothing is decided")
+        return history_page(self.keeper.history, params)
 
     # -- stop ---------------------------------------------------------------------------------------------
 

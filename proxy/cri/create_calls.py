@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from proxy.cri.given import given_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import create_suffix
 from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of
 from proxy.keeper.keeper import Keeper
-from proxy.model.workload import Container, Pool
+from proxy.keeper.ports import Given
+from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.place import Plan
 
 
@@ -29,8 +33,33 @@ class CreateCalls:
             if pod.uid:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)
-        meta = config.metadata
-        plan = self.keeper.place(pod, meta.name, meta.attempt, request_of(config.linux.resources))
+        meta, keeper = config.metadata, self.keeper
+        node, request, given = keeper.state.node, request_of(config.linux.resources), given_of(config)
+        if keeper.scout.pod_matters(node, pod) or keeper.scout.devices_matter(node, pod, given):
+            self._hold(call, self._find_out(call, pod, meta, request, given))
+        else:
+            self._decide(call, pod, meta.name, meta.attempt, request)
+
+    async def _find_out(
+        self, call: Call, pod: Pod, meta: pb.ContainerMetadata, request: Request, given: Given
+    ) -> None:
+        """Ask for what the CRI does not carry, then decide."""
+        keeper, node = self.keeper, self.keeper.state.node
+        if keeper.scout.pod_matters(node, pod):
+            told = await keeper.scout.pod(pod)
+            # Somebody may have learned more about the pod meanwhile; only what kubelet told is new.
+            pod = keeper.state.pods.get(pod.sandbox_id) or pod
+            pod = dataclasses.replace(pod, asks=told.asks, source=told.source)
+            if pod.sandbox_id in keeper.state.pods:
+                keeper.state = keeper.state.with_pod(pod)
+        if keeper.scout.devices_matter(node, pod, given):
+            request = await keeper.scout.devices(pod, meta.name, given, request)
+            pod = keeper.state.pods.get(pod.sandbox_id) or pod
+        if not call.done:
+            self._decide(call, pod, meta.name, meta.attempt, request)
+
+    def _decide(self, call: Call, pod: Pod, name: str, attempt: int, request: Request) -> None:
+        plan = self.keeper.place(pod, name, attempt, request)
         if plan.container is None:
             if self.keeper.options.enforce:
                 call.refuse(plan.verdict.code, plan.verdict.message)

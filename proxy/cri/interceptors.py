@@ -23,6 +23,8 @@ from proxy.cri.views import pod_of
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
+from proxy.model.options import Policy
+from proxy.model.workload import KubeQos
 from proxy.pools.claims import STRICT
 
 
@@ -38,7 +40,7 @@ class Interceptors:
             launch: Watches over starts and updates.
         """
         self.keeper = keeper
-        pods, creates = PodCalls(keeper), CreateCalls(keeper, self._hold)
+        pods, creates = PodCalls(keeper, self._hold), CreateCalls(keeper, self._hold)
         containers = ContainerCalls(keeper, sync, launch, self._hold)
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
@@ -88,7 +90,7 @@ class Interceptors:
         if isinstance(call.state, Trip):
             self.keeper.saved.pop(call.state.target, None)  # it passes without our set: not what we meant
         options = self.keeper.options
-        must_refuse = options.enforce and (options.refuse_on_error or _is_strict(call))
+        must_refuse = options.enforce and (options.refuse_on_error or self._is_strict(call))
         if call.method == "CreateContainer" and must_refuse:
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             call.refuse(INTERNAL, message)
@@ -113,7 +115,7 @@ class Interceptors:
         except TimeoutError:
             self.keeper.problems.note(f"{call.method} passed undecided: not in step with the runtime yet")
             self.keeper.attention.set()
-            if call.method == "CreateContainer" and self.keeper.options.enforce and _is_strict(call):
+            if call.method == "CreateContainer" and self.keeper.options.enforce and self._is_strict(call):
                 call.refuse(UNAVAILABLE, "cannot place the container: not in step with the runtime yet")
                 return
             call.release()
@@ -121,12 +123,15 @@ class Interceptors:
         if not call.done:
             self._handle(call)
 
-
-def _is_strict(call: Call) -> bool:
-    try:
-        return pod_of(pb.CreateContainerRequest.FromString(call.body).sandbox_config).qos in STRICT
-    except DecodeError:
-        return False
+    def _is_strict(self, call: Call) -> bool:
+        """Tell whether a create's pod would rather not run than run anywhere."""
+        try:
+            pod = pod_of(pb.CreateContainerRequest.FromString(call.body).sandbox_config)
+        except DecodeError:
+            return False
+        policy = self.keeper.state.node.policy
+        firm = policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+        return pod.qos in STRICT or (firm and pod.kube_qos is KubeQos.GUARANTEED)
 
 
 METHODS = frozenset(

@@ -1,4 +1,4 @@
-"""What calls about pod sandboxes mean. They are only read, and pass as they came."""
+"""What calls about pod sandboxes mean. They pass as they came; with scope ``pod``, some are refused."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import NOT_FOUND, OK, Call, Finished, Request, Trip
-from proxy.cri.views import pod_of
+from proxy.cri.trips import NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
+from proxy.cri.views import pod_of, total_of
 from proxy.keeper.keeper import Keeper
+from proxy.model.workload import Pod
+from proxy.model.workload import Request as Containers
 
 
 class PodCalls:
     """RunPodSandbox, StopPodSandbox, RemovePodSandbox."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self.keeper = keeper
+        self._hold = hold
         self.requests: Mapping[str, Request] = {
             "RunPodSandbox": self._run_pod,
             "StopPodSandbox": self._pod_ref,
@@ -29,8 +32,31 @@ class PodCalls:
 
     def _run_pod(self, call: Call) -> None:
         config = pb.RunPodSandboxRequest.FromString(call.body).config
-        call.state = Trip(pod=pod_of(config))
-        call.release()
+        pod, keeper = pod_of(config), self.keeper
+        if keeper.state.node.decides_pods or keeper.scout.pod_matters(keeper.state.node, pod):
+            self._hold(call, self._admit(call, pod, total_of(config)))
+        else:
+            call.state = Trip(pod=pod)
+            call.release()
+
+    async def _admit(self, call: Call, pod: Pod, total: Containers) -> None:
+        """Ask for what the CRI does not carry, then decide about the pod as a whole."""
+        keeper, node = self.keeper, self.keeper.state.node
+        if keeper.scout.pod_matters(node, pod):
+            pod = await keeper.scout.pod(pod)
+        if not node.decides_pods:
+            call.state = Trip(pod=pod)
+            call.release()
+            return
+        total = await keeper.scout.pod_devices(pod, total)
+        if call.done:
+            return
+        verdict, pod = keeper.admit(pod, total)
+        if verdict.admitted or not keeper.options.enforce:
+            call.state = Trip(pod=pod, token=pod.sandbox_id)
+            call.release()
+        else:
+            call.refuse(verdict.code, verdict.message)
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has named the sandbox."""
@@ -38,7 +64,9 @@ class PodCalls:
 
     def _run_pod_done(self, trip: Trip, status: int | None) -> None:
         if status == OK and trip.target and trip.pod is not None:
-            self.keeper.pod_running(dataclasses.replace(trip.pod, sandbox_id=trip.target))
+            self.keeper.pod_running(dataclasses.replace(trip.pod, sandbox_id=trip.target), trip.token)
+        elif trip.token:
+            self.keeper.pod_failed(trip.token)
 
     def _pod_ref(self, call: Call) -> None:
         call.state = Trip(target=pb.StopPodSandboxRequest.FromString(call.body).pod_sandbox_id)

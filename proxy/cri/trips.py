@@ -35,12 +35,14 @@ class Trip:
     Attributes:
         target: Container id or sandbox id that the call is about; a create's token.
         pod: The pod, for RunPodSandbox.
+        token: What the pod was admitted under, where it was decided as a whole.
         flight: Set while the call may write the container's cpuset.
         named: Set once the runtime has named what was created.
     """
 
     target: str = ""
     pod: Pod | None = None
+    token: str = ""
     flight: Flight | None = None
     named: bool = False
 

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.model.memory import Block, Blocks
+from proxy.model.workload import (
+    Container,
+    KubeQos,
+    Part,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    QosClass,
+    Request,
+    SetAside,
+)
 
 REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
 
@@ -32,7 +44,25 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cgroup_parent": pod.cgroup_parent,
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
+        **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
     }
+
+
+def _dump_aside(aside: SetAside) -> dict[str, object]:
+    return {
+        "affinity": None if aside.affinity is None else str(aside.affinity),
+        "preferred": aside.preferred,
+        "cpus": str(aside.cpus),
+        "blocks": _dump_blocks(aside.blocks),
+        "parts": [
+            {"name": part.name, "cpus": str(part.cpus), "blocks": _dump_blocks(part.blocks)}
+            for part in aside.parts
+        ],
+    }
+
+
+def _dump_blocks(blocks: Blocks) -> list[object]:
+    return [[str(block.affinity), block.resource, block.size] for block in blocks]
 
 
 def _dump_container(container: Container) -> dict[str, object]:
@@ -41,13 +71,17 @@ def _dump_container(container: Container) -> dict[str, object]:
         "id": container.id,
         "name": container.name,
         "pod": _dump_pod(container.pod),
-        "request": {name: getattr(request, name) for name in REQUEST_FIELDS},
+        "request": {
+            **{name: getattr(request, name) for name in REQUEST_FIELDS},
+            **({"huge_pages": dict(request.huge_pages)} if request.huge_pages else {}),
+        },
         "placement": {
             "pool": placement.pool.value,
             "own": str(placement.own),
             "mems": str(placement.mems),
             "reasons": list(placement.reasons),
             "hard": placement.hard,
+            **({"blocks": _dump_blocks(placement.blocks)} if placement.blocks else {}),
         },
         "phase": container.phase.value,
         "attempt": container.attempt,
@@ -72,13 +106,14 @@ def load_container(data: Mapping[str, Any]) -> Container | None:
                 Mask.parse(_text(placement["mems"])),
                 tuple(_text(reason) for reason in reasons),
                 placement["hard"] is True,
+                _blocks(placement.get("blocks", [])),
             ),
             Phase(data["phase"]),
             _number(data["attempt"]),
             _text(data["owner"]),
             _text(data["cgroup"]),
         )
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -86,7 +121,7 @@ def load_pod(data: Mapping[str, Any]) -> Pod | None:
     """Read a pod; None where the data is not one."""
     try:
         return _pod(data)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -102,7 +137,25 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         _text(data["cgroup_parent"]),
         None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"])),
         _text(data["problem"]),
+        aside=_aside(data["aside"]) if "aside" in data else None,
     )
+
+
+def _aside(data: Mapping[str, Any]) -> SetAside:
+    return SetAside(
+        None if data["affinity"] is None else Mask.parse(_text(data["affinity"])),
+        data["preferred"] is True,
+        CpuSet.parse(_text(data["cpus"])),
+        _blocks(data["blocks"]),
+        tuple(
+            Part(_text(part["name"]), CpuSet.parse(_text(part["cpus"])), _blocks(part["blocks"]))
+            for part in data["parts"]
+        ),
+    )
+
+
+def _blocks(data: list[Any]) -> Blocks:
+    return tuple(Block(Mask.parse(_text(mask)), _text(name), _number(size)) for mask, name, size in data)
 
 
 def _request(data: Mapping[str, Any]) -> Request:
@@ -113,6 +166,7 @@ def _request(data: Mapping[str, Any]) -> Request:
         _number(data["memory_limit"]),
         _text(data["cpuset_cpus"]),
         _text(data["cpuset_mems"]),
+        tuple((_text(name), _number(size)) for name, size in data.get("huge_pages", {}).items()),
     )
 
 

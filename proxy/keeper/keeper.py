@@ -16,19 +16,23 @@ every kernel write asks for the newest state, plans of different pods need no lo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
+from proxy.keeper.history import History
 from proxy.keeper.journal import Journal
 from proxy.keeper.ports import Cgroups, Ledger, Runtime
 from proxy.keeper.problems import Problems
+from proxy.keeper.scout import Scout
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, Phase, Pod, Pool, Request
+from proxy.model.workload import Container, Phase, Pod, Pool, Request, Verdict
+from proxy.plan.admit import admit
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState, moves
@@ -44,6 +48,7 @@ class Options:
         call_timeout: Seconds that one wait inside a held call may take.
         settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
         reconcile_period: Seconds between comparisons with the runtime and the kernel.
+        history: How many decisions about what is gone are remembered.
     """
 
     enforce: bool = True
@@ -51,6 +56,7 @@ class Options:
     call_timeout: float = 5.0
     settle_per_second: float = 10.0
     reconcile_period: float = 10.0
+    history: int = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class Keeper:
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,
         hardware: Callable[[Machine], Machine | None] = lambda known: None,
+        scout: Scout | None = None,
     ) -> None:
         """Begin with an empty state.
 
@@ -90,6 +97,7 @@ class Keeper:
             clock: Seconds that never jump.
             wall: Seconds since the epoch, for people; ``clock`` if None.
             hardware: Gives the machine if it is another than the known one now; called in a worker.
+            scout: Who finds out what the CRI does not carry; nobody if None.
         """
         self.options = options
         self.voice = voice
@@ -99,7 +107,11 @@ class Keeper:
         self.state = NodeState.empty(node)
         self.saved: dict[str, CpuSet] = {}
         self.counters: Counter[str] = Counter()
-        self.problems = Problems(wall or clock, voice.warn)
+        self.wall = wall or clock
+        self.history = History(options.history)
+        self.scout = scout or Scout(None, None, self.broken)
+        self.arriving: set[str] = set()
+        self.problems = Problems(self.wall, voice.warn)
         self.flights = Flights()
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
@@ -127,15 +139,54 @@ class Keeper:
             self.problems.note(f"{pod.ref}/{name}: {plan.problem}")
         if plan.container is None:
             self.counters["creates_refused"] += 1
+            if plan.explanation is not None:
+                self.history.note(self.wall(), plan.explanation)
             self.voice.info(f"refused {pod.ref}/{name}: {plan.verdict.message}")
             return plan
         self.state = plan.state
         self.saved[token] = self.state.wanted(plan.container)
+        self.remember(plan)
         self.counters["creates_placed"] += 1
         if plan.container.placement.pool is Pool.OWN or self.voice.chatty:
             say = self.voice.info if plan.container.placement.pool is Pool.OWN else self.voice.debug
             say(f"placed {plan.container.ref} on {self.saved[token]}: {plan.container.placement.reasons[0]}")
         return plan
+
+    def remember(self, plan: Plan) -> None:
+        """Keep the record of a decision."""
+        assert plan.container is not None
+        if plan.explanation is not None:
+            self.history.note(self.wall(), plan.explanation, plan.container.id)
+        else:
+            self.history.note_simple(self.wall(), plan.container, self.state.wanted(plan.container))
+
+    def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
+        """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
+
+        Returns:
+            The verdict, and the pod under a token, which ``pod_running`` or ``pod_failed`` must follow.
+        """
+        self._calls += 1
+        token = f"pod-{self._boot}-{self._calls}"
+        admission = admit(self.state, dataclasses.replace(pod, sandbox_id=token), total)
+        admitted = admission.verdict.admitted
+        if admission.explanation is not None:
+            self.history.note(self.wall(), admission.explanation, token if admitted else "")
+        if not admitted:
+            self.counters["pods_refused"] += 1
+            self.voice.info(f"refused {pod.ref}: {admission.verdict.message}")
+        elif admission.pod.aside is not None:
+            self.arriving.add(token)
+            self.state = admission.state
+            self.voice.info(f"set CPUs {admission.pod.aside.cpus} aside for {pod.ref}")
+        return admission.verdict, admission.pod
+
+    def pod_failed(self, token: str) -> None:
+        """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
+        self.history.gone(token)
+        if token in self.arriving:
+            self.arriving.discard(token)
+            self.state = self.state.without_pod(token)
 
     async def clear(self, plan: Plan) -> str:
         """Make the placement durable and have the others leave its CPUs.
@@ -190,6 +241,7 @@ class Keeper:
             return
         container = container.in_phase(Phase.CREATED, container_id)
         self.state = self.state.renamed(token, container)
+        self.history.renamed(token, container_id)
         self.touch(container_id)
         saved = self.saved.pop(token, None)
         if saved is not None:
@@ -204,6 +256,7 @@ class Keeper:
         """The create came to nothing: whoever moved for it goes back."""
         self.lost.pop(token, None)
         self.saved.pop(token, None)
+        self.history.gone(token)
         if token in self.state.containers:
             self.counters["creates_failed"] += 1
             self._retire((), (token,))
@@ -247,6 +300,8 @@ class Keeper:
         self.touch(container_id)
         changed = container.in_phase(phase)
         self._retire((changed,), ())
+        if phase is Phase.RUNNING:
+            self.state = self.state.started(changed)
         self.journal.put(f"c/{container_id}", changed)
 
     # -- going --------------------------------------------------------------------------------------------
@@ -259,10 +314,20 @@ class Keeper:
             self.saved.pop(container_id, None)
             self.unsettled.pop(container_id, None)
             self._touched.pop(container_id, None)
+            self.history.gone(container_id)
             self.journal.put(f"c/{container_id}", None)
 
-    def pod_running(self, pod: Pod) -> None:
-        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes."""
+    def pod_running(self, pod: Pod, token: str = "") -> None:
+        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+
+        Args:
+            pod: The pod with the sandbox's id.
+            token: What it was admitted under.
+        """
+        self.history.renamed(token, pod.sandbox_id)
+        if token in self.arriving:
+            self.arriving.discard(token)
+            self.state = self.state.without_pod(token)
         old = [
             c.id
             for c in self.state.containers.values()
@@ -290,6 +355,7 @@ class Keeper:
 
     def _forget_pod(self, sandbox_id: str) -> None:
         """What was promised to a pod ends with its sandbox."""
+        self.history.gone(sandbox_id)
         if sandbox_id in self.state.pods:
             self.state = self.state.without_pod(sandbox_id)
             self.journal.put(f"p/{sandbox_id}", None)
@@ -343,3 +409,4 @@ class Keeper:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.journal.flush()
         await asyncio.to_thread(self.kernel.close)
+        await asyncio.to_thread(self.scout.close)

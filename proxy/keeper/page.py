@@ -5,6 +5,8 @@ from __future__ import annotations
 from proxy.keeper.keeper import Keeper
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.invariants import violations
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
 
 
 def node_page(keeper: Keeper) -> dict[str, object]:
@@ -46,12 +48,41 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "problems": keeper.problems.page(),
         "violations": violations(state),
         "counters": dict(keeper.counters),
-        "settings": {
-            "cpuManagerPolicy": "static" if state.node.static else "none",
-            "reservedSystemCPUs": str(state.node.reserved),
-            "memoryNodes": "follow" if state.node.follow_mems else "leave",
-        },
+        "settings": _settings(state.node),
+        "memory": _memory(state),
+        "remembered": keeper.history.size,
     }
+
+
+def _settings(node: Node) -> dict[str, object]:
+    return {
+        "cpuManagerPolicy": "static" if node.static else "none",
+        "cpuManagerPolicyOptions": [name for name, on in node.options.as_kubelet().items() if on],
+        "reservedSystemCPUs": str(node.reserved),
+        "topologyManagerPolicy": node.policy.value,
+        "topologyManagerScope": node.scope.value,
+        "prefer-closest-numa-nodes": node.closest,
+        "memoryManagerPolicy": "None" if node.memory is None else "Static",
+        "memoryNodes": "follow" if node.follow_mems else "leave",
+    }
+
+
+def _memory(state: NodeState) -> list[dict[str, object]]:
+    """Give what is promised of each node's memory, in bytes by resource; empty where it is not counted."""
+    if state.memory is None:
+        return []
+    return [
+        {
+            "node": number,
+            "group": str(node.cells),
+            "resources": {
+                name: {"allocatable": table.allocatable, "given": table.reserved, "free": table.free}
+                for name, table in node.tables.items()
+                if table.total
+            },
+        }
+        for number, node in state.memory.nodes.items()
+    ]
 
 
 def _holders(keeper: Keeper, owner: str) -> list[Container]:

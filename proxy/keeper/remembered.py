@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.model.explanation import Explanation, Fact
+from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
+from proxy.plan.record import facts_of
 
 PREFIX = 8
 """How many characters of an id tell who is meant."""
@@ -64,16 +65,13 @@ def simple(container: Container, cpus: CpuSet) -> Explanation:
         cpus: The CPUs of its pool.
     """
     pod, placement = container.pod, container.placement
-    facts = [Fact("Kube QoS", pod.kube_qos.value, "the pod's cgroup parent")]
-    if pod.qos:
-        facts.insert(0, Fact("QoS class", pod.qos.value, "the pod's label"))
     return Explanation(
         "CreateContainer",
         pod.ref,
         pod.uid,
         container.name,
         container.attempt,
-        facts=tuple(facts),
+        facts=facts_of(pod, container.name, container.request),
         pool=placement.pool.value,
         cpus=cpus,
         mems=placement.mems,

@@ -86,6 +86,8 @@ class Sync:
             if key.startswith("i/"):
                 keeper.lost[container.id] = keeper.clock()
         keeper.state = type(keeper.state).of(node, pods, containers)
+        for container in containers:
+            keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -254,7 +256,7 @@ class Sync:
                 keeper.removed([container_id])  # it lives after all: taken in as one that we do not know
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 keeper.phase(container_id, phase)
-        for sandbox_id in known_pods:
+        for sandbox_id in known_pods - keeper.arriving:
             pod = listing.pods.get(sandbox_id)
             if pod is None:
                 keeper.pod_removed(sandbox_id)
@@ -318,6 +320,7 @@ class Sync:
         plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
         assert plan.container is not None
         keeper.state = plan.state
+        keeper.remember(plan)
         keeper.counters["adopted"] += 1
         if plan.problem:
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")

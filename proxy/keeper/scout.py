@@ -1,0 +1,100 @@
+"""Finding out what the CRI does not carry, before a pod or a container is decided.
+
+What a pod's containers ask for, only kubelet knows; where devices are, kubelet or sysfs. Both are asked in
+worker threads, with deadlines of their own, and only where the answer can change a decision. Whatever cannot
+be had is done without: a decision is made from what is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from proxy.keeper.ports import Given, Hardware, Kubelet
+from proxy.keeper.worker import Worker
+from proxy.model.options import Policy
+from proxy.model.workload import KubeQos, Near, Pod, Request
+from proxy.plan.node import Node
+
+THREADS = 4
+
+
+class Scout:
+    """Asks kubelet and sysfs."""
+
+    def __init__(
+        self, kubelet: Kubelet | None, hardware: Hardware | None, failed: Callable[[BaseException], None]
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            kubelet: What kubelet knows; None to ask nothing.
+            hardware: Where devices are; None where nobody tells.
+            failed: Told of faults of ours.
+        """
+        self._kubelet = kubelet
+        self._hardware = hardware
+        self._failed = failed
+        self._worker = Worker("scout", failed, THREADS)
+
+    def pod_matters(self, node: Node, pod: Pod) -> bool:
+        """Tell whether kubelet should be asked what a pod's containers ask for."""
+        kubelet = self._kubelet
+        if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
+            return False
+        if node.decides_pods and kubelet.knows_devices:
+            return True  # the containers' names are needed to ask for their devices
+        counts = node.static or node.memory is not None
+        return counts and pod.kube_qos is KubeQos.GUARANTEED
+
+    def devices_matter(self, node: Node, pod: Pod, given: Given) -> bool:
+        """Tell whether somebody should be asked where a container's devices are."""
+        weighs = node.policy is not Policy.NONE
+        owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
+        if not weighs and not owns:
+            return False
+        known = self._kubelet is not None and self._kubelet.knows_devices
+        return known or (bool(given) and self._hardware is not None)
+
+    async def pod(self, pod: Pod) -> Pod:
+        """Ask what a pod's containers ask for; the pod as it is where nobody tells."""
+        return await self._worker.run(self._pod, pod)
+
+    async def devices(self, pod: Pod, name: str, given: Given, request: Request) -> Request:
+        """Ask where the devices of a container are."""
+        near = await self._worker.run(self._devices, pod, name, given)
+        return dataclasses.replace(request, devices=near) if near else request
+
+    async def pod_devices(self, pod: Pod, total: Request) -> Request:
+        """Ask where the devices of a whole pod are: kubelet gives them before it makes the sandbox."""
+        near = await self._worker.run(self._pod_devices, pod)
+        return dataclasses.replace(total, devices=near) if near else total
+
+    def _pod(self, pod: Pod) -> Pod:
+        assert self._kubelet is not None
+        told = self._kubelet.asks(pod.uid, pod.namespace, pod.name)
+        if told is None:
+            return pod
+        asks, source = told
+        return dataclasses.replace(pod, asks=dataclasses.replace(asks, uid=pod.key), source=source)
+
+    def _devices(self, pod: Pod, name: str, given: Given) -> tuple[Near, ...]:
+        if self._kubelet is not None and self._kubelet.knows_devices:
+            told = self._kubelet.devices(pod.namespace, pod.name, name)
+            if told:
+                return told
+        return self._hardware.near(given) if given and self._hardware is not None else ()
+
+    def _pod_devices(self, pod: Pod) -> tuple[Near, ...]:
+        if self._kubelet is None or not self._kubelet.knows_devices or pod.asks is None:
+            return ()
+        found: list[Near] = []
+        for ask in pod.asks.containers:
+            found += self._kubelet.devices(pod.namespace, pod.name, ask.name) or ()
+        return tuple(found)
+
+    def close(self) -> None:
+        """End the threads and what they hold open."""
+        self._worker.close()
+        if self._kubelet is not None:
+            self._kubelet.close()
