@@ -17,6 +17,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from proxy.model.idset import Mask
+
 LISTED = 12
 """Up to this many nodes the masks are listed (4095 at most)."""
 
@@ -135,9 +137,7 @@ def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> 
     if not covers(demands, base | to_bits(nodes)):
         return None
     kinds = _kinds(nodes, demands)
-    rich = [
-        [sum(amount for at, amount in d.lots if at >> kind[0] & 1) for kind in kinds] for d in demands
-    ]  # what one node of each kind can add at most, by demand
+    rich = _rich(kinds, demands)
     return next(size for size in range(len(nodes) + 1) if _enough(kinds, rich, demands, 0, base, size))
 
 
@@ -150,32 +150,44 @@ def fittest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floo
     Returns:
         The mask, ``base`` included, or None where there is none.
     """
-    rest = [node for node in nodes if not base >> node & 1]
+    rest = sorted((node for node in nodes if not base >> node & 1), reverse=True)
     least = smallest(rest, demands, base)
     if least is None or len(rest) + base.bit_count() < floor:
         return None
     size = max(least, floor - base.bit_count())
-    for node in sorted(rest, reverse=True):
-        if len(rest) == size:
-            break
-        without = [other for other in rest if other != node]
-        found = smallest(without, demands, base)
-        if found is not None and found <= size:
-            rest = without
-        else:  # it is in the mask: what remains is to be chosen beside it
+    kinds = _kinds(rest, demands)
+    rich = _rich(kinds, demands)
+    kind_of = {node: kind for kind in kinds for node in kind}
+    for left, node in zip(range(len(rest), 0, -1), rest, strict=True):
+        if left == size:  # all that are left are in the mask
+            return base | to_bits(node for kind in kinds for node in kind)
+        kind_of[node].remove(node)
+        if not _enough(kinds, rich, demands, 0, base, size):  # what remains is to be chosen beside it
             base |= 1 << node
-            rest, size = without, size - 1
-    return base | to_bits(rest)
+            size -= 1
+    return base
 
 
 def _kinds(nodes: Sequence[int], demands: Sequence[Demand]) -> list[list[int]]:
     """Group nodes that can stand for each other; one that shares a lot with others stands for itself."""
+    own = [dict.fromkeys(nodes, 0) for _ in demands]
+    apart: set[int] = set()
+    for table, demand in zip(own, demands, strict=True):
+        for at, amount in demand.lots:
+            if at & (at - 1):
+                apart.update(Mask.from_bits(at))
+            elif (node := at.bit_length() - 1) in table:
+                table[node] += amount
     kinds: dict[object, list[int]] = {}
     for node in nodes:
-        lots = [[(at, amount) for at, amount in d.lots if at >> node & 1] for d in demands]
-        shared = any(at & (at - 1) for own in lots for at, _ in own)
-        kinds.setdefault(node if shared else tuple(sum(a for _, a in own) for own in lots), []).append(node)
+        key = node if node in apart else tuple(table[node] for table in own)
+        kinds.setdefault(key, []).append(node)
     return list(kinds.values())
+
+
+def _rich(kinds: Sequence[Sequence[int]], demands: Sequence[Demand]) -> list[list[int]]:
+    """Give what one node of each kind can add at most, by demand."""
+    return [[sum(amount for at, amount in d.lots if at >> kind[0] & 1) for kind in kinds] for d in demands]
 
 
 def _enough(
