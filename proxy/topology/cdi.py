@@ -1,0 +1,166 @@
+"""CDI specs: from a device's name to its device files.
+
+A vendor's tool, a device plugin or a DRA driver writes spec files (JSON or YAML) into ``/etc/cdi`` (static)
+or ``/var/run/cdi`` (made while the node runs). A spec has a kind, ``vendor.com/class``, and devices with
+names; a container is given ``vendor.com/class=name``, and the runtime makes the edits that the spec lists for
+it. Those of the spec as a whole are made for each of its devices (control nodes), so they say nothing about a
+place and are not read here. A device in a later folder stands for one of the same name in an earlier folder;
+the same name twice in one folder is a conflict, and then it stands for nothing (CDI specification 1.1).
+
+Specs are read when somebody asks and they have changed since. What is read has bounds, and what is broken is
+told once and left out: the runtime, not we, decides what such a spec means for the container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat as modes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.topology.yaml_events import read_yaml
+
+CDI_ROOTS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_MOST_FILES = 500
+_MOST_BYTES = 1 << 20
+_MOST_DEVICES = 2048
+_MOST_NODES = 256
+_Stamp = tuple[int, int, int]
+_Devices = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CdiDevice:
+    """A device that a spec describes.
+
+    Attributes:
+        paths: What it is on the host: device files, and network interfaces as ``/sys/class/net/NAME``.
+        spec: The file that says so.
+    """
+
+    paths: tuple[str, ...]
+    spec: str
+
+
+class CdiSpecs:
+    """The specs in some folders.
+
+    Args:
+        roots: The folders, a later one before an earlier one.
+        complain: Is told what is wrong, once for each version of a file.
+    """
+
+    def __init__(self, roots: Sequence[Path], complain: Callable[[str], None]) -> None:
+        self._roots = tuple(roots)
+        self._complain = complain
+        self._listing: dict[str, _Stamp] | None = None
+        self._read: dict[str, tuple[_Stamp, _Devices]] = {}
+        self._devices: dict[str, CdiDevice] = {}
+
+    def device(self, name: str) -> CdiDevice | None:
+        """Give what ``vendor.com/class=name`` stands for; None where no spec tells."""
+        listing = self._list()
+        if listing != self._listing:
+            self._load(listing)
+            self._listing = listing
+        return self._devices.get(name)
+
+    def _list(self) -> dict[str, _Stamp]:
+        """List spec files, those of the last folder first, since the bound must not cut what counts most."""
+        files: dict[str, _Stamp] = {}
+        for root in reversed(self._roots):
+            try:
+                with os.scandir(root) as entries:
+                    names = sorted(e.path for e in entries if e.name.endswith((".json", ".yaml")))
+            except OSError:
+                continue
+            for path in names[: _MOST_FILES - len(files)]:
+                stamp = _stamp(path)
+                if stamp is not None:
+                    files[path] = stamp
+            if len(files) >= _MOST_FILES:
+                break
+        return files
+
+    def _load(self, listing: dict[str, _Stamp]) -> None:
+        if len(listing) >= _MOST_FILES and len(self._listing or ()) < _MOST_FILES:
+            self._complain(f"cannot read all CDI specs: there are more than {_MOST_FILES - 1}")
+        read: dict[str, tuple[_Stamp, _Devices]] = {}
+        for path, stamp in listing.items():
+            known = self._read.get(path)
+            read[path] = known if known is not None and known[0] == stamp else (stamp, self._open(path))
+        self._read = read
+        devices: dict[str, CdiDevice] = {}
+        for root in self._roots:
+            devices.update(self._folder(root))
+        self._devices = {name: device for name, device in devices.items() if device.spec}
+
+    def _folder(self, root: Path) -> dict[str, CdiDevice]:
+        """Give the devices of one folder; those in conflict have no spec."""
+        found: dict[str, CdiDevice] = {}
+        for path, (_, devices) in self._read.items():
+            if os.path.dirname(path) != str(root):  # noqa: PTH120 - thousands of names, no files
+                continue
+            for name, paths in devices.items():
+                other = found.get(name)
+                if other is not None and other.spec:
+                    self._complain(f"cannot tell which CDI device {name} is: {other.spec} and {path} name it")
+                found[name] = CdiDevice(paths, path) if other is None else CdiDevice((), "")
+        return found
+
+    def _open(self, path: str) -> _Devices:
+        try:
+            return _devices(_content(path))
+        except (OSError, ValueError, RecursionError) as error:
+            self._complain(f"cannot read CDI spec {path}: {error}")
+            return {}
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        file = os.stat(path)  # noqa: PTH116 - asked for each file at each question
+    except OSError:
+        return None
+    return (file.st_mtime_ns, file.st_size, file.st_ino) if modes.S_ISREG(file.st_mode) else None
+
+
+def _content(path: str) -> object:
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it is larger than {_MOST_BYTES >> 20} MiB")
+    text = data.decode()
+    return json.loads(text) if path.endswith(".json") else read_yaml(text)
+
+
+def _devices(spec: object) -> _Devices:
+    """Take from a spec what stands behind each name.
+
+    Raises:
+        ValueError: It is no spec.
+    """
+    kind, devices = (spec.get("kind"), spec.get("devices")) if isinstance(spec, dict) else (None, None)
+    if not isinstance(kind, str) or not all(kind.partition("/")) or not isinstance(devices, list):
+        raise ValueError("it has no kind such as 'vendor.com/class', or no list of devices")
+    found: dict[str, tuple[str, ...]] = {}
+    for device in _dicts(devices, _MOST_DEVICES):
+        name = device.get("name")
+        if isinstance(name, str) and name:
+            found[f"{kind}={name}"] = _paths(device.get("containerEdits"))
+    return found
+
+
+def _paths(edits: object) -> tuple[str, ...]:
+    if not isinstance(edits, dict):
+        return ()
+    nodes = [node.get("hostPath") or node.get("path") for node in _dicts(edits.get("deviceNodes"))]
+    cards = [card.get("hostInterfaceName") for card in _dicts(edits.get("netDevices"))]
+    paths = [node for node in nodes if isinstance(node, str) and node.startswith("/")]
+    paths += [f"/sys/class/net/{card}" for card in cards if isinstance(card, str) and card]
+    return tuple(dict.fromkeys(paths))
+
+
+def _dicts(value: object, most: int = _MOST_NODES) -> list[dict[str, object]]:
+    return [item for item in value[:most] if isinstance(item, dict)] if isinstance(value, list) else []

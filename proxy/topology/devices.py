@@ -1,0 +1,179 @@
+"""Which NUMA nodes the devices of a container are near to.
+
+What a create request shows of devices are paths of the host and CDI names (reference D). A path is a device
+file, or a folder that stands for all device files in it; a CDI name stands for the device files that its spec
+lists. Where each is, ``places`` finds in sysfs. A path that says nothing about a place by its very name
+(``device_files``) is left out of the answer, and a folder in which nothing has a place is one entry.
+
+Nothing here fails: a device that cannot be found is one that nobody tells the nodes of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat as modes
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from proxy.model.workload import Near
+from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
+from proxy.topology.device_files import below, device_file, worth_a_look
+from proxy.topology.places import Place, Places, joined
+
+_VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
+_NVIDIA = re.compile(r"nvidia(\d{1,4})")
+_MOST_FILES = 256
+_MOST_ENTRIES = 1024
+_DEPTH = 2
+
+
+class Shown(Protocol):
+    """What a request shows of devices."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Device files of the host."""
+
+    @property
+    def cdi(self) -> tuple[str, ...]:
+        """CDI device names."""
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        """Host paths below /dev or /sys."""
+
+
+def _silent(_message: str) -> None:
+    return
+
+
+class SysfsDevices:
+    """Finds devices in sysfs.
+
+    Args:
+        sysfs_root: What stands for ``/sys``.
+        dev_root: What stands for ``/dev``.
+        cdi_roots: Folders of CDI specs, a later one before an earlier one.
+        procfs_root: What stands for ``/proc``.
+        stat: Tells what a file is, as ``os.stat``.
+        complain: Is told what is wrong with CDI specs, once for each version of a file.
+    """
+
+    def __init__(
+        self,
+        sysfs_root: Path = Path("/sys"),
+        dev_root: Path = Path("/dev"),
+        cdi_roots: Sequence[Path] = CDI_ROOTS,
+        procfs_root: Path = Path("/proc"),
+        *,
+        stat: Callable[[str], os.stat_result] = os.stat,
+        complain: Callable[[str], None] = _silent,
+    ) -> None:
+        self._places = Places(sysfs_root, procfs_root)
+        self._dev = os.path.realpath(dev_root)
+        self._cdi = CdiSpecs(cdi_roots, complain)
+        self._stat = stat
+
+    def near(self, given: Shown) -> tuple[Near, ...]:
+        """Find the NUMA nodes of devices.
+
+        Returns:
+            One entry a device, in the order given; nothing for paths that say nothing about a place.
+        """
+        found: dict[str, Near] = {}
+        for path in (*given.paths, *given.mounts):
+            for name, place in self._path(path):
+                found.setdefault(name, Near(name, "", place.nodes, place.source))
+            if len(found) >= _MOST_ENTRIES:
+                break
+        for name in given.cdi[:_MOST_ENTRIES]:
+            place = self._named(name)
+            found[name] = Near(name, "", place.nodes, place.source)
+        return tuple(found.values())
+
+    def _named(self, name: str) -> Place:
+        device = self._cdi.device(name)
+        if device is None:
+            return Place(None, "no CDI spec names it")
+        place = joined(place for path in device.paths for _, place in self._path(path))
+        if place is None:
+            return Place(None, f"{device.spec} names no device file with a place for it")
+        return Place(place.nodes, f"{place.source} (by {device.spec})")
+
+    def _path(self, path: str) -> list[tuple[str, Place]]:
+        """Find what a path stands for: name and place of each device."""
+        known = device_file(path)
+        if known is None:
+            return []
+        path = known
+        inner = below(path, "/sys")
+        if inner is not None:
+            place = self._places.at(inner)
+            return [(path, place)] if place is not None else []
+        name = below(path, "/dev") or ""
+        file = self._file(name)
+        if file is not None and modes.S_ISDIR(file.st_mode):
+            return self._folder(name)
+        return [(f"/dev/{name}", self._device(name, file))]
+
+    def _folder(self, folder: str) -> list[tuple[str, Place]]:
+        files = [(n, f) for n, f in self._inside(folder) if worth_a_look(f"/dev/{n}")]
+        if not files:
+            return []
+        found = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
+        known = [(name, place) for name, place in found if place.nodes is not None]
+        return known or [(f"/dev/{folder}", Place(None, "no device in it tells a NUMA node"))]
+
+    def _inside(self, folder: str) -> list[tuple[str, os.stat_result]]:
+        """List the device files in a folder and in those below; links lead elsewhere and are left out."""
+        found: list[tuple[str, os.stat_result]] = []
+        for name in self._walk(folder, _DEPTH):
+            file = self._file(name)
+            if file is not None and _kind(file):
+                found.append((name, file))
+            if len(found) >= _MOST_FILES:
+                break
+        return found
+
+    def _walk(self, folder: str, depth: int) -> Iterator[str]:
+        try:
+            with os.scandir(f"{self._dev}/{folder}") as entries:
+                names = sorted(
+                    (e.name, e.is_dir(follow_symlinks=False)) for e in entries if not e.is_symlink()
+                )
+        except (OSError, ValueError):
+            return
+        for name, is_folder in names:
+            if not is_folder:
+                yield f"{folder}/{name}"
+            elif depth > 1:
+                yield from self._walk(f"{folder}/{name}", depth - 1)
+
+    def _file(self, name: str) -> os.stat_result | None:
+        try:
+            real = os.path.realpath(f"{self._dev}/{name}")
+            return self._stat(real) if real.startswith(f"{self._dev}/") else None
+        except (OSError, ValueError):
+            return None
+
+    def _device(self, name: str, file: os.stat_result | None) -> Place:
+        group = _VFIO_GROUP.fullmatch(name)
+        if group:
+            return self._places.iommu_group(int(group[1])) or Place(None, "its IOMMU group has no members")
+        place = None
+        if file is not None and (kind := _kind(file)):
+            place = self._places.numbered(kind, os.major(file.st_rdev), os.minor(file.st_rdev))
+        card = _NVIDIA.fullmatch(name)
+        if card and (place is None or place.nodes is None):
+            minor = os.minor(file.st_rdev) if file is not None and _kind(file) else int(card[1])
+            place = self._places.nvidia(minor) or place
+        if place is not None:
+            return place
+        return Place(None, "this host has no such device file" if file is None else "sysfs does not know it")
+
+
+def _kind(file: os.stat_result) -> str:
+    """Give sysfs' word for a device file's kind; empty for other files."""
+    return "char" if modes.S_ISCHR(file.st_mode) else "block" if modes.S_ISBLK(file.st_mode) else ""

@@ -1,0 +1,163 @@
+"""Where a device is, as sysfs tells it.
+
+A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to its folder below
+``/sys/devices``. Such a folder lies in that of the device that carries it, up to the PCI function, which has
+a file ``numa_node``. So the nearest folder above with that file tells the node. -1 means that the firmware
+did not tell; a node that the machine does not have means that it told nonsense; both mean: near to none.
+
+A few devices are not found that way:
+
+- A disk made of others (device mapper, md, multipath NVMe) is a virtual device; it is where its parts are,
+  which it lists as ``slaves/`` or, for NVMe, as controllers of its subsystem.
+- A VFIO group is a virtual device; its members are in ``/sys/kernel/iommu_groups/N/devices``.
+- NVIDIA's driver makes no folder in sysfs; it lists its cards by PCI address in ``/proc/driver/nvidia/gpus``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.model.idset import Mask
+from proxy.topology.files import Tree
+
+_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_MINOR = re.compile(r"^Device Minor:\s*(\d{1,6})\s*$", re.MULTILINE)
+_CONTROLLER = re.compile(r"nvme\d+")
+_VIRTUAL = "devices/virtual/"
+_GPUS = "driver/nvidia/gpus"
+_PARTS = 64
+_DEPTH = 6
+_TOLD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device is.
+
+    Attributes:
+        nodes: NUMA nodes; None where it is near to none, or nobody tells.
+        source: Where that came from, in words.
+    """
+
+    nodes: Mask | None
+    source: str
+
+
+def joined(places: Iterable[Place]) -> Place | None:
+    """Give the place of what is in several places; those that are known count. None for nothing."""
+    found = list(places)
+    known = [place for place in found if place.nodes is not None] or found
+    if not known:
+        return None
+    bits = 0
+    for place in known:
+        bits |= place.nodes.bits if place.nodes is not None else 0
+    words = list(dict.fromkeys(place.source for place in known))
+    more = f" and {len(words) - _TOLD} more" if len(words) > _TOLD else ""
+    return Place(Mask.from_bits(bits) if bits else None, ", ".join(words[:_TOLD]) + more)
+
+
+class Places:
+    """Looks for devices in sysfs.
+
+    Args:
+        sysfs_root: What stands for ``/sys``.
+        procfs_root: What stands for ``/proc``.
+    """
+
+    def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
+        self._sys = Tree(Path(os.path.realpath(sysfs_root)))
+        self._proc = Tree(procfs_root)
+        self._cards: tuple[tuple[str, ...], dict[int, str]] = ((), {})
+
+    def numbered(self, kind: str, major: int, minor: int) -> Place | None:
+        """Find a device by its numbers.
+
+        Args:
+            kind: ``char`` or ``block``.
+            major: Its major number.
+            minor: Its minor number.
+
+        Returns:
+            None where sysfs does not know the device.
+        """
+        return self.at(f"dev/{kind}/{major}:{minor}")
+
+    def iommu_group(self, group: int) -> Place | None:
+        """Find the members of an IOMMU group; None where there is no such group, or nobody in it."""
+        folder = f"kernel/iommu_groups/{group}/devices"
+        return joined(self._all(f"{folder}/{name}" for name in self._sys.names(folder)[:_PARTS]))
+
+    def nvidia(self, minor: int) -> Place | None:
+        """Find a card of NVIDIA's by the minor number of its device file; None where the driver has none."""
+        names = tuple(self._proc.names(_GPUS))
+        if names != self._cards[0]:
+            # The file takes the driver's lock, so it is read once a card and not once a container.
+            texts = {name: self._proc.text(f"{_GPUS}/{name}/information") or "" for name in names}
+            minors = {int(m[1]): name for name, text in texts.items() if (m := _MINOR.search(text))}
+            self._cards = (names, minors)
+        address = self._cards[1].get(minor)
+        return None if address is None else self.at(f"bus/pci/devices/{address.lower()}")
+
+    def at(self, path: str) -> Place | None:
+        """Find the device that a path below ``/sys`` leads to; None where there is none."""
+        return joined(self._all((path,)))
+
+    def _all(self, paths: Iterable[str], depth: int = 0) -> list[Place]:
+        found: list[Place] = []
+        for path in paths:
+            real = self._real(path)
+            if real is None:
+                continue
+            parts = self._parts(real) if depth < _DEPTH else []
+            found += (self._all(parts, depth + 1) if parts else []) or [self._above(real)]
+            if len(found) >= _PARTS:
+                break
+        return found
+
+    def _real(self, path: str) -> str | None:
+        """Follow links; None where they lead to no device or out of the tree."""
+        root = str(self._sys.root)
+        real = os.path.realpath(f"{root}/{path}")
+        inner = real.removeprefix(f"{root}/")
+        return inner if inner != real and inner.startswith("devices/") and self._sys.exists(inner) else None
+
+    def _parts(self, real: str) -> list[str]:
+        """List what a virtual disk, or the disk that a partition is on, is made of."""
+        if not real.startswith(_VIRTUAL):
+            return []
+        disk = real
+        while disk.count("/") > _VIRTUAL.count("/"):
+            slaves = self._sys.names(f"{disk}/slaves")
+            if slaves:
+                return [f"{disk}/slaves/{name}" for name in slaves]
+            disk = os.path.dirname(disk)  # noqa: PTH120 - a name, not a file
+            if disk.rpartition("/")[2].startswith("nvme-subsys"):
+                return [f"{disk}/{name}" for name in self._sys.names(disk) if _CONTROLLER.fullmatch(name)]
+        return []
+
+    def _above(self, real: str) -> Place:
+        """Read the nearest ``numa_node`` at or above a folder."""
+        folder = real
+        while "/" in folder:
+            text = self._sys.text(f"{folder}/numa_node")
+            if text is not None:
+                return self._told(folder.rpartition("/")[2], text)
+            folder = folder.rpartition("/")[0]
+        if real.startswith(_VIRTUAL):
+            return Place(None, "a device without hardware of its own")
+        return Place(None, f"sysfs tells no NUMA node for {real}")
+
+    def _told(self, name: str, text: str) -> Place:
+        device = f"PCI device {name}" if _PCI.fullmatch(name) else f"device {name}"
+        if text == "-1":
+            return Place(None, f"{device} tells no NUMA node")
+        node = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
+        # A kernel without NUMA has no node folders: all there is, is node 0.
+        if node in (self._sys.numbered("devices/system/node", "node") or [0]):
+            return Place(Mask((node,)), f"numa_node of {device}")
+        return Place(None, f"{device} tells NUMA node {text[:20]!r}, which this machine does not have")

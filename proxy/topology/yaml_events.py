@@ -1,0 +1,82 @@
+"""Reading a small YAML file that somebody else wrote, late in the life of the process.
+
+The usual way (``yaml.load``) has two faults for that. Its C loader recurses on the C stack, so that a file of
+nothing but brackets ends the process. And the daemon forgets ``yaml`` once it has its configuration
+(``lean``); when it is imported again, its C part still makes nodes of the classes that were forgotten, which
+its Python part then does not recognise. The parser below both has neither: it gives a flat row of events,
+which are told apart by name here. Every scalar stays text; tags are not looked at.
+"""
+
+from __future__ import annotations
+
+_DEPTH = 32
+
+
+def read_yaml(text: str) -> object:
+    """Read the first document of a YAML text, as dictionaries, lists and strings; None where there is none.
+
+    Raises:
+        ValueError: It is not YAML, or is nested deeper than is sensible.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    builder = _Builder()
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            builder.take(event)
+            if builder.complete:
+                break
+    except ValueError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the forgotten classes, see above: YAMLError may not be ours
+        raise ValueError(" ".join(str(error).split())) from None
+    return builder.root
+
+
+class _Builder:
+    """Makes one value of a row of events."""
+
+    def __init__(self) -> None:
+        self.root: object = None
+        self.complete = False
+        self._anchors: dict[str, object] = {}
+        self._open: list[tuple[dict[object, object] | list[object], list[object]]] = []
+
+    def take(self, event: object) -> None:
+        """Take the next event."""
+        name = type(event).__name__
+        if name == "ScalarEvent":
+            self._put(event, getattr(event, "value", ""))
+        elif name in ("MappingStartEvent", "SequenceStartEvent"):
+            if len(self._open) >= _DEPTH:
+                raise ValueError(f"it is nested deeper than {_DEPTH} levels")
+            new: dict[object, object] | list[object] = {} if name.startswith("M") else []
+            self._put(event, new)
+            self._open.append((new, []))
+        elif name in ("MappingEndEvent", "SequenceEndEvent"):
+            self._open.pop()
+        elif name == "AliasEvent":
+            anchor = getattr(event, "anchor", "")
+            if anchor not in self._anchors:
+                raise ValueError(f"the alias {anchor!r} stands for nothing")
+            self._put(None, self._anchors[anchor])
+        elif name == "DocumentEndEvent":
+            self.complete = True
+
+    def _put(self, event: object, value: object) -> None:
+        anchor = getattr(event, "anchor", None)
+        if anchor:
+            self._anchors[anchor] = value
+        if not self._open:
+            self.root = value
+            return
+        target, key = self._open[-1]
+        if isinstance(target, list):
+            target.append(value)
+        elif not key:
+            key.append(value)
+        else:
+            name = key.pop()
+            # A key may be a list in YAML, which no dictionary takes and no spec has.
+            target[name if isinstance(name, str) else str(id(name))] = value

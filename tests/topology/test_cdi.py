@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.topology.cdi import CdiDevice, CdiSpecs
+
+YAML = """\
+# made by a vendor's tool
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+      major: 195
+    - {path: /dev/inside, hostPath: /dev/dri/card1}
+- name: 1
+  containerEdits:
+    deviceNodes: &nodes [{path: /dev/nvidia1}, {path: relative}, {hostPath: ""}, text]
+- name: GPU-8f
+  containerEdits:
+    deviceNodes: *nodes
+containerEdits:
+  deviceNodes:
+  - path: /dev/nvidiactl
+"""
+
+
+class Folders:
+    """Two folders of specs, and what was complained about."""
+
+    def __init__(self, root: Path) -> None:
+        self.static, self.dynamic = root / "etc", root / "run"
+        self.static.mkdir()
+        self.dynamic.mkdir()
+        self.complaints: list[str] = []
+        self.specs = CdiSpecs((self.static, self.dynamic), self.complaints.append)
+
+    def paths(self, name: str) -> tuple[str, ...] | None:
+        device = self.specs.device(name)
+        return None if device is None else device.paths
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def spec(kind: str = "a.com/b", **devices: str) -> str:
+    nodes = {name: {"deviceNodes": [{"path": path}]} for name, path in devices.items()}
+    listed = [{"name": name, "containerEdits": edits} for name, edits in nodes.items()]
+    return json.dumps({"cdiVersion": "0.6.0", "kind": kind, "devices": listed})
+
+
+def test_yaml_with_everything_that_vendors_write(folders: Folders) -> None:
+    file = folders.static / "nvidia.yaml"
+    file.write_text(YAML)
+    assert folders.specs.device("nvidia.com/gpu=0") == CdiDevice(
+        ("/dev/nvidia0", "/dev/dri/card1"), str(file)
+    )
+    assert folders.paths("nvidia.com/gpu=1") == folders.paths("nvidia.com/gpu=GPU-8f") == ("/dev/nvidia1",)
+    assert folders.specs.device("nvidia.com/gpu=2") is None
+    assert folders.specs.device("0") is None
+    assert folders.complaints == []
+
+
+def test_json_and_a_claim_of_a_dra_driver(folders: Folders) -> None:
+    (folders.dynamic / "k8s.gpu.example.com-claim.json").write_text(
+        spec("k8s.gpu.example.com/claim", c1="/dev/x0")
+    )
+    assert folders.paths("k8s.gpu.example.com/claim=c1") == ("/dev/x0",)
+
+
+def test_a_device_without_device_files_is_known(folders: Folders) -> None:
+    (folders.static / "a.json").write_text('{"kind": "a.com/b", "devices": [{"name": "x"}, {"name": ""}, 7]}')
+    assert folders.paths("a.com/b=x") == ()
+    assert folders.paths("a.com/b=") is None
+
+
+def test_the_later_folder_wins(folders: Folders) -> None:
+    (folders.dynamic / "z.json").write_text(spec(x="/dev/dynamic"))
+    (folders.static / "a.json").write_text(spec(x="/dev/static", y="/dev/only"))
+    assert folders.paths("a.com/b=x") == ("/dev/dynamic",)
+    assert folders.paths("a.com/b=y") == ("/dev/only",)
+    assert folders.complaints == []
+    (folders.dynamic / "z.json").unlink()
+    assert folders.paths("a.com/b=x") == ("/dev/static",)
+
+
+def test_one_name_twice_in_a_folder_stands_for_nothing(folders: Folders) -> None:
+    (folders.static / "a.json").write_text(spec(x="/dev/a", y="/dev/y"))
+    (folders.static / "b.json").write_text(spec(x="/dev/b"))
+    (folders.static / "c.json").write_text(spec(x="/dev/c"))
+    assert folders.paths("a.com/b=x") is None
+    assert folders.paths("a.com/b=y") == ("/dev/y",)
+    a, b = folders.static / "a.json", folders.static / "b.json"
+    assert folders.complaints == [f"cannot tell which CDI device a.com/b=x is: {a} and {b} name it"]
+
+
+def test_specs_are_read_once_and_again_when_they_change(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path: str, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", noted)
+    one, two = folders.static / "a.json", folders.static / "b.json"
+    one.write_text(spec(x="/dev/a"))
+    two.write_text(spec(y="/dev/b"))
+    for _ in range(3):
+        assert folders.paths("a.com/b=x") == ("/dev/a",)
+    assert opened == [str(one), str(two)]
+    two.write_text(spec(y="/dev/longer"))
+    assert folders.paths("a.com/b=y") == ("/dev/longer",)
+    assert opened[2:] == [str(two)]
+
+
+NESTED_YAML = "kind: " + "[" * 300_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", "{", "Expecting property name"),
+        ("a.json", "[" * 100_000, "recursion"),
+        ("a.json", "[]", "no kind such as"),
+        ("a.json", '{"devices": []}', "no kind such as"),
+        ("a.json", '{"kind": "gpu", "devices": []}', "no kind such as"),
+        ("a.json", '{"kind": "a.com/b"}', "no list of devices"),
+        ("a.json", "\udcff", "can't decode"),
+        ("a.yaml", "", "no kind such as"),
+        ("a.yaml", "a: [", "did not find expected|expected the node content"),
+        ("a.yaml", "a: b: c", "not allowed"),
+        ("a.yaml", NESTED_YAML, "nested deeper than 32 levels"),
+        ("a.yaml", "kind: *gone", "stands for nothing"),
+        ("a.yaml", "kind: \x01", "control characters|not allowed"),
+        ("a.yaml", f"# {'x' * (1 << 20)}\n{YAML}", "larger than 1 MiB"),
+    ],
+)
+def test_what_is_broken_is_told_once_and_left_out(folders: Folders, name: str, text: str, words: str) -> None:
+    file = folders.static / name
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    (folders.static / "good.json").write_text(spec(x="/dev/a"))
+    for _ in range(2):
+        assert folders.paths("a.com/b=x") == ("/dev/a",)
+    (complaint,) = folders.complaints
+    assert complaint.startswith(f"cannot read CDI spec {file}: ")
+    assert "\n" not in complaint
+    assert re.search(words, complaint)
+    (folders.static / "other.json").write_text(spec(y="/dev/b"))
+    assert folders.paths("a.com/b=y") == ("/dev/b",)
+    assert len(folders.complaints) == 1
+    file.write_text("{")
+    folders.paths("a.com/b=x")
+    assert len(folders.complaints) == 2
+
+
+def test_a_file_of_the_largest_size_is_read(folders: Folders) -> None:
+    text = spec(x="/dev/a")
+    (folders.static / "a.json").write_text(text + " " * ((1 << 20) - len(text)))
+    assert folders.paths("a.com/b=x") == ("/dev/a",)
+
+
+def test_what_is_no_spec_file_is_not_opened(folders: Folders) -> None:
+    (folders.static / "a.yml").write_text("{")
+    (folders.static / "b.json.bak").write_text("{")
+    (folders.static / "folder.json").mkdir()
+    (folders.static / "link.json").symlink_to("gone")
+    os.mkfifo(folders.static / "pipe.json")
+    assert folders.paths("a.com/b=x") is None
+    assert folders.complaints == []
+
+
+def test_folders_may_be_missing_and_come_later(tmp_path: Path) -> None:
+    specs = CdiSpecs((tmp_path / "a", tmp_path / "b"), pytest.fail)
+    assert specs.device("a.com/b=x") is None
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/x.json").write_text(spec(x="/dev/a"))
+    assert specs.device("a.com/b=x") is not None
+
+
+def test_of_too_many_files_those_that_count_most_are_read(folders: Folders) -> None:
+    (folders.static / "first.json").write_text(spec(first="/dev/first"))
+    for number in range(600):
+        text = spec(**{f"x{number}": "/dev/x"}) if number in (0, 499, 500) else spec()
+        (folders.dynamic / f"{number:03}.json").write_text(text)
+    assert folders.paths("a.com/b=x499") == ("/dev/x",)
+    assert folders.paths("a.com/b=x500") is None
+    assert folders.paths("a.com/b=first") is None
+    assert folders.complaints == ["cannot read all CDI specs: there are more than 499"]
+
+
+def test_lists_of_thousands_are_cut(folders: Folders) -> None:
+    edits = {"deviceNodes": [{"path": f"/dev/n{number}"} for number in range(300)]}
+    devices = [
+        {"name": str(number), "containerEdits": edits if number == 0 else {}} for number in range(2100)
+    ]
+    (folders.static / "a.json").write_text(json.dumps({"kind": "a.com/b", "devices": devices}))
+    assert len(folders.paths("a.com/b=0") or ()) == 256
+    assert folders.paths("a.com/b=2047") == ()
+    assert folders.paths("a.com/b=2048") is None
+
+
+def test_yaml_is_read_after_the_daemon_forgot_its_module(tmp_path: Path) -> None:
+    """The C part of yaml stays behind and knows the forgotten classes only; also its errors."""
+    (tmp_path / "a.yaml").write_text(YAML)
+    (tmp_path / "b.yaml").write_text("a: [")
+    code = """
+import sys
+from pathlib import Path
+import yaml
+yaml.safe_load("a: 1")
+from proxy.lean import drop_start_only_modules
+drop_start_only_modules()
+assert "yaml" not in sys.modules
+from proxy.topology.cdi import CdiSpecs
+said = []
+print(CdiSpecs((Path(sys.argv[1]),), said.append).device("nvidia.com/gpu=0").paths, len(said))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "('/dev/nvidia0', '/dev/dri/card1') 1\n"
+
+
+def test_yaml_is_not_loaded_for_json(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(spec(x="/dev/a"))
+    code = """
+import sys
+from pathlib import Path
+from proxy.topology.cdi import CdiSpecs
+print(CdiSpecs((Path(sys.argv[1]),), print).device("a.com/b=x").paths, "yaml" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "('/dev/a',) False\n"
