@@ -68,7 +68,7 @@ class Family(Sequence[TopologyHint]):
         """Give the hints as a tuple where they can be listed, else this object."""
         if not self:
             return ()
-        return tuple(self) if len(self.universe) <= LISTED else self
+        return tuple(iter(self)) if len(self.universe) <= LISTED else self
 
     @property
     def universe(self) -> Mask:
@@ -198,19 +198,18 @@ class Family(Sequence[TopologyHint]):
 
     def __iter__(self) -> Iterator[TopologyHint]:
         nodes = tuple(self.universe)
-        return self._few(nodes) if len(nodes) <= LISTED else self._lazily()
+        return iter(self._few(nodes)) if len(nodes) <= LISTED else self._lazily()
 
-    def _few(self, nodes: tuple[int, ...]) -> Iterator[TopologyHint]:
-        tables = [(demand.want, sums(self.nodes, demand)) for demand in self.demands]
-        fixed, opened = frozenset(self.explicit), to_bits(self.nodes)
-        for bits in masks(nodes):
-            size = bits.bit_count()
-            if bits in fixed or (
-                size >= self.floor
-                and not bits & ~opened
-                and all(table[bits] >= want for want, table in tables)
-            ):
-                yield hint(bits, self.prefers(bits))
+    def _few(self, nodes: tuple[int, ...]) -> list[TopologyHint]:
+        floor, prefers = self.floor, self.prefers
+        found = [bits for bits in masks(self.nodes) if bits.bit_count() >= floor]
+        for demand in self.demands:
+            want, table = demand.want, sums(self.nodes, demand)
+            found = [bits for bits in found if table[bits] >= want]
+        if self.explicit:
+            known = {*found, *self.explicit}
+            found = [bits for bits in masks(nodes) if bits in known]
+        return [hint(bits, prefers(bits)) for bits in found]
 
     def _lazily(self) -> Iterator[TopologyHint]:
         least = self._least()
@@ -229,7 +228,7 @@ class Family(Sequence[TopologyHint]):
         """
         if len(self.universe) > LISTED:
             raise OverflowError(f"cannot count the hints over {len(self.universe)} nodes: they are too many")
-        return sum(1 for _ in self)
+        return sum(1 for _ in iter(self))
 
     @overload
     def __getitem__(self, index: int) -> TopologyHint: ...

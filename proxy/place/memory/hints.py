@@ -79,13 +79,17 @@ def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: st
     least = smallest(tuple(state.nodes), able)
     if least is None or not state.nodes:
         return Family((), (), 1, (), 0)
-    fixed = {Mask((i,)) for i, node in state.nodes.items() if len(node.cells) <= 1}
-    fixed |= {node.cells for node in state.nodes.values() if node.assignments and len(node.cells) > 1}
+    fixed = {1 << i for i, node in state.nodes.items() if len(node.cells) <= 1}
+    fixed |= {n.cells.bits for n in state.nodes.values() if n.assignments and len(n.cells) > 1}
+    for demand in able:
+        fixed &= {at for at, amount in demand.lots if amount >= demand.want} | {
+            bits for bits in fixed if bits & (bits - 1) and demand.met(bits)
+        }
+    masks = [Mask.from_bits(bits) for bits in sorted(fixed)]
     explicit = tuple(
         mask.bits
-        for mask in fixed
+        for mask in masks
         if not violates(state, mask)
-        and all(demand.met(mask.bits) for demand in able)
         and all(
             d.had(mask.bits) + left_over(state, pod, name, mask, n) >= d.want
             for n, d in zip(amounts, spare, strict=True)
