@@ -101,7 +101,7 @@ class History:
         for entry in self._living.pop(container_id, ()):
             self._bury(container_id, entry)
 
-    def gonepod_ref(self, key: str) -> None:
+    def gone_pod(self, key: str) -> None:
         """A pod is gone, with all that is known of it.
 
         Args:

@@ -8,6 +8,9 @@ from proxy.model.idset import Mask
 from proxy.model.options import Policy
 from proxy.report.words import amount, both, clean, few, in_bytes, node_set, nodes, sentence, sentences, size
 
+UNALIGNED = "TopologyAffinityError"
+"""kubelet's reason for a refusal by the topology policy."""
+
 _BY_REASON = {
     "SMTAlignmentError": (
         "Only whole cores are given (full-pcpus-only): ask for a multiple of the threads of a core"
@@ -26,10 +29,12 @@ def against(told: Explanation) -> tuple[str, ...]:
     What the record blames comes first; else it is read from what the providers said.
     """
     merge = told.merge
-    if merge is None or (told.verdict.admitted and merge.best.preferred):
+    if merge is None or merge.best.preferred or merge.policy == Policy.NONE:
         return ()
     if merge.blame:
-        return sentences([f"Against it stood {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"])
+        return sentences(
+            [f"What stood against it: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"]
+        )
     single = merge.policy == Policy.SINGLE_NUMA_NODE
     short = [s for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
     if short:
@@ -55,7 +60,7 @@ def help_for(told: Explanation) -> tuple[str, ...]:
     texts = [exact, _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
         texts.append(_smaller(told))
-    if told.merge is not None and not any(_cannot(said) for said in told.said):
+    if told.merge is not None and reason == UNALIGNED and not any(_cannot(said) for said in told.said):
         texts.append(_other_policy(told.merge.policy, told.merge.best))
     if reason != "InvalidCPUSet":
         texts.append("Another node of the cluster may have room for it")
@@ -124,8 +129,8 @@ def _smaller(told: Explanation) -> str:
     names = [name(s) for s in told.said if s.nothing != "no preference" and not _could(s, single=False)]
     if names:
         return f"Ask for less of {both(list(dict.fromkeys(names)))}"
-    if told.merge is not None:
-        return "Ask for less, so that it fits into fewer NUMA nodes"
+    if told.verdict.reason == UNALIGNED:
+        return "Ask for less, so that it fits on nodes that all its resources prefer"
     return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"
 
 

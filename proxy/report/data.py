@@ -45,6 +45,7 @@ def to_data(told: Explanation) -> Data:
         "merge": _merge(told.merge),
         "steps": [{"provider": s.provider, "what": s.what} for s in told.steps],
         "moved": [{"ref": m.ref, "before": str(m.before), "after": str(m.after)} for m in told.moved],
+        "more_moved": told.more_moved,
         "lacks": [
             {"resource": k.resource, "nodes": _ids(k.nodes), "wanted": k.wanted, "free": k.free}
             for k in told.lacks
@@ -78,6 +79,7 @@ def from_data(data: object) -> Explanation:
         devices=top.texts("devices"),
         reasons=top.texts("reasons"),
         moved=top.each("moved", lambda r: Moved(r.text("ref"), r.cpus("before"), r.cpus("after"))),
+        more_moved=top.number("more_moved"),
         lacks=top.each(
             "lacks",
             lambda r: Lack(r.text("resource"), r.nodes("nodes"), r.number("wanted"), r.number("free")),

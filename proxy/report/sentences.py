@@ -13,14 +13,16 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from proxy.model.explanation import Explanation, Merge, Moved, Said
+from proxy.model.explanation import Explanation, Merge
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Policy
-from proxy.report.advice import against, help_for, name
-from proxy.report.words import begun, both, clean, cpus, few, node_set, nodes, sentence, sentences
+from proxy.report.advice import against, help_for
+from proxy.report.offers import offer
+from proxy.report.words import begun, both, clean, cpus, few, nodes, sentence, sentences
 
 MOVED_SHOWN = 10
+CLASS = "QoS class"
 _CODES = {3: "INVALID_ARGUMENT", 9: "FAILED_PRECONDITION"}
 _POOLS = {"shared": "the shared pool", "be": "the BE pool"}
 
@@ -73,11 +75,11 @@ def sections(told: Explanation) -> tuple[Section, ...]:
     parts = [
         Section("", (headline(told), *(against(told) if refused else ()))),
         Section("What was asked for", _facts(told)),
-        Section("What there was", tuple(_offer(said) for said in told.said)),
+        Section("What there was", tuple(offer(said) for said in told.said)),
         Section("What was chosen", _chosen(told)),
         Section("What was taken", _taken(told)),
         Section("Where that left it", _why(told) if refused else (*_placed(told), *_why(told))),
-        Section("Who had to move", _moves(told.moved)),
+        Section("Who had to move", _moves(told)),
         Section("Verdict", _verdict(told)),
         Section("What would help", help_for(told) if refused else ()),
     ]
@@ -88,22 +90,33 @@ def headline(told: Explanation) -> str:
     """Give the answer in one sentence."""
     who = clean(told.ref) if told.container else f"Pod {clean(told.ref)}"
     if not told.verdict.admitted:
-        why = clean(told.verdict.message) or clean(told.verdict.reason) or "no reason is remembered"
-        return sentence(f"{who} was refused: {why}")
+        return sentence(f"{who} was refused: {_message(told) or 'no reason is remembered'}")
     where, has = "", []
     if told.pool in _POOLS:
         where = f" to {_POOLS[told.pool]}{f' ({cpus(told.cpus)} then)' if told.cpus else ''}"
     elif told.cpus:
         has.append(f"{cpus(told.cpus)} {'of its own' if told.container else 'set aside for it'}")
-    if told.mems is not None:
-        has.append(f"memory of {nodes(told.mems)}")
-    if told.devices:
-        has.append(f"{'device' if len(told.devices) == 1 else 'devices'} {_devices(told)}")
+    has += _beside(told)
     return sentence(f"{who} was admitted{where}{f' with {both(has)}' if has else ''}")
 
 
-def _devices(told: Explanation) -> str:
-    return few([clean(device) for device in told.devices])
+def _message(told: Explanation) -> str:
+    """Give the message of a refusal, without what stands elsewhere in the text anyway."""
+    reason, message = clean(told.verdict.reason), clean(told.verdict.message)
+    if reason and message.startswith(f"{reason}: "):
+        message = message[len(reason) + 2 :]
+    for name_of_it in (told.ref, *(f"{told.ref}: {'; '.join(told.merge.blame)}" if told.merge else "",)):
+        message = message.removesuffix(f"({clean(name_of_it)})").rstrip()
+    return message or reason
+
+
+def _beside(told: Explanation) -> list[str]:
+    """Name what it was given beside CPUs."""
+    has = [] if told.mems is None else [f"memory of {nodes(told.mems)}"]
+    if told.devices:
+        named = few([clean(device) for device in told.devices])
+        has.append(f"{'device' if len(told.devices) == 1 else 'devices'} {named}")
+    return has
 
 
 def _facts(told: Explanation) -> tuple[str, ...]:
@@ -114,50 +127,29 @@ def _facts(told: Explanation) -> tuple[str, ...]:
 
 
 def _known(told: Explanation) -> str:
-    """Give the facts in one sentence."""
-    texts = [f"{', '.join(f)}{f' from {source}' if source else ''}" for source, f in _by_source(told).items()]
-    return sentence(f"Known: {'; '.join(texts)}") if texts else ""
+    """Give the facts in one sentence; who is on the BE pool is there by class alone."""
+    only = CLASS if told.pool == "be" else ""
+    texts = [
+        f"{', '.join(facts)}{f' from {source}' if source else ''}"
+        for source, facts in _by_source(told, only).items()
+    ]
+    return f"Known: {'; '.join(texts)}" if texts else ""
 
 
-def _by_source(told: Explanation) -> dict[str, list[str]]:
+def _by_source(told: Explanation, only: str = "") -> dict[str, list[str]]:
+    """Give facts by where they are known from; a limit that equals the request is told with it."""
+    values = {(f.source, f.what): f.value for f in told.facts}
     found: dict[str, list[str]] = {}
     for fact in told.facts:
-        found.setdefault(clean(fact.source), []).append(f"{clean(fact.what)} {clean(fact.value)}".strip())
+        if only not in ("", fact.what):
+            continue
+        what, _, kind = fact.what.rpartition(" ")
+        if kind == "limit" and values.get((fact.source, f"{what} request")) == fact.value:
+            continue
+        both_ways = kind == "request" and values.get((fact.source, f"{what} limit")) == fact.value
+        text = f"{clean(fact.what)}{' and limit' if both_ways else ''} {clean(fact.value)}"
+        found.setdefault(clean(fact.source), []).append(text.strip())
     return found
-
-
-# -- what there was ---------------------------------------------------------------------------------------
-
-
-def _offer(said: Said) -> str:
-    """Say what a provider offered for a resource."""
-    if said.nothing == "no preference":
-        return sentence(f"{name(said)}: any nodes will do")
-    if said.nothing or said.count == 0:
-        return sentence(f"{name(said)}: no nodes can give it")
-    liked = [node_set(hint.affinity) for hint in said.hints if hint.preferred]
-    others = [node_set(hint.affinity) for hint in said.hints if not hint.preferred]
-    if said.count is None or said.preferred is None:
-        first = f"too many node sets to count; preferred ones are e.g. {few(liked)}" if liked else ""
-        return sentence(f"{name(said)}: {first or f'too many node sets to count, e.g. {few(others)}'}")
-    if said.count == 1:
-        which = "".join([*liked, *others][:1])
-        only = f"the only node set is {which}, and" if which else "there is one node set, and"
-        return sentence(f"{name(said)}: {only} it is {'' if said.preferred else 'not '}preferred")
-    rest = said.count - said.preferred
-    if not said.preferred:
-        return sentence(f"{name(said)}: none of {said.count} node sets is preferred{_some(others, rest)}")
-    share = f"all {said.count}" if not rest else f"{said.preferred} of {said.count}"
-    verb = "is" if said.preferred == 1 else "are"
-    beside = f"; {'the other' if rest == 1 else 'others'}{_some(others, rest)}" if rest and others else ""
-    return sentence(f"{name(said)}: {share} node sets {verb} preferred{_some(liked, said.preferred)}{beside}")
-
-
-def _some(shown: list[str], count: int) -> str:
-    """List node sets: all of them, or as examples."""
-    if not shown:
-        return ""
-    return f"{':' if len(shown) >= count else ', e.g.'} {', '.join(shown)}"
 
 
 # -- what was chosen --------------------------------------------------------------------------------------
@@ -173,7 +165,8 @@ def _chosen(told: Explanation) -> tuple[str, ...]:
     if merge.best.affinity is None and not merge.best.preferred:
         first = f"{who} found no nodes that do for all resources"
     else:
-        first = f"{who} {'chose' if told.verdict.admitted else 'found at best'} {_hint(merge.best)}"
+        took = told.verdict.admitted or merge.best.preferred
+        first = f"{who} {'chose' if took else 'found at best'} {_hint(merge.best)}"
     texts = sentences([first, _deciding(merge)])
     return (*texts, *against(told)) if told.verdict.admitted else texts
 
@@ -200,17 +193,15 @@ def _taken(told: Explanation) -> tuple[str, ...]:
 
 
 def _placed(told: Explanation) -> tuple[str, ...]:
-    texts = []
+    beside = both(_beside(told))
     if told.pool in _POOLS:
-        texts.append(f"It shares {_POOLS[told.pool]}, which was {cpus(told.cpus)} then and may change")
+        texts = [f"It shares {_POOLS[told.pool]}, which was {cpus(told.cpus)} then and may change"]
     elif told.cpus and told.container:
-        texts.append(f"It runs on {cpus(told.cpus)}, which no other owner is given")
-    elif told.cpus:
-        texts.append(f"Its containers are given theirs out of {cpus(told.cpus)}")
-    if told.mems is not None:
-        texts.append(f"Its memory comes from {nodes(told.mems)}")
-    if told.devices:
-        texts.append(f"It has {_devices(told)}")
+        texts = [f"It owns {cpus(told.cpus)}"]
+    else:
+        texts = [f"Its containers are given theirs out of {cpus(told.cpus)}"] if told.cpus else []
+    if beside:
+        texts = [f"{texts[0]}, and has {beside}" if texts else f"It has {beside}"]
     return sentences(texts)
 
 
@@ -218,10 +209,10 @@ def _why(told: Explanation) -> tuple[str, ...]:
     return sentences(begun(clean(reason)) for reason in told.reasons)
 
 
-def _moves(moved: tuple[Moved, ...]) -> tuple[str, ...]:
+def _moves(told: Explanation) -> tuple[str, ...]:
     """Say who left CPUs; those who went the same way are told together, and not all are named."""
     grouped: dict[tuple[CpuSet, CpuSet], list[str]] = {}
-    for one in moved:
+    for one in told.moved:
         grouped.setdefault((one.before, one.after), []).append(clean(one.ref))
     texts, named, counted = [], 0, 0
     for (before, after), refs in list(grouped.items())[:MOVED_SHOWN]:
@@ -230,8 +221,9 @@ def _moves(moved: tuple[Moved, ...]) -> tuple[str, ...]:
         names = few(refs, len(shown)) if len(refs) > 1 and shown else ""
         texts.append(f"{who} {_way(before, after, len(refs))}{f': {names}' if names else ''}")
         named, counted = named + len(shown), counted + len(refs)
-    if len(moved) > counted:
-        texts.append(f"And {len(moved) - counted} more had to move")
+    rest = len(told.moved) - counted + told.more_moved
+    if rest > 0:
+        texts.append(f"And {rest} more had to move")
     return sentences(texts)
 
 
