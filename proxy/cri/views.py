@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.model.workload import Pod, Request
 from proxy.place.memory.state import page_resource
 from proxy.pools.facts import pod_facts
 
+_LIMIT = b"\x10"  # the key of HugepageLimit.limit; a limit of 0 is not on the wire
 _PAGE_SIZE = re.compile(r"([1-9][0-9]{0,8})([KMGT])i?B", re.ASCII)
 _KIB = {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
 
@@ -29,8 +31,9 @@ def pod_of(config: pb.PodSandboxConfig, sandbox_id: str = "") -> Pod:
     )
 
 
-def request_of(resources: pb.LinuxContainerResources) -> Request:
+def request_of(resources: pb.LinuxContainerResources | pb.ResourceFacts) -> Request:
     """Read what a container asks for."""
+    pages = resources.hugepage_limits
     return Request(
         resources.cpu_shares,
         resources.cpu_quota,
@@ -38,7 +41,7 @@ def request_of(resources: pb.LinuxContainerResources) -> Request:
         resources.memory_limit_in_bytes,
         resources.cpuset_cpus,
         resources.cpuset_mems,
-        _huge_pages(resources),
+        _huge_pages(pages[:]) if pages else (),
     )
 
 
@@ -47,13 +50,16 @@ def total_of(config: pb.PodSandboxConfig) -> Request:
     return request_of(config.linux.resources)
 
 
-def _huge_pages(resources: pb.LinuxContainerResources) -> tuple[tuple[str, int], ...]:
-    """Read the limits on huge pages; kubelet sends one of 0 for each size that is not asked for."""
+def _huge_pages(limits: Sequence[pb.HugepageLimit | bytes]) -> tuple[tuple[str, int], ...]:
+    """Read limits on huge pages; kubelet sends one of 0 for each size that is not asked for."""
     found: dict[str, int] = {}
-    for entry in resources.hugepage_limits:
-        limit = entry.limit
-        if limit and (name := _page_resource(entry.page_size)):
-            found[name] = limit
+    for entry in limits:
+        if isinstance(entry, bytes):
+            if _LIMIT not in entry:
+                continue
+            entry = pb.HugepageLimit.FromString(entry)  # noqa: PLW2901
+        if entry.limit and (name := _page_resource(entry.page_size)):
+            found[name] = entry.limit
     return tuple(sorted(found.items())) if found else ()
 
 

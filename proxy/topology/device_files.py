@@ -14,9 +14,11 @@ import re
 _MEMORY = r"null|zero|full|u?random|mem|port|core|kmsg|nvram|shm|mqueue|hugepages[^/]*|userfaultfd|udmabuf"
 _TERMINALS = r"tty.*|console|ptmx|pts|fd|std(?:in|out|err)|log|initctl|termination-log|vcs.*|u(?:input|hid)"
 _VIRTUAL = r"fuse|cuse|kvm|vsock|vhost-(?:net|vsock)|loop.*|z?ram\d+|net(?:/tun)?|ppp|autofs|rfkill|snapshot"
-_MACHINE = r"cpu|cpu_dma_latency|hpet|hwrng|vga_arbiter|rtc\d*|watchdog\d*|cpuset|btrfs-control|mapper/control|nvme-fabrics"
+_MACHINE = (
+    r"cpu|cpu_dma_latency|hpet|hwrng|vga_arbiter|rtc\d*|watchdog\d*|cpuset|btrfs-control|mapper/control"
+)
 _CONTROL = (
-    r"nvidiactl|nvidia-(?:uvm|uvm-tools|modeset|nvlink|nvswitchctl|caps|caps-imex-channels)|gdrdrv"
+    r"nvme-fabrics|nvidiactl|nvidia-(?:uvm|uvm-tools|modeset|nvlink|nvswitchctl|caps|caps-imex-channels)|gdrdrv"
     r"|vfio/vfio|iommu|infiniband/rdma_u?cm|kfd"
 )
 _NO_PLACE = re.compile(rf"(?:{_MEMORY}|{_TERMINALS}|{_VIRTUAL}|{_MACHINE}|{_CONTROL})(?:/.*)?")

@@ -78,6 +78,8 @@ def test_environment_values_may_be_any_bytes() -> None:
         (pb.LinuxContainerResources, {"cpu_period": 1, "cpu_shares": 3, "cpuset_mems": 7, "unified": 9}),
         (pb.ContainerConfig, {"args": 4, "labels": 9, "annotations": 10, "linux": 15, "CDI_devices": 17}),
         (pb.ContainerFacts, {"mounts": 7, "devices": 8, "annotations": 10, "linux": 15, "CDI_devices": 17}),
+        (pb.ResourceFacts, {"cpu_period": 1, "cpu_quota": 2, "cpu_shares": 3, "memory_limit_in_bytes": 4}),
+        (pb.ResourceFacts, {"cpuset_cpus": 6, "cpuset_mems": 7, "hugepage_limits": 8}),
         (pb.Mount, {"container_path": 1, "host_path": 2}),
         (pb.Device, {"container_path": 1, "host_path": 2, "permissions": 3}),
         (pb.PodSandboxConfig, {"log_directory": 3, "labels": 6, "annotations": 7, "linux": 8}),

@@ -30,6 +30,22 @@ def test_sizes_that_are_not_asked_for_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
+    "limits", [(), (("2MB", 0), ("1GB", 0)), (("2MB", 16), ("1GB", 0)), (("1GB", 1 << 60),)]
+)
+def test_facts_say_the_same_as_the_whole_message(limits: tuple[tuple[str, int], ...]) -> None:
+    """A create is read by classes that declare less; huge pages stay bytes in them."""
+    resources = with_pages(*limits)
+    resources.cpu_shares, resources.cpu_quota, resources.cpu_period = 2048, -1, 100_000
+    resources.memory_limit_in_bytes, resources.oom_score_adj = GIB, -997
+    resources.cpuset_cpus, resources.cpuset_mems = "0-3", "1"
+    resources.unified["memory.oom.group"] = "1"
+    config = pb.ContainerConfig(linux=pb.LinuxContainerConfig(resources=resources))
+    facts = pb.ContainerFacts.FromString(config.SerializeToString())
+    assert request_of(facts.linux.resources) == request_of(resources)
+    assert len(request_of(resources).huge_pages) == sum(1 for _, limit in limits if limit)
+
+
+@pytest.mark.parametrize(
     ("size", "resource"),
     [
         ("64KB", "hugepages-64Ki"),

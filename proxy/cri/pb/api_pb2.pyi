@@ -404,6 +404,30 @@ class CreateContainerRequest(_message.Message):
     sandbox_config: PodSandboxConfig
     def __init__(self, pod_sandbox_id: _Optional[str] = ..., config: _Optional[_Union[ContainerConfig, _Mapping]] = ..., sandbox_config: _Optional[_Union[PodSandboxConfig, _Mapping]] = ...) -> None: ...
 
+class ResourceFacts(_message.Message):
+    __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "cpuset_cpus", "cpuset_mems", "hugepage_limits")
+    CPU_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    CPU_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    CPU_SHARES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_IN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CPUSET_CPUS_FIELD_NUMBER: _ClassVar[int]
+    CPUSET_MEMS_FIELD_NUMBER: _ClassVar[int]
+    HUGEPAGE_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    cpu_period: int
+    cpu_quota: int
+    cpu_shares: int
+    memory_limit_in_bytes: int
+    cpuset_cpus: str
+    cpuset_mems: str
+    hugepage_limits: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., memory_limit_in_bytes: _Optional[int] = ..., cpuset_cpus: _Optional[str] = ..., cpuset_mems: _Optional[str] = ..., hugepage_limits: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LinuxFacts(_message.Message):
+    __slots__ = ("resources",)
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: ResourceFacts
+    def __init__(self, resources: _Optional[_Union[ResourceFacts, _Mapping]] = ...) -> None: ...
+
 class ContainerFacts(_message.Message):
     __slots__ = ("metadata", "mounts", "devices", "annotations", "linux", "CDI_devices")
     METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -416,9 +440,9 @@ class ContainerFacts(_message.Message):
     mounts: _containers.RepeatedScalarFieldContainer[bytes]
     devices: _containers.RepeatedScalarFieldContainer[bytes]
     annotations: _containers.RepeatedScalarFieldContainer[bytes]
-    linux: LinuxContainerConfig
+    linux: LinuxFacts
     CDI_devices: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., mounts: _Optional[_Iterable[bytes]] = ..., devices: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxContainerConfig, _Mapping]] = ..., CDI_devices: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., mounts: _Optional[_Iterable[bytes]] = ..., devices: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxFacts, _Mapping]] = ..., CDI_devices: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Annotation(_message.Message):
     __slots__ = ("key", "value")
