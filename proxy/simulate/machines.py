@@ -10,7 +10,7 @@ from proxy.model.errors import InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.topology import load_machine, read_machine
-from proxy.topology.facts import has_nodes, section
+from proxy.topology.facts import section
 
 MOST_MACHINES = 100_000
 
@@ -88,12 +88,20 @@ def _sound(machine: Machine, file: str) -> None:
     is asked what would be, and no answer about it could be trusted.
     """
     if section(machine.extra, "numa").get("claimed"):
-        raise InputError(
-            f"cannot use the machine description {file}: NUMA nodes overlap: {_overlap(machine)}"
-        )
+        raise _unsound(file, f"NUMA nodes overlap: {_overlap(machine)}")
     homeless = machine.online - machine.cpus_of(Mask(machine.node_by_id))
-    if has_nodes(machine) and homeless:
-        raise InputError(f"cannot use the machine description {file}: CPUs {homeless} are in no NUMA node")
+    if homeless:
+        raise _unsound(file, f"{'CPU' if len(homeless) == 1 else 'CPUs'} {homeless} in no NUMA node")
+    for node in machine.nodes:
+        pages = sum(kib * counts.nr for kib, counts in (node.hugepages or {}).items()) << 10
+        if node.mem_bytes is not None and pages > node.mem_bytes:
+            raise _unsound(
+                file, f"node {node.id}: huge pages of {pages} bytes, but memory of {node.mem_bytes} bytes"
+            )
+
+
+def _unsound(file: str, cause: str) -> InputError:
+    return InputError(f"cannot use the machine description {file}: {cause}")
 
 
 def _overlap(machine: Machine) -> str:

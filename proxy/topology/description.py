@@ -17,6 +17,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, HugePages, Machine, NumaNode
 from proxy.topology.facts import COLUMNS
 
+SIZE_LIMIT = 64 << 20
+"""Bytes of a description; that of 65536 CPUs has about 5 MiB."""
 _DERIVED = frozenset(
     {"schema", "counts", "cpu_columns", "cpu_rows", "cores", "packages", "dies", "clusters", "llc"}
 )
@@ -34,9 +36,17 @@ def load_machine(path: Path) -> Machine:
         TopologyError: The file cannot be read, or does not describe a machine.
     """
     try:
-        data = json.loads(path.read_bytes())
+        with path.open("rb") as stream:
+            text = stream.read(SIZE_LIMIT + 1)
+        if len(text) > SIZE_LIMIT:
+            raise TopologyError(
+                f"cannot read the machine description {path}: it is larger than {SIZE_LIMIT} bytes"
+            )
+        data = json.loads(text)
     except OSError as error:
         raise TopologyError(f"cannot read the machine description {path}: {error.strerror}") from error
+    except RecursionError:
+        raise TopologyError(f"cannot read the machine description {path}: it is nested too deeply") from None
     except ValueError as error:
         raise TopologyError(f"cannot read the machine description {path}: {error}") from error
     try:

@@ -1,0 +1,67 @@
+"""Machines and pods for rehearsals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from proxy.config import parse
+from proxy.kubelet.podspec import pod_spec
+from proxy.simulate.cluster import Cluster
+from proxy.simulate.guests import Guest, mould_of
+from proxy.simulate.hosts import MAX_PODS, Host
+from proxy.simulate.machines import Named
+from proxy.simulate.rehearsal import Rules, hosts_of
+from proxy.topology import described
+
+MakePod = Callable[..., Guest]
+MakeCluster = Callable[..., Cluster]
+
+
+@pytest.fixture
+def pod() -> MakePod:
+    """Make pods of one container, numbered as they are made; ``limits`` makes it Guaranteed."""
+    made = 0
+
+    def make(
+        name: str = "", host: str = "", requests: Mapping[str, object] | None = None, **limits: object
+    ) -> Guest:
+        nonlocal made
+        made += 1
+        named = {key.replace("_", "/"): value for key, value in limits.items()}
+        resources: dict[str, object] = {"limits": named} if named else {"requests": requests or {}}
+        raw = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name or f"p{made}"},
+            "spec": {"containers": [{"name": "c", "resources": resources}]},
+        }
+        return mould_of(pod_spec(raw), host).copy(name or f"p{made}", made)
+
+    return make
+
+
+@pytest.fixture
+def hosts() -> Callable[..., list[Host]]:
+    """Make machines of 16 CPUs on two NUMA nodes (``described``), or others."""
+
+    def make(
+        count: int = 1, config: str = "cpuManagerPolicy: static", pods: int = MAX_PODS, **shape: int
+    ) -> list[Host]:
+        numbers = {"sockets": 2, "nodes_per_socket": 1, "cores_per_node": 4, **shape}
+        machine = described(**numbers)
+        machines = [Named(f"m{i}", machine) for i in range(1, count + 1)]
+        return hosts_of(parse(config, "test"), machines, Rules({}, max_pods=pods))
+
+    return make
+
+
+@pytest.fixture
+def cluster(hosts: Callable[..., list[Host]]) -> MakeCluster:
+    """Make a cluster of such machines."""
+
+    def make(count: int = 1, *, fill: bool = False, retry: bool = False, **more: object) -> Cluster:
+        return Cluster(hosts(count, **more), fill=fill, retry=retry)
+
+    return make

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.config import parse
+from proxy.kubelet.podspec import pod_spec
+from proxy.model.workload import Pool
+from proxy.plan.invariants import violations
+from proxy.simulate.cluster import Cluster, Fate, Result
+from proxy.simulate.guests import Guest, mould_of
+from proxy.simulate.hosts import PODS
+from proxy.simulate.machines import Named
+from proxy.simulate.rehearsal import Rules, hosts_of
+from proxy.topology import described
+
+MakePod = Callable[..., Guest]
+MakeCluster = Callable[..., Cluster]
+SINGLE = "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node"
+
+
+def test_most_free_cpu_first_and_equal_ones_in_order(cluster: MakeCluster, pod: MakePod) -> None:
+    three = cluster(3)
+    results = three.run([pod(cpu=2, memory="1Gi"), pod(cpu=4, memory="1Gi")])
+    assert [r.host for r in results] == ["m1", "m2"]
+    more = three.run([pod(cpu=1, memory="1Gi") for _ in range(4)])
+    # Free now: 14, 12, 16; then 14, 12, 15; then 14, 12, 14 and so on.
+    assert [r.host for r in more] == ["m3", "m3", "m1", "m3"]
+
+
+def test_fill_takes_the_fullest_that_fits(cluster: MakeCluster, pod: MakePod) -> None:
+    three = cluster(3, fill=True)
+    sizes = (10, 8, 6, 8, 9)
+    results = three.run([pod(cpu=size, memory="1Gi") for size in sizes])
+    assert [r.host for r in results] == ["m1", "m2", "m1", "m2", "m3"]
+
+
+def test_what_a_machine_lacks_is_said(cluster: MakeCluster, pod: MakePod) -> None:
+    results = cluster(2).run(
+        [
+            pod(cpu=17, memory="1Gi"),
+            pod(requests={"memory": "1Ti"}),
+            pod(cpu=1, memory="1Gi", **{"example.com_gpu": 1}),
+            pod("far", host="nowhere"),
+            pod("bound", host="m2", cpu=17, memory="1Ti"),
+        ]
+    )
+    assert {r.fate for r in results} == {Fate.UNSCHEDULABLE}
+    assert [r.lacking for r in results] == [
+        ("cpu",),
+        ("memory",),
+        ("example.com/gpu",),
+        ("machine",),
+        ("cpu", "memory"),
+    ]
+    assert results[0].message == "none of 2 machines fits: 2 have too little cpu"
+    assert results[3].message == "it asks for the machine nowhere, and none is called so"
+    assert results[4].message == "m2 has too little cpu, memory"
+
+
+def test_a_machine_that_is_asked_for_is_the_only_one(cluster: MakeCluster, pod: MakePod) -> None:
+    results = cluster(3).run([pod(host="m3", requests={"cpu": 4}) for _ in range(5)])
+    assert [r.host for r in results] == ["m3"] * 4 + [""]
+
+
+def test_there_is_room_for_so_many_pods(cluster: MakeCluster, pod: MakePod) -> None:
+    results = cluster(2, pods=2).run([pod() for _ in range(5)])
+    assert [r.fate for r in results] == [Fate.PLACED] * 4 + [Fate.UNSCHEDULABLE]
+    assert results[-1].lacking == (PODS,)
+    assert all(r.fate is Fate.PLACED for r in cluster(1, pods=0).run([pod() for _ in range(150)]))
+
+
+def test_the_engine_refuses_and_nothing_is_kept(cluster: MakeCluster, pod: MakePod) -> None:
+    one = cluster(config=SINGLE)
+    before = dict(one.hosts[0].free)
+    result = one.run([pod(cpu=10, memory="1Gi")])[0]
+    assert (result.fate, result.reason, result.host) == (Fate.REFUSED, "TopologyAffinityError", "m1")
+    assert result.container == "c"
+    assert "Resources cannot be allocated with Topology locality" in result.message
+    assert one.hosts[0].free == before
+    assert not one.hosts[0].owned
+    assert one.hosts[0].guests == 0
+
+
+def test_retry_goes_on_to_the_next_machine(pod: MakePod) -> None:
+    machines = [Named("split", described(2, 1, 8)), Named("whole", described(1, 1, 8))]
+    guests = [pod(host="split", cpu=9, memory="1Gi") for _ in range(2)]
+    wide = pod(cpu=10, memory="1Gi")
+
+    def last(*, retry: bool) -> Result:
+        made = hosts_of(parse(SINGLE, "test"), machines, Rules({}))
+        return Cluster(made, fill=True, retry=retry).run([*guests, wide])[-1]
+
+    # 14 CPUs are free in two pieces of 7, and 16 in one piece.
+    refused, placed = last(retry=False), last(retry=True)
+    assert (refused.fate, refused.host, refused.tried) == (Fate.REFUSED, "split", ("split",))
+    assert (placed.fate, placed.host, placed.tried) == (Fate.PLACED, "whole", ("split",))
+
+
+def test_explanations_are_kept_for_whom_they_are_asked(cluster: MakeCluster, pod: MakePod) -> None:
+    results = cluster().run(
+        [pod("a", cpu=1, memory="1Gi"), pod("b", cpu=1, memory="1Gi")], explain=frozenset({"default/b"})
+    )
+    assert results[0].explanations == ()
+    assert [told.ref for told in results[1].explanations] == ["default/b/c"]
+
+
+def test_every_pod_is_counted(cluster: MakeCluster, pod: MakePod) -> None:
+    steps: list[None] = []
+    cluster().run([pod(), pod(cpu=99, memory=1), pod()], lambda: steps.append(None))
+    assert len(steps) == 3
+
+
+def test_allocatable_is_what_kubelet_would_tell(hosts: Callable[..., list], pod: MakePod) -> None:
+    gib = 1 << 30
+    plain = hosts(config="cpuManagerPolicy: static")[0].offers
+    assert (plain["cpu"], plain["memory"], plain[PODS]) == (16_000, 128 * gib - (100 << 20), 110)
+    named = hosts(config="reservedSystemCPUs: 0-1\nkubeReserved: {cpu: 500m, memory: 1Gi}")[0].offers
+    assert (named["cpu"], named["memory"]) == (14_000, 127 * gib - (100 << 20))
+    amounts = hosts(
+        config="kubeReserved: {cpu: 500m}\nsystemReserved: {cpu: 250m}\nevictionHard: {memory.available: 1Gi}"
+    )
+    assert (amounts[0].offers["cpu"], amounts[0].offers["memory"]) == (15_250, 127 * gib)
+    counted = hosts(
+        config="memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 2Gi}}]"
+    )
+    assert counted[0].offers["memory"] == 126 * gib
+
+
+POD = st.tuples(
+    st.sampled_from(["cpu", "half", "none"]), st.integers(1, 12), st.sampled_from(["", "m1", "m2"])
+)
+
+
+def _guest(number: int, kind: str, size: int, host: str) -> Guest:
+    amounts = {"cpu": size if kind == "cpu" else f"{size * 500}m", "memory": f"{size}Gi"}
+    resources = {} if kind == "none" else {"limits": amounts}
+    raw = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"p{number}"},
+        "spec": {"containers": [{"name": "c", "resources": resources}]},
+    }
+    return mould_of(pod_spec(raw), host).copy(f"p{number}", number)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(POD, max_size=25),
+    st.sampled_from(["none", "best-effort", "restricted", "single-numa-node"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_sums_hold_whatever_comes(
+    wishes: list[tuple[str, int, str]], policy: str, fill: bool, retry: bool
+) -> None:
+    config = parse(f"cpuManagerPolicy: static\ntopologyManagerPolicy: {policy}", "test")
+    machine = described(2, 1, 4)
+    made = hosts_of(config, [Named("m1", machine), Named("m2", machine)], Rules({}))
+    cluster = Cluster(made, fill=fill, retry=retry)
+    results = cluster.run([_guest(i, *wish) for i, wish in enumerate(wishes)])
+    for host in cluster.hosts:
+        here = [r for r in results if r.fate is Fate.PLACED and r.host == host.name]
+        assert not violations(host.state)
+        assert host.guests == len(here)
+        assert host.offers["cpu"] - host.free["cpu"] == sum(r.guest.needs.get("cpu", 0) for r in here)
+        assert host.free["cpu"] >= 0
+        own = [c for r in here for c in r.containers if c.placement.pool is Pool.OWN]
+        assert len(host.owned) == sum(len(c.placement.own) for c in own)
+        assert not host.owned & host.ownable
+    for result in results:
+        fits = [h for h in cluster.hosts if not h.lacks(result.guest.needs)]
+        if result.fate is Fate.UNSCHEDULABLE and not result.guest.host:
+            assert not fits, "machines only fill up, so what fits now fitted then"

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.model.asks import Kind
+from proxy.model.errors import InputError
+from proxy.model.workload import KubeQos
+from proxy.simulate.guests import Guest
+from proxy.simulate.manifests import Pods, load_pods
+
+MACHINES = ["m1", "m2", "m3"]
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers:
+  - name: c
+    resources: {limits: {cpu: 2, memory: 1Gi}}
+"""
+
+
+def read(tmp_path: Path, text: str | bytes, name: str = "p.yaml", **more: object) -> Pods:
+    data = text.encode() if isinstance(text, str) else text
+    (tmp_path / name).write_bytes(data)
+    return load_pods([str(tmp_path / name)], MACHINES, **more)
+
+
+def names(pods: Pods) -> list[str]:
+    return [guest.ref for guest in pods.guests]
+
+
+def refused(tmp_path: Path, text: str | bytes, name: str = "p.yaml") -> str:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, text, name)
+    message = str(error.value).replace(str(tmp_path) + "/", "")
+    assert "\n" not in message
+    return message
+
+
+def template(kind: str, spec: str = "", version: str = "apps/v1") -> str:
+    return f"""\
+apiVersion: {version}
+kind: {kind}
+metadata: {{name: set, namespace: ns}}
+spec:
+  {spec or "{}: {}".format("paused", "false")}
+  template:
+    metadata: {{labels: {{koordinator.sh/qosClass: LS}}}}
+    spec:
+      containers: [{{name: c, resources: {{requests: {{cpu: 100m}}}}}}]
+"""
+
+
+def test_a_pod_becomes_what_kubelet_would_ask(tmp_path: Path) -> None:
+    guest = read(tmp_path, POD).guests[0]
+    pod = guest.arrival.pod
+    assert (guest.ref, pod.kube_qos) == ("default/web", KubeQos.GUARANTEED)
+    assert guest.where.endswith("p.yaml line 1")
+    assert guest.needs == {"cpu": 2000, "memory": 1 << 30}
+    ((name, request),) = guest.arrival.requests
+    assert (name, request.cpu_shares, request.memory_limit) == ("c", 2048, 1 << 30)
+    assert guest.arrival.total.cpu_shares == 2048
+    assert pod.asks is not None
+    assert pod.asks.uid == pod.uid != ""
+
+
+def test_what_a_scheduler_counts(tmp_path: Path) -> None:
+    text = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  overhead: {cpu: 250m, memory: 1Mi}
+  initContainers:
+  - {name: first, resources: {requests: {cpu: 3, example.com/gpu: 1}, limits: {example.com/gpu: 1}}}
+  - {name: side, restartPolicy: Always, resources: {requests: {cpu: 500m}}}
+  - {name: second, resources: {requests: {cpu: 3, ephemeral-storage: 1Gi}}}
+  containers:
+  - {name: a, resources: {requests: {cpu: 1}}}
+  - {name: b, resources: {requests: {cpu: 1, memory: 1Mi}}}
+"""
+    guest = read(tmp_path, text).guests[0]
+    assert guest.needs == {"cpu": 3750, "memory": 2 << 20, "example.com/gpu": 1}
+    asks = guest.arrival.pod.asks
+    assert asks is not None
+    assert [a.kind for a in asks.containers] == [Kind.INIT, Kind.SIDECAR, Kind.INIT, Kind.APP, Kind.APP]
+    assert [n for n, _ in guest.arrival.requests] == ["first", "side", "second", "a", "b"]
+
+
+def test_replicas_are_pods_of_their_own(tmp_path: Path) -> None:
+    guests = read(tmp_path, POD, replicas=3).guests
+    assert [g.ref for g in guests] == ["default/web-1", "default/web-2", "default/web-3"]
+    assert len({g.arrival.pod.uid for g in guests}) == 3
+    assert len({g.arrival.pod.sandbox_id for g in guests}) == 3
+    assert {g.arrival.pod.asks.uid == g.arrival.pod.uid for g in guests if g.arrival.pod.asks} == {True}
+
+
+def test_lists_folders_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "c"}]}}
+    items = [{**pod, "metadata": {"name": name}} for name in "ab"]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "z.json").write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    )
+    (tmp_path / "a.yml").write_text(POD)
+    (tmp_path / "notes.txt").write_text("no manifest")
+    assert names(load_pods([str(tmp_path)], MACHINES)) == ["default/web", "default/a", "default/b"]
+    bare = [
+        {
+            "metadata": {"name": "x", "namespace": "n"},
+            "spec": pod["spec"],
+            "status": {"qosClass": "BestEffort"},
+        }
+    ]
+    text = json.dumps({"apiVersion": "v1", "kind": "PodList", "items": bare})
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert names(load_pods(["-"], MACHINES)) == ["n/x"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "wanted"),
+    [
+        ("Deployment", "replicas: 2", ["ns/set-1", "ns/set-2"]),
+        ("Deployment", "", ["ns/set-1"]),
+        ("ReplicaSet", "replicas: 1", ["ns/set-1"]),
+        ("StatefulSet", "replicas: 2", ["ns/set-0", "ns/set-1"]),
+        ("Job", "parallelism: 2", ["ns/set-1", "ns/set-2"]),
+        ("DaemonSet", "", ["ns/set-m1", "ns/set-m2", "ns/set-m3"]),
+    ],
+)
+def test_workloads_stand_for_their_pods(tmp_path: Path, kind: str, spec: str, wanted: list[str]) -> None:
+    guests = read(tmp_path, template(kind, spec)).guests
+    assert [guest.ref for guest in guests] == wanted
+    assert {guest.arrival.pod.qos for guest in guests} == {"LS"}
+    hosts = [guest.host for guest in guests]
+    assert hosts == (MACHINES if kind == "DaemonSet" else [""] * len(wanted))
+
+
+def test_replicas_multiply_workloads_but_not_daemons(tmp_path: Path) -> None:
+    assert len(read(tmp_path, template("Deployment", "replicas: 2"), replicas=3).guests) == 6
+    assert len(read(tmp_path, template("DaemonSet"), replicas=3).guests) == 3
+
+
+def test_a_live_cluster_names_machines_and_holds_pods_that_ended(tmp_path: Path) -> None:
+    spec = "containers: [{name: c}]"
+    text = f"""\
+apiVersion: v1
+kind: List
+items:
+- {{apiVersion: v1, kind: Pod, metadata: {{name: a}}, spec: {{nodeName: m2, {spec}}}}}
+- {{apiVersion: v1, kind: Pod, metadata: {{name: b}}, spec: {{{spec}}}, status: {{phase: Succeeded}}}}
+- apiVersion: v1
+  kind: Pod
+  metadata: {{generateName: c-}}
+  spec: {{nodeSelector: {{kubernetes.io/hostname: m1, disk: ssd}}, affinity: {{x: y}}, {spec}}}
+"""
+    pods = read(tmp_path, text)
+    assert [(guest.ref, guest.host) for guest in pods.guests] == [("default/a", "m2"), ("default/c-2", "m1")]
+    assert pods.guests[1].where.endswith("p.yaml line 6")
+    assert pods.notes == [
+        "left out: 1 pod that ended already",
+        "not followed: affinity of 1 pod",
+        "not followed: nodeSelector disk of 1 pod",
+    ]
+    assert {guest.host for guest in read(tmp_path, text, bound=False).guests} == {""}
+
+
+def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
+    def needs(cpu: str) -> object:
+        return read(tmp_path, POD.replace("cpu: 2,", f"cpu: {cpu},")).guests[0].needs["cpu"]
+
+    assert [needs(cpu) for cpu in ("2", "'2'", "2.5", "2500m", "1e1", "0.1")] == [
+        2000,
+        2000,
+        2500,
+        2500,
+        10_000,
+        100,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind: Service", "p.yaml line 1: its kind is 'Service', only Pod, List"),
+        (POD + "---\nkind: ConfigMap\n", "p.yaml line 9: its kind is 'ConfigMap'"),
+        ("a: 1", "p.yaml line 1: it has no kind"),
+        ("just words", "p.yaml line 1: it is no object with a kind"),
+        ("- a\n- b", "it is no object with a kind"),
+        ("kind: [Pod]", "its kind is \"['Pod']\""),
+        ("kind: List", "the list p.yaml line 1: items must be a list"),
+        ("kind: List\nitems:\n- kind: List\n  items: []\n- 7", "p.yaml line 1 item 2: it is no object"),
+        ("kind: Pod", "p.yaml line 1: apiVersion: is missing"),
+        (POD.replace("v1", "v2", 1), "p.yaml line 1: apiVersion: 'v2' is not 'v1'"),
+        (POD.replace("cpu: 2", "cpu: -2"), "spec.containers[0].resources.limits.cpu: -2 is negative"),
+        (POD.replace("cpu: 2", "cpu: .inf"), "spec.containers[0].resources.limits.cpu: "),
+        (POD.replace("cpu: 2", "cpu: two"), "spec.containers[0].resources.limits.cpu: "),
+        (POD.replace("cpu: 2", "cpu: 1:30"), "spec.containers[0].resources.limits.cpu: "),
+        (POD.replace("name: web", "name: 7"), "metadata.name: 7 is not a text"),
+        (POD.replace("name: web", "label: x"), "metadata.name: is missing"),
+        (POD + "---\n" + POD, "cannot rehearse the pod default/web twice: p.yaml line 1 and "),
+        (POD.replace("- name: c", "- &a [*a]"), "line 6: the alias"),
+        ("", "cannot rehearse: there is no pod in "),
+        ("kind: List\nitems: []", "there is no pod in "),
+        (template("Deployment", "replicas: -1"), "the Deployment p.yaml line 1: spec.replicas must be"),
+        (template("Deployment", "replicas: two"), "spec.replicas must be a whole number"),
+        (template("Deployment", "replicas: 99999999"), "cannot rehearse more than 1000000 pods"),
+        ("kind: Job\nmetadata: {name: x}\nspec: {}", "the Job p.yaml line 1: spec.template must be"),
+        ("kind: Job\nmetadata: x\nspec: {}", "the Job p.yaml line 1: metadata and spec must be"),
+    ],
+)
+def test_one_line_with_file_and_line(tmp_path: Path, text: str, words: str) -> None:
+    assert words in refused(tmp_path, text)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load_pods([str(tmp_path / "no.yaml")], MACHINES)
+    with pytest.raises(InputError, match="no file in it ends in"):
+        load_pods([str(tmp_path)], MACHINES)
+
+
+def test_items_of_json_are_numbered(tmp_path: Path) -> None:
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "c"}]},
+        }
+    ]
+    text = json.dumps({"kind": "List", "items": [*items, {"kind": "Node"}]})
+    assert "p.json line 1 item 2: its kind is 'Node'" in refused(tmp_path, text, "p.json")
+
+
+def test_many_alike_are_cheap_because_they_share(tmp_path: Path) -> None:
+    guests: list[Guest] = read(tmp_path, POD, replicas=1000).guests
+    assert len({id(guest.arrival.requests) for guest in guests}) == 1
