@@ -66,3 +66,13 @@ class Table(Mapping[str, V]):
 
     def __len__(self) -> int:
         return self._size
+
+    # A view of the standard library looks every key up again; these are read for every decision.
+
+    def values(self) -> list[V]:  # type: ignore[override]  # a list is all that anybody needs
+        """Give all values."""
+        return [value for bucket in self._buckets for value in bucket.values()]
+
+    def items(self) -> list[tuple[str, V]]:  # type: ignore[override]  # the same
+        """Give all pairs."""
+        return [pair for bucket in self._buckets for pair in bucket.items()]

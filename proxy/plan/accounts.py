@@ -69,7 +69,8 @@ def _held(
             found.update({(pod.key, part.name): part.blocks for part in pod.aside.parts})
     attempts: dict[Entry, int] = {}
     for container in containers.values():
-        if container.pod.key not in keys:
+        # Most are of other pods, and the uid alone tells so.
+        if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
             continue
         entry = container.pod.key, container.name
         if _holds(container, pods) and container.attempt >= attempts.get(entry, -1):

@@ -210,16 +210,30 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
         return (), ()
     shrink: list[str] = []
     grow: list[str] = []
+    # Whoever follows a pool moves as the pool does, so two comparisons answer for nearly all.
+    way = {pool: _way(before.pools.of(pool), after.pools.of(pool)) for pool in (Pool.SHARED, Pool.BE)}
+    known = before.containers
     for key, container in after.containers.items():
-        old = before.containers.get(key)
-        if old is None or container.phase is Phase.EXITED:
+        if container.phase is Phase.EXITED:
             continue
-        have, want = before.wanted(old), after.wanted(container)
-        if not have <= want:
-            shrink.append(key)
-        elif have != want:
-            grow.append(key)
+        pool = container.placement.pool
+        old = known.get(key)
+        if old is container and pool is not Pool.OWN:
+            turn = way[pool]
+        elif old is None or (old is container and before.node is after.node):
+            continue
+        else:
+            turn = _way(before.wanted(old), after.wanted(container))
+        if turn:
+            (shrink if turn < 0 else grow).append(key)
     return tuple(sorted(shrink)), tuple(sorted(grow))
+
+
+def _way(have: CpuSet, want: CpuSet) -> int:
+    """Tell whether CPUs must be left (-1), only some are gained (1), or nothing changes (0)."""
+    if have == want:
+        return 0
+    return 1 if have <= want else -1
 
 
 def _owners(containers: Iterable[Container]) -> dict[str, Owner]:
