@@ -57,7 +57,7 @@ def _huge_pages(limits: Sequence[pb.HugepageLimit | bytes]) -> tuple[tuple[str, 
         if isinstance(entry, bytes):
             if _LIMIT not in entry:
                 continue
-            entry = pb.HugepageLimit.FromString(entry)  # noqa: PLW2901
+            entry = pb.HugepageLimit.FromString(entry)
         if entry.limit and (name := _page_resource(entry.page_size)):
             found[name] = entry.limit
     return tuple(sorted(found.items())) if found else ()
