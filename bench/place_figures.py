@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from place_merge import bare_loop, hints
 from table import number, render
 
+from proxy.model.asks import Ask, PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.options import Policy
@@ -129,8 +130,6 @@ def many_nodes(policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], b
 
 
 def _gpu_case(node: Node, policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
-    from proxy.model.asks import Ask, PodAsk
-
     amounts = {"cpu": 16_000, "memory": 64 * GIB, "nvidia.com/gpu": 4}
     asks = PodAsk("u0", (Ask("c", requests=amounts, limits=amounts),))
     guest = Pod("s0", "u0", "bench", "p0", asks=asks)

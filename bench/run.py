@@ -3,6 +3,8 @@
     make bench                            under four minutes; needs nothing but what is in the repository
     make bench BENCH_ARGS="--quick"       half a minute, rougher
 
+Then what deciding costs where no call is involved, see ``place_figures.py``.
+
 The runtime, the proxies and the load are processes of their own in a temporary folder. In each round every
 target is measured in a shuffled order; the table gives medians over the rounds. "added" is the p50 through a
 proxy less the p50 of the direct connection. Absolute numbers belong to the machine, ratios travel better.
@@ -29,6 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import Figures
 from load import run_load
+from place_figures import HEAD as PLACE_HEAD
+from place_figures import measure as measure_deciding
+from place_figures import rows as place_rows
 from procs import (
     BENCH,
     PLAIN,
@@ -310,13 +315,26 @@ def main() -> int:
     print(f"\n{plan.rounds} rounds in {took:.0f} s, {where}.")
     wrote = ", ".join(f"{name} {cpus}" for name, cpus in bench.cpus.items() if cpus)
     print(f"CPUs written into every CreateContainer, seen by the runtime: {wrote}.")
+    say("deciding")
+    deciding, loop = measure_deciding()
+    print("\n" + render(PLACE_HEAD, place_rows(deciding, loop), markdown=chosen.markdown))
+    print(f"\nCPU time in one process; a bare loop of a million steps takes {loop:.1f} ms of it.")
     for failure in bench.failures:
         print(f"FAILED: {failure}")
     if chosen.json:
         with contextlib.suppress(FileNotFoundError):
             chosen.json.unlink()
         chosen.json.write_text(
-            json.dumps({"samples": bench.figures.plain(), "failures": bench.failures}, indent=1) + "\n"
+            json.dumps(
+                {
+                    "samples": bench.figures.plain(),
+                    "deciding, ms": {figure.what: figure.samples for figure in deciding},
+                    "bare loop, ms": loop,
+                    "failures": bench.failures,
+                },
+                indent=1,
+            )
+            + "\n"
         )
     return 1 if any(failure.startswith(TOPOPROXY.name) for failure in bench.failures) else 0
 
