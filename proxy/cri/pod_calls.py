@@ -51,7 +51,7 @@ class PodCalls:
         total = await keeper.scout.pod_devices(pod, total)
         if call.done:
             return
-        verdict, pod = keeper.admit(pod, total)
+        verdict, pod = keeper.sandboxes.admit(pod, total)
         if verdict.admitted or not keeper.options.enforce:
             call.state = Trip(pod=pod, token=pod.sandbox_id)
             call.release()
@@ -64,9 +64,9 @@ class PodCalls:
 
     def _run_pod_done(self, trip: Trip, status: int | None) -> None:
         if status == OK and trip.target and trip.pod is not None:
-            self.keeper.pod_running(dataclasses.replace(trip.pod, sandbox_id=trip.target), trip.token)
+            self.keeper.sandboxes.running(dataclasses.replace(trip.pod, sandbox_id=trip.target), trip.token)
         elif trip.token:
-            self.keeper.pod_failed(trip.token)
+            self.keeper.sandboxes.failed(trip.token)
 
     def _pod_ref(self, call: Call) -> None:
         call.state = Trip(target=pb.StopPodSandboxRequest.FromString(call.body).pod_sandbox_id)
@@ -74,8 +74,8 @@ class PodCalls:
 
     def _pod_stopped(self, trip: Trip, status: int | None) -> None:
         if status in (OK, NOT_FOUND):
-            self.keeper.pod_stopped(trip.target)
+            self.keeper.sandboxes.stopped(trip.target)
 
     def _pod_removed(self, trip: Trip, status: int | None) -> None:
         if status in (OK, NOT_FOUND):
-            self.keeper.pod_removed(trip.target)
+            self.keeper.sandboxes.removed(trip.target)

@@ -16,7 +16,6 @@ every kernel write asks for the newest state, plans of different pods need no lo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -27,12 +26,12 @@ from proxy.keeper.history import History
 from proxy.keeper.journal import Journal
 from proxy.keeper.ports import Cgroups, Ledger, Runtime
 from proxy.keeper.problems import Problems
+from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, Phase, Pod, Pool, Request, Verdict
-from proxy.plan.admit import admit
+from proxy.model.workload import Container, Phase, Pod, Pool, Request
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState, moves
@@ -110,7 +109,7 @@ class Keeper:
         self.wall = wall or clock
         self.history = History(options.history)
         self.scout = scout or Scout(None, None, self.broken)
-        self.arriving: set[str] = set()
+        self.sandboxes = Sandboxes(self)
         self.problems = Problems(self.wall, voice.warn)
         self.flights = Flights()
         self.synced = asyncio.Event()
@@ -132,8 +131,7 @@ class Keeper:
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
         """Decide a create and take the CPUs; ``clear`` must follow where the container owns some."""
-        self._calls += 1
-        token = f"call-{self._boot}-{self._calls}"
+        token = self.token("call")
         plan = place(self.state, pod, name, attempt, request, token)
         if plan.problem:
             self.problems.note(f"{pod.ref}/{name}: {plan.problem}")
@@ -160,33 +158,10 @@ class Keeper:
         else:
             self.history.note_simple(self.wall(), plan.container, self.state.wanted(plan.container))
 
-    def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
-        """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
-
-        Returns:
-            The verdict, and the pod under a token, which ``pod_running`` or ``pod_failed`` must follow.
-        """
+    def token(self, kind: str) -> str:
+        """Give a name for what the runtime has not named yet."""
         self._calls += 1
-        token = f"pod-{self._boot}-{self._calls}"
-        admission = admit(self.state, dataclasses.replace(pod, sandbox_id=token), total)
-        admitted = admission.verdict.admitted
-        if admission.explanation is not None:
-            self.history.note(self.wall(), admission.explanation, token if admitted else "")
-        if not admitted:
-            self.counters["pods_refused"] += 1
-            self.voice.info(f"refused {pod.ref}: {admission.verdict.message}")
-        elif admission.pod.aside is not None:
-            self.arriving.add(token)
-            self.state = admission.state
-            self.voice.info(f"set CPUs {admission.pod.aside.cpus} aside for {pod.ref}")
-        return admission.verdict, admission.pod
-
-    def pod_failed(self, token: str) -> None:
-        """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
-        self.history.gone(token)
-        if token in self.arriving:
-            self.arriving.discard(token)
-            self.state = self.state.without_pod(token)
+        return f"{kind}-{self._boot}-{self._calls}"
 
     async def clear(self, plan: Plan) -> str:
         """Make the placement durable and have the others leave its CPUs.
@@ -316,49 +291,6 @@ class Keeper:
             self._touched.pop(container_id, None)
             self.history.gone(container_id)
             self.journal.put(f"c/{container_id}", None)
-
-    def pod_running(self, pod: Pod, token: str = "") -> None:
-        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
-
-        Args:
-            pod: The pod with the sandbox's id.
-            token: What it was admitted under.
-        """
-        self.history.renamed(token, pod.sandbox_id)
-        if token in self.arriving:
-            self.arriving.discard(token)
-            self.state = self.state.without_pod(token)
-        old = [
-            c.id
-            for c in self.state.containers.values()
-            if c.pod.uid == pod.uid != ""
-            and c.pod.sandbox_id != pod.sandbox_id
-            and c.pod.attempt < pod.attempt
-            and c.phase is not Phase.CREATING
-        ]
-        for container_id in old:
-            self.phase(container_id, Phase.EXITED)
-        self.state = self.state.with_pod(pod)
-        self.journal.put(f"p/{pod.sandbox_id}", pod)
-
-    def pod_stopped(self, sandbox_id: str) -> None:
-        """A sandbox has been stopped: nothing in it runs any more."""
-        for container in self.state.in_sandbox(sandbox_id):
-            if container.phase is not Phase.CREATING:
-                self.phase(container.id, Phase.EXITED)
-        self._forget_pod(sandbox_id)
-
-    def pod_removed(self, sandbox_id: str) -> None:
-        """A sandbox is gone, and its containers with it."""
-        self.removed([c.id for c in self.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
-        self._forget_pod(sandbox_id)
-
-    def _forget_pod(self, sandbox_id: str) -> None:
-        """What was promised to a pod ends with its sandbox."""
-        self.history.gone(sandbox_id)
-        if sandbox_id in self.state.pods:
-            self.state = self.state.without_pod(sandbox_id)
-            self.journal.put(f"p/{sandbox_id}", None)
 
     def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
         before = self.state

@@ -256,12 +256,12 @@ class Sync:
                 keeper.removed([container_id])  # it lives after all: taken in as one that we do not know
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 keeper.phase(container_id, phase)
-        for sandbox_id in known_pods - keeper.arriving:
+        for sandbox_id in known_pods - keeper.sandboxes.arriving:
             pod = listing.pods.get(sandbox_id)
             if pod is None:
-                keeper.pod_removed(sandbox_id)
+                keeper.sandboxes.removed(sandbox_id)
             elif not pod.ready:
-                keeper.pod_stopped(sandbox_id)
+                keeper.sandboxes.stopped(sandbox_id)
 
     async def _adopt(self, found: list[RuntimeContainer], listing: Listing) -> None:
         for start in range(0, len(found), ADOPT_AT_ONCE):

@@ -1,0 +1,101 @@
+"""Pod sandboxes as they come and go, and what is decided for a pod as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from proxy.model.workload import Phase, Pod, Request, Verdict
+from proxy.plan.admit import admit
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+
+class Sandboxes:
+    """The sandboxes of a keeper.
+
+    Attributes:
+        arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
+            runtime's has them.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self.arriving: set[str] = set()
+
+    def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
+        """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
+
+        Returns:
+            The verdict, and the pod under a token, which ``running`` or ``failed`` must follow.
+        """
+        keeper = self._keeper
+        token = keeper.token("pod")
+        admission = admit(keeper.state, dataclasses.replace(pod, sandbox_id=token), total)
+        admitted = admission.verdict.admitted
+        if admission.explanation is not None:
+            keeper.history.note(keeper.wall(), admission.explanation, token if admitted else "")
+        if not admitted:
+            keeper.counters["pods_refused"] += 1
+            keeper.voice.info(f"refused {pod.ref}: {admission.verdict.message}")
+        elif admission.pod.aside is not None:
+            self.arriving.add(token)
+            keeper.state = admission.state
+            keeper.voice.info(f"set CPUs {admission.pod.aside.cpus} aside for {pod.ref}")
+        return admission.verdict, admission.pod
+
+    def failed(self, token: str) -> None:
+        """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
+        keeper = self._keeper
+        keeper.history.gone(token)
+        if token in self.arriving:
+            self.arriving.discard(token)
+            keeper.state = keeper.state.without_pod(token)
+
+    def running(self, pod: Pod, token: str = "") -> None:
+        """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+
+        Args:
+            pod: The pod with the sandbox's id.
+            token: What it was admitted under.
+        """
+        keeper = self._keeper
+        keeper.history.renamed(token, pod.sandbox_id)
+        if token in self.arriving:
+            self.arriving.discard(token)
+            keeper.state = keeper.state.without_pod(token)
+        old = [
+            c.id
+            for c in keeper.state.containers.values()
+            if c.pod.uid == pod.uid != ""
+            and c.pod.sandbox_id != pod.sandbox_id
+            and c.pod.attempt < pod.attempt
+            and c.phase is not Phase.CREATING
+        ]
+        for container_id in old:
+            keeper.phase(container_id, Phase.EXITED)
+        keeper.state = keeper.state.with_pod(pod)
+        keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+
+    def stopped(self, sandbox_id: str) -> None:
+        """A sandbox has been stopped: nothing in it runs any more."""
+        keeper = self._keeper
+        for container in keeper.state.in_sandbox(sandbox_id):
+            if container.phase is not Phase.CREATING:
+                keeper.phase(container.id, Phase.EXITED)
+        self._forget(sandbox_id)
+
+    def removed(self, sandbox_id: str) -> None:
+        """A sandbox is gone, and its containers with it."""
+        keeper = self._keeper
+        keeper.removed([c.id for c in keeper.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
+        self._forget(sandbox_id)
+
+    def _forget(self, sandbox_id: str) -> None:
+        """What was promised to a pod ends with its sandbox."""
+        keeper = self._keeper
+        keeper.history.gone(sandbox_id)
+        if sandbox_id in keeper.state.pods:
+            keeper.state = keeper.state.without_pod(sandbox_id)
+            keeper.journal.put(f"p/{sandbox_id}", None)
