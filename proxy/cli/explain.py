@@ -43,10 +43,11 @@ def explain(
 
     \b
       $ topoproxy explain shop/web-0
-      [2026-11-20 08:53:55, CreateContainer, container 3f0c8d7a91b2e]
+      [2026-11-20 08:53:55, CreateContainer, container 9b1de02c44f8a]
       shop/web-0/nginx was admitted to the shared pool (CPUs 0-63 then) with memory of nodes 0-1.
       LS pod runs on the shared pool.
-      Known: QoS class LS from the pod's label; Kube QoS Burstable from the pod's cgroup parent.
+      Known: QoS class LS from the pod's label; cpu request about 500m from cpu_shares 512 of the CRI
+        request.
 
     A refusal begins with its reason and ends with what would help.
 
@@ -81,7 +82,8 @@ def _as_json(answer: object, shown: list[Told], *, pods: bool) -> str:
 
 
 def _unknown(who: str, answer: object) -> str:
-    near = difflib.get_close_matches(who, known_names(answer), n=_NEAR)
+    alike = [name for name in known_names(answer) if name.count("/") == who.count("/")]
+    near = difflib.get_close_matches(who, alike, n=_NEAR)
     total = answer.get("remembered") if isinstance(answer, dict) else None
     known = f"; {total} {'decision is' if total == 1 else 'decisions are'} remembered" if total else ""
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -137,5 +137,5 @@ def _smaller(told: Explanation) -> str:
 def _other_policy(policy: str, best: TopologyHint) -> str:
     if policy not in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
         return ""
-    where = "" if best.affinity is None else f"; it would have been given {nodes(best.affinity)}"
+    where = "" if best.affinity is None else f"; it would have looked on {nodes(best.affinity)} first"
     return f"The topology policy best-effort refuses nobody for alignment{where}"

@@ -6,14 +6,14 @@ import asyncio
 import json
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from proxy.admin import AdminServer, ask
 from proxy.admin import server as module
-from proxy.model.errors import CannotCreateError, PermissionDeniedError, UnavailableError
+from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, UnavailableError
 
 
 async def later() -> dict[str, str]:
@@ -25,7 +25,23 @@ def broken() -> object:
     raise ValueError("no page")
 
 
+def echo(params: Mapping[str, str]) -> object:
+    if "no" in params:
+        raise InputError("cannot say no")
+    return dict(params)
+
+
+async def echo_later(params: Mapping[str, str]) -> object:
+    await asyncio.sleep(0)
+    return dict(params)
+
+
+def optional(more: str = "default") -> object:
+    return {"more": more}
+
+
 ROUTES = {"/status": lambda: {"mode": "enforce", "path": Path("/x")}, "/late": later, "/broken": broken}
+ROUTES |= {"/echo": echo, "/echo-later": echo_later, "/optional": optional}
 
 
 def with_server(path: Path, check: Callable[[], Awaitable[None]]) -> None:
@@ -69,7 +85,10 @@ def test_the_client_gets_what_the_routes_give(at: Path) -> None:
         assert await asyncio.to_thread(ask, at, "/status?x=1") == {"mode": "enforce", "path": "/x"}
         assert await asyncio.to_thread(ask, at, "/late") == {"late": "yes"}
         assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
-        with pytest.raises(UnavailableError, match=r"for /no: there is /broken, /healthz, /late, /status"):
+        with pytest.raises(
+            UnavailableError,
+            match=r"for /no: there is /broken, /echo, /echo-later, /healthz, /late, /optional, /status",
+        ):
             await asyncio.to_thread(ask, at, "/no")
         with pytest.raises(UnavailableError, match="for /broken: cannot answer: ValueError: no page"):
             await asyncio.to_thread(ask, at, "/broken")
@@ -84,6 +103,17 @@ def test_the_client_gets_what_the_routes_give(at: Path) -> None:
         (b"GET /status HTTP/1.0\r\nX: " + b"a" * 4000 + b"\r\n\r\n", 200),
         (b"POST /status HTTP/1.1\r\n\r\n", 405),
         (b"GET /../status HTTP/1.1\r\n\r\n", 404),
+        (b"GET /echo HTTP/1.1\r\n\r\n", 200),
+        (b"GET /echo? HTTP/1.1\r\n\r\n", 200),
+        (b"GET /echo?a=" + b"%41" * 340 + b" HTTP/1.1\r\n\r\n", 200),
+        (b"GET /echo?a=" + b"%41" * 341 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET /echo?a HTTP/1.1\r\n\r\n", 400),
+        (b"GET /echo?a=1&a=2 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /echo?a=%ff HTTP/1.1\r\n\r\n", 400),
+        (b"GET /echo?" + b"&".join(b"%d=1" % i for i in range(8)) + b" HTTP/1.1\r\n\r\n", 200),
+        (b"GET /echo?" + b"&".join(b"%d=1" % i for i in range(9)) + b" HTTP/1.1\r\n\r\n", 400),
+        (b"GET /echo?no=1 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /status?a&a=%ff HTTP/1.1\r\n\r\n", 200),
         (b"GET /status\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"\x00\xff\r\n\r\n", 400),
@@ -96,6 +126,31 @@ def test_requests(at: Path, data: bytes, status: int) -> None:
         assert head.startswith(b"HTTP/1.1 %d " % status)
         length = next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
         assert int(length.split()[1]) == len(body) > 0
+
+    with_server(at, check)
+
+
+def test_parameters_reach_the_routes_that_take_them(at: Path) -> None:
+    async def check() -> None:
+        odd = {"query": "ns/pod name&x=1%2F+\u00e9\r\n", "empty": ""}
+        for route in ("/echo", "/echo-later"):
+            assert await asyncio.to_thread(ask, at, route, 5, odd) == odd
+        assert await asyncio.to_thread(ask, at, "/echo") == {}
+        assert await asyncio.to_thread(ask, at, "/echo", 5, {}) == {}
+        assert await asyncio.to_thread(ask, at, "/optional", 5, {"more": "x"}) == {"more": "default"}
+        raw = await send(at, b"GET /echo?q=a%20b+c%2Fd HTTP/1.1\r\n\r\n")
+        assert json.loads(raw.partition(b"\r\n\r\n")[2]) == {"q": "a b c/d"}
+
+    with_server(at, check)
+
+
+def test_what_a_route_cannot_read_is_told_to_the_client(at: Path) -> None:
+    async def check() -> None:
+        with pytest.raises(InputError, match="for /echo: cannot say no"):
+            await asyncio.to_thread(ask, at, "/echo", 5, {"no": "1"})
+        with pytest.raises(InputError, match="for /echo: the parameters are longer than 1024 bytes"):
+            await asyncio.to_thread(ask, at, "/echo", 5, {"a": "x" * 2000})
+        assert b"one is there twice" in await send(at, b"GET /echo?a=1&a=2 HTTP/1.1\r\n\r\n")
 
     with_server(at, check)
 

@@ -98,8 +98,8 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     assert first.sentences == (
         "db/wide/postgres was refused: Resources cannot be allocated with Topology locality.",
         (
-            "What stood against it: cpu has no single NUMA node that it prefers, the fewest it can have now are"
-            " NUMA nodes 0-1."
+            "What stood against it: cpu has no single NUMA node that it prefers,"
+            " the fewest it can have now are NUMA nodes 0-1."
         ),
     )
     assert last.sentences == (
@@ -207,7 +207,7 @@ def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
     told = replace(record("refused_gpu"), said=said, merge=merge)
     assert all_sentences(told)[1].startswith("What it asks of cpu cannot be had on as few NUMA nodes as its")
     helped = " ".join(section(told, "What would help"))
-    assert "best-effort refuses nobody for alignment; it would have been given nodes 0-1." in helped
+    assert "best-effort refuses nobody for alignment; it would have looked on nodes 0-1 first." in helped
 
 
 @pytest.mark.parametrize(("name", "most"), [("be", 3), ("shared", 4)])

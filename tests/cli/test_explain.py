@@ -1,0 +1,218 @@
+"""``topoproxy explain`` against a daemon's admin socket; docs/explain.md shows what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import threading
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from proxy.admin import AdminServer
+from proxy.cli.explain import explain
+from proxy.keeper.history import History
+from proxy.model.errors import InputError, TopoproxyError, UnavailableError, UsageError
+from proxy.report.answer import history_page
+from proxy.report.data import from_data
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "tests" / "report" / "records"
+DOCUMENT = ROOT / "docs" / "explain.md"
+BEGIN = 1795164800
+# Which records there are, when they came (seconds after BEGIN) and whose id they have.
+DAY = (
+    ("be", 0, "3f0c8d7a91b2e4d5"),
+    ("shared", 35, "9b1de02c44f8a6c7"),
+    ("pod_scope", 61, "c81e728d9d4c2f63"),
+    ("pod_part", 62, "eccbc87e4b5ce2fe"),
+    ("owner", 312, "a87ff679a2f3e71d"),
+    ("refused_single", 420, ""),
+    ("refused_gpu", 431, ""),
+    ("refused_single", 480, ""),
+)
+
+
+def record(name: str):
+    return from_data(json.loads((RECORDS / f"{name}.json").read_text()))
+
+
+@pytest.fixture
+def history() -> History:
+    history = History()
+    for name, second, key in DAY:
+        history.note(BEGIN + second, record(name), key)
+    return history
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, history: History, monkeypatch: pytest.MonkeyPatch):
+    """A daemon's admin socket in a thread; gives the configuration that leads to it."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    (tmp_path / "c.yaml").write_text(f"listen: {tmp_path}/cri.sock\n")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = AdminServer(tmp_path / "admin.sock", {"/explain": lambda params: history_page(history, params)})
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    yield tmp_path / "c.yaml"
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    monkeypatch.undo()
+    time.tzset()
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(explain, [str(w) for w in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_newest_decision_of_each_container(daemon: Path) -> None:
+    page = run("ml/pair", "--config", daemon)
+    assert page.startswith(
+        "[2026-11-20 08:54:21, RunPodSandbox, sandbox c81e728d9d4c2]\nPod ml/pair was admitted"
+    )
+    assert "\n\n[2026-11-20 08:54:22, CreateContainer, container eccbc87e4b5ce]\nml/pair/right was" in page
+    assert "older" not in page
+
+
+def test_older_decisions_are_counted_and_shown_with_all(daemon: Path) -> None:
+    page = run("wide", "--config", daemon)
+    assert page.count("was refused") == 1
+    assert "[2026-11-20 09:01:20, CreateContainer]" in page
+    assert page.endswith("\n1 older decision is remembered; --all shows it.\n")
+    everything = run("wide", "--all", "--config", daemon)
+    assert everything.count("was refused") == 2
+    assert "[2026-11-20 09:00:20, CreateContainer]" in everything
+    assert "older" not in everything
+
+
+def test_one_container_and_an_id(daemon: Path) -> None:
+    assert run("ml/trainer/main", "--config", daemon) == run("containerd://a87ff679a2f3", "--config", daemon)
+
+
+def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
+    lines = run("--config", daemon).splitlines()
+    assert [line.split()[2] for line in lines[1:-2]] == [
+        "batch/scan",
+        "shop/web-0",
+        "ml/pair",
+        "ml/trainer",
+        "ml/c",
+        "db/wide",
+    ]
+    assert lines[-3].endswith("REFUSED: TopologyAffinityError")
+    assert "REFUSED" not in lines[-5]
+    assert lines[-1] == "topoproxy explain POD[/CONTAINER] tells why."
+
+
+def test_json(daemon: Path) -> None:
+    data = json.loads(run("trainer", "--json", "--config", daemon))
+    assert list(data) == ["records"]
+    (entry,) = data["records"]
+    assert from_data(entry["decision"]) == record("owner")
+    assert (entry["when"], entry["id"], entry["there"]) == (BEGIN + 312, "a87ff679a2f3e71d", True)
+    assert len(json.loads(run("wide", "--json", "--config", daemon))["records"]) == 1
+    assert len(json.loads(run("wide", "--json", "--all", "--config", daemon))["records"]) == 2
+    listed = json.loads(run("--json", "--config", daemon))
+    assert [pod["pod"] for pod in listed["pods"]][-1] == "db/wide"
+    assert listed["records"] == []
+
+
+def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
+    words = r"cannot explain ml/trianer: nothing is remembered of it \(did you mean ml/trainer\?\); "
+    with pytest.raises(
+        TopoproxyError, match=words + "8 decisions are remembered, topoproxy explain lists"
+    ) as caught:
+        run("ml/trianer", "--config", daemon)
+    assert caught.value.exit_code == 1
+    with pytest.raises(TopoproxyError, match="nothing is remembered of it; 8 decisions"):
+        run("zzzzzzzzzzzz", "--json", "--config", daemon)
+    with pytest.raises(TopoproxyError, match=r"did you mean db/wide/postgres\?"):
+        run("db/wide/postgre", "--config", daemon)
+    with pytest.raises(TopoproxyError, match=r"did you mean trainer\?"):
+        run("trainr", "--config", daemon)
+
+
+def test_nothing_is_known_at_all(daemon: Path, history: History) -> None:
+    history.limit = 0
+    for _, _, key in DAY:
+        history.gone(key)
+    assert run("--config", daemon).startswith("Nothing is remembered yet")
+    with pytest.raises(TopoproxyError, match="nothing is remembered of it, nothing was decided since"):
+        run("x", "--config", daemon)
+
+
+def test_a_name_that_is_far_too_long(daemon: Path) -> None:
+    with pytest.raises(InputError, match="longer than 1024 bytes"):
+        run("x" * 2000, "--config", daemon)
+
+
+def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
+    daemon.write_text("broken: [")
+    socket = daemon.with_name("admin.sock")
+    assert "ml/trainer/main was admitted" in run("trainer", "--admin", f"unix://{socket}", "--config", daemon)
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    words = r"nobody listens there \(systemctl status topoproxy tells whether it runs, --admin names another"
+    with pytest.raises(UnavailableError, match=words) as caught:
+        run("x", "--admin", tmp_path / "no.sock")
+    assert caught.value.exit_code == 69
+    with pytest.raises(UsageError, match="cannot use --admin: 'tcp://x'"):
+        run("--admin", "tcp://x")
+
+
+def test_ascii_terminals_are_enough(daemon: Path) -> None:
+    assert run("--all", "ml/pair", "--config", daemon).isascii()
+
+
+# -- what is written about it ------------------------------------------------------------------------------
+
+
+def examples() -> list[tuple[str, str]]:
+    """Give the commands of the document, each with what it is said to print."""
+    blocks = re.findall(r"```console\n\$ topoproxy explain ?(.*)\n((?:.*\n)*?)```\n", DOCUMENT.read_text())
+    return [(words, shown) for words, shown in blocks]
+
+
+def test_the_document_shows_what_the_command_prints(daemon: Path) -> None:
+    assert len(examples()) >= 5
+    for words, shown in examples():
+        try:
+            printed = run(*shlex.split(words), "--config", daemon)
+        except TopoproxyError as error:
+            printed = f"topoproxy: {error}\n"
+        assert shown == printed, words
+
+
+def test_the_document_names_every_field() -> None:
+    text = DOCUMENT.read_text()
+
+    def fields(value: object) -> set[str]:
+        if isinstance(value, dict):
+            return set(value).union(*map(fields, value.values()))
+        return set().union(*map(fields, value)) if isinstance(value, list) else set()
+
+    known = set().union(*(fields(json.loads(path.read_text())) for path in RECORDS.glob("*.json")))
+    missing = {name for name in known | {"when", "id", "there", "wanted", "free"} if f"`{name}`" not in text}
+    assert not missing
+
+
+def test_the_help_shows_what_the_command_prints(daemon: Path) -> None:
+    shown = explain.get_help(click.Context(explain, info_name="explain"))
+    printed = run("shop/web-0", "--config", daemon)
+    for line in printed.splitlines():
+        assert f"    {line}\n" in shown
