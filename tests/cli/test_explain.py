@@ -142,7 +142,7 @@ def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
         run("zzzzzzzzzzzz", "--json", "--config", daemon)
     with pytest.raises(TopoproxyError, match=r"did you mean db/wide/postgres\?"):
         run("db/wide/postgre", "--config", daemon)
-    with pytest.raises(TopoproxyError, match=r"did you mean trainer\?"):
+    with pytest.raises(TopoproxyError, match=r"did you mean trainer or pair\?"):
         run("trainr", "--config", daemon)
 
 
