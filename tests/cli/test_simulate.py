@@ -1,0 +1,203 @@
+"""``topoproxy simulate``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.cli.simulate import simulate
+from proxy.cli.topology import to_text
+from proxy.model.errors import ConfigError, InputError, TopoproxyError, UsageError
+from proxy.topology import described, machine_to_json, write_sysfs
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: job}
+spec:
+  containers:
+  - name: main
+    resources: {limits: {cpu: 6, memory: 1Gi}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a pod, a machine of 16 CPUs on two nodes, and two configurations."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pod.yaml").write_text(POD)
+    (tmp_path / "m.json").write_text(to_text(machine_to_json(described(2, 1, 4))))
+    (tmp_path / "static.yaml").write_text("cpuManagerPolicy: static\n")
+    (tmp_path / "single.yaml").write_text(
+        "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node\n"
+    )
+    return tmp_path
+
+
+def invoke(words: str, stdin: str = "") -> Result:
+    done = CliRunner().invoke(simulate, shlex.split(words), input=stdin)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        assert done.stdout == "", "nothing half-printed"
+        raise done.exception
+    return done
+
+
+def run(words: str, stdin: str = "") -> str:
+    done = invoke(words, stdin)
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_pods_on_a_described_machine() -> None:
+    out = run("pod.yaml --replicas 3 --machine m.json --config single.yaml")
+    assert out.splitlines()[:3] == [
+        "m: 2 pods, 12 of 16 CPUs owned; asked for: cpu 12 of 16, memory 2 GiB of 128 GiB",
+        "  node 0  ######..  6 owned  2 left  1 pod",
+        "  node 1  ######..  6 owned  2 left  1 pod",
+    ]
+    assert "default/job-3: unschedulable: m has too little cpu" in out
+
+
+def test_the_same_machine_as_a_tree(place: Path) -> None:
+    write_sysfs(described(2, 1, 4), place / "root")
+    out = run("pod.yaml --sysfs-root root --config static.yaml")
+    assert "machine: 1 pod, 6 of 16 CPUs owned" in out
+
+
+def test_the_machine_of_the_configuration(place: Path) -> None:
+    write_sysfs(described(2, 1, 4), place / "root")
+    (place / "here.yaml").write_text(f"sysfsRoot: {place}/root/sys\nprocfsRoot: {place}/root/proc\n")
+    assert "machine: 1 pod, 0 of 16 CPUs owned" in run("pod.yaml --config here.yaml")
+
+
+def test_standard_input_and_copies() -> None:
+    out = run("- --machine a=m.json --machine b=m.json --nodes 2 --config static.yaml --replicas 4", POD)
+    assert [line.split(":")[0] for line in out.splitlines() if " owned; " in line] == [
+        "a-1",
+        "a-2",
+        "b-1",
+        "b-2",
+    ]
+
+
+def test_data() -> None:
+    data = json.loads(
+        run("pod.yaml --replicas 3 --machine m.json --config single.yaml --explain job-1 --json")
+    )
+    assert data["schema"] == "topoproxy-simulate/1"
+    assert data["configuration"] == "single.yaml"
+    assert data["summary"]["placed"] == 2
+    assert data["summary"]["unschedulable"] == {"cpu": 1}
+    machine = data["machines"][0]
+    assert machine["cpus"] == {
+        "online": "0-15",
+        "reserved": "",
+        "owned": "0-2,4-6,8-10,12-14",
+        "left": "3,7,11,15",
+    }
+    assert machine["left"] == {"cpus": 4, "whole": 4, "largest": 2, "largest_whole": 2, "of": 8}
+    assert (machine["offered"]["cpu"], machine["asked"]["cpu"]) == (16000, 12000)
+    assert [node["owned"] for node in machine["nodes"]] == ["0-2,8-10", "4-6,12-14"]
+    first, _, last = data["pods"]
+    assert (first["pod"], first["outcome"], first["machine"], first["together"]) == (
+        "default/job-1",
+        "placed",
+        "m",
+        True,
+    )
+    assert first["from"] == "pod.yaml line 1"
+    container = first["containers"][0]
+    assert (container["name"], container["pool"], container["cpus"], container["mems"]) == (
+        "main",
+        "own",
+        "0-2,8-10",
+        "0",
+    )
+    assert first["explanations"][0]["cpus"] == "0-2,8-10"
+    assert "explanations" not in last
+    assert (last["outcome"], last["machine"], last["lacking"]) == ("unschedulable", None, ["cpu"])
+
+
+def test_two_configurations() -> None:
+    words = "pod.yaml --replicas 2 --machine m.json --config static.yaml --compare /dev/null"
+    out = run(f"{words} --explain job-2")
+    assert "A: static.yaml\nB: /dev/null\n" in out
+    assert "2 pods: together under A, sharing under B" in out
+    assert "\nA: default/job-2: placed on m\n" in out
+    assert "\nB: default/job-2: placed on m\n" in out
+    data = json.loads(run(f"{words} --json"))
+    assert (data["a"]["summary"]["together"], data["b"]["summary"]["together"]) == (2, 0)
+    assert [each["pod"] for each in data["differences"]] == ["default/job-1", "default/job-2"]
+
+
+def test_devices(place: Path) -> None:
+    (place / "d.yaml").write_text("example.com/gpu: [{id: g1, numa: [1]}]")
+    (place / "gpu.yaml").write_text(POD.replace("cpu: 6,", "cpu: 2, example.com/gpu: 1,"))
+    out = run("gpu.yaml --machine m.json --config single.yaml --devices d.yaml")
+    assert "  node 1  ##......  2 owned  6 left  example.com/gpu 1 of 1  1 pod" in out
+
+
+def test_the_end_tells_whether_all_run() -> None:
+    words = "pod.yaml --machine m.json --config static.yaml --fail-on-refused --replicas"
+    assert invoke(f"{words} 2").exit_code == 0
+    done = invoke(f"{words} 3")
+    assert (done.exit_code, "too little cpu" in done.stdout) == (1, True)
+
+
+def test_progress_is_for_terminals_or_who_asks() -> None:
+    words = "pod.yaml --machine m.json --config static.yaml --replicas 2"
+    assert invoke(words).stderr == ""
+    done = invoke(f"{words} --progress")
+    assert "2 of 2 pods" in done.stderr
+    assert done.stdout == invoke(words).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("no.yaml --machine m.json", InputError, "cannot read no.yaml: No such file"),
+        ("pod.yaml --machine no.json", InputError, "cannot read the machine description no.json"),
+        ("pod.yaml --machine m.json --machine m.json", InputError, "two machines of the name m"),
+        ("pod.yaml --sysfs-root .", InputError, "cannot read the machine"),
+        ("pod.yaml --machine m.json --devices pod.yaml", InputError, "no name of a device resource"),
+        ("static.yaml --machine m.json", InputError, "static.yaml line 1: it has no kind"),
+        ("pod.yaml --machine m.json --config no.yaml", ConfigError, "there is no such file"),
+        ("pod.yaml --machine m.json --config pod.yaml", ConfigError, "pod.yaml"),
+        ("pod.yaml --machine m.json --compare r.yaml", ConfigError, "there is no CPU 99"),
+        ("pod.yaml --machine m.json --sysfs-root .", UsageError, "which machine is meant"),
+        ("pod.yaml --machine m.json --explain jab", UsageError, "did you mean default/job"),
+    ],
+)
+def test_refusals(place: Path, words: str, error: type[TopoproxyError], message: str) -> None:
+    (place / "r.yaml").write_text("reservedSystemCPUs: 99")
+    with pytest.raises(error, match=message):
+        invoke(words)
+
+
+def test_exit_codes_of_the_process(place: Path) -> None:
+    def code(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "proxy", "simulate", *words], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith("topoproxy: cannot ")
+        return done.returncode, done.stderr
+
+    (place / "bad.yaml").write_text("kind: Service")
+    assert code("bad.yaml", "--machine", "m.json")[0] == 65
+    (place / "config.yaml").write_text("mode: x")
+    assert code("pod.yaml", "--machine", "m.json", "--config", "config.yaml")[0] == 78
+
+
+def test_help_teaches() -> None:
+    out = CliRunner().invoke(simulate, ["--help"]).stdout
+    for word in ("topoproxy topology --json", "--compare", "kubectl", "cpuManagerPolicy: static", "65"):
+        assert word in out

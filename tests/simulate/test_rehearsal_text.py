@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from proxy.config import parse
+from proxy.model.idset import CpuSet
+from proxy.simulate.compare import compare_lines, differences, differences_data
+from proxy.simulate.guests import Guest
+from proxy.simulate.machines import Named, copies
+from proxy.simulate.picture import bar, columns
+from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
+from proxy.simulate.rows import Row
+from proxy.simulate.summary import Findings, find
+from proxy.simulate.text import FAILED, MACHINES, explain_lines, report
+from proxy.topology import described
+
+MakePod = Callable[..., Guest]
+STATIC = "cpuManagerPolicy: static\n"
+RESTRICTED = f"{STATIC}topologyManagerPolicy: restricted\nreservedSystemCPUs: 0,8\n"
+
+
+def play(
+    config: str, guests: Sequence[Guest], count: int = 1, source: str = "test", explain: str = ""
+) -> tuple[Rehearsal, Findings]:
+    rules = Rules({}, explain=frozenset({explain}))
+    read = parse(config, source)
+    machines = copies([Named("m", described(2, 1, 4))], count)
+    played = rehearse(read, hosts_of(read, machines, rules), guests, rules)
+    return played, find(played)
+
+
+def row(cpus: int, owned: int, reserved: int = 0) -> Row:
+    return Row(
+        0, CpuSet(range(cpus)), CpuSet(range(owned)), CpuSet(range(owned, owned + reserved)), 0, None, {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "scale", "drawn"),
+    [
+        (row(8, 3, 2), 1.0, "###==..."),
+        (row(8, 0), 1.0, "........"),
+        (row(8, 8), 1.0, "########"),
+        (row(128, 64), 0.25, "#" * 16 + "." * 16),
+        (row(128, 1), 0.25, "#" + "." * 31),
+        (row(128, 127), 0.25, "#" * 31 + "."),
+        (row(128, 125, 2), 0.25, "#" * 30 + "=."),
+        (row(2, 1), 0.1, "#."),
+        (row(0, 0), 1.0, ""),
+    ],
+)
+def test_a_bar_hides_nothing(of: Row, scale: float, drawn: str) -> None:
+    assert bar(of, scale) == drawn
+
+
+def test_columns_that_are_empty_are_left_out() -> None:
+    assert columns([["a", "", "b"], ["ccc", "", ""]]) == ["a    b", "ccc"]
+    assert columns([]) == []
+
+
+def test_a_report(pod: MakePod) -> None:
+    guests = [pod("a", cpu=4, memory="1Gi"), pod("b", cpu=4, memory="1Gi"), pod("c", cpu=4, memory="1Gi")]
+    guests += [pod("d", requests={"cpu": "500m"})]
+    lines = report(*play(RESTRICTED, guests), ["some note"], verbose=False)
+    assert lines == [
+        "m: 4 pods, 12 of 16 CPUs owned; asked for: cpu 12.5 of 14, memory 3 GiB of 128 GiB",
+        "  node 0  ####==..  4 owned  2 reserved  2 left  1 pod",
+        "  node 1  ########  8 owned              0 left  2 pods",
+        "# owned by one container or pod, = reserved, . shared and left to be owned",
+        "",
+        "machines                      1",
+        "pods                          4",
+        "  placed                      4",
+        "    together                  3  on as few NUMA nodes as there can be",
+        "    spread                    0  on more NUMA nodes than there had to be",
+        "    sharing                   1  given nothing that lies on a NUMA node",
+        "  refused                     0  by the machine that was chosen for it",
+        "  unschedulable               0  no machine has what is requested",
+        "CPUs                         16",
+        "  owned                      12",
+        "  left                        2  can still be given to one container alone",
+        "    in whole cores            2",
+        "    on one node               2  the most on any NUMA node (8 when it was empty)",
+        "    the same in whole cores   2",
+        "note: some note",
+    ]
+
+
+def test_what_failed_is_listed_with_its_reason(pod: MakePod) -> None:
+    guests = [pod(f"wide{i}", cpu=14, memory="1Gi") for i in range(FAILED + 2)]
+    guests += [pod("tall", cpu=99, memory="1Gi")]
+    played = play(RESTRICTED.replace("restricted", "single-numa-node"), guests)
+    short = report(*played, [], verbose=False)
+    refused = [line for line in short if line.startswith("default/wide")]
+    assert len(refused) == FAILED
+    assert refused[0].startswith("default/wide0: refused on m, container c: TopologyAffinityError: Resources")
+    assert "  and 2 pods more like this (--verbose shows all)" in short
+    assert "default/tall: unschedulable: m has too little cpu" in short
+    full = report(*played, [], verbose=True)
+    assert len([line for line in full if line.startswith("default/wide")]) == FAILED + 2
+    assert not [line for line in full if "--verbose" in line]
+
+
+def test_only_some_machines_are_drawn(pod: MakePod) -> None:
+    played = play(STATIC, [pod()], count=MACHINES + 3)
+    short = report(*played, [], verbose=False)
+    assert "and 3 machines more (--verbose shows all)" in short
+    assert sum(line.startswith("m-") for line in short) == MACHINES
+    assert sum(line.startswith("m-") for line in report(*played, [], verbose=True)) == MACHINES + 3
+
+
+def test_what_is_spread_is_named(pod: MakePod) -> None:
+    guests = [pod(cpu=6, memory="1Gi"), pod(cpu=6, memory="1Gi"), pod("torn", cpu=3, memory="1Gi")]
+    lines = report(*play(STATIC, guests), [], verbose=True)
+    assert lines[-1] == "default/torn: spread on m: given something on NUMA nodes 0-1, 1 could hold it"
+
+
+def test_decisions_are_told(pod: MakePod) -> None:
+    guests = [pod("a", cpu=2, memory="1Gi"), pod("b", cpu=2, memory="1Gi")]
+    played, _ = play(STATIC, guests, explain="default/a")
+    lines = explain_lines(played.results[0], 100)
+    assert lines[0] == "default/a: placed on m"
+    assert any("default/a/c was admitted with CPUs 0,8" in line for line in lines)
+    untold = explain_lines(played.results[1], 100)
+    assert untold[0] == "default/b: placed on m"
+    assert untold[1].startswith("  c: Guaranteed container with 2 whole CPUs")
+
+
+def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
+    guests = [pod("a", cpu=6, memory="1Gi"), pod("b", cpu=6, memory="1Gi"), pod("c", cpu=3, memory="1Gi")]
+    one, other = (
+        play(STATIC, guests, source="one.yaml"),
+        play(f"{STATIC}topologyManagerPolicy: restricted", guests, source="two.yaml"),
+    )
+    lines = compare_lines(*one, *other, ["n"], verbose=False)
+    assert lines[:2] == ["A: one.yaml", "B: two.yaml"]
+    table = {line[:28].strip(): line[28:].split() for line in lines}
+    assert table["placed"] == ["3", "2", "-1"]
+    assert table["refused"] == ["0", "1", "+1"]
+    assert table["TopologyAffinityError"] == ["0", "1", "+1"]
+    assert table["together"] == ["2", "2"]
+    assert table["spread"] == ["1", "0", "-1"]
+    assert "1 pod fared differently, 0 others only ran elsewhere" in lines
+    assert "1 pod: spread under A, refused (TopologyAffinityError) under B" in lines
+    assert "  default/c" in lines
+    changed = differences(*one, *other)
+    assert differences_data(changed)[0]["changed"] == ["fate", "reason", "together"]
+    verbose = compare_lines(*one, *other, [], verbose=True)
+    at = verbose.index("default/c")
+    assert verbose[at + 1] == "  A: placed on m, spread"
+    assert verbose[at + 2].startswith("  B: refused on m, container c: TopologyAffinityError")
+
+
+def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
+    guests = [pod(cpu=6, memory="1Gi"), pod(cpu=60, memory="1Gi")]
+    one, other = play(STATIC, guests), play(STATIC, guests)
+    assert differences(*one, *other) == []
+    assert "0 pods fared differently, 0 others only ran elsewhere" in compare_lines(
+        *one, *other, [], verbose=False
+    )
