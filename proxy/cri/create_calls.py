@@ -14,6 +14,9 @@ from proxy.keeper.ports import Given
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.place import Plan
 
+NO_DEVICES = Given()
+"""Stands for devices that nobody has looked for, as they could change nothing."""
+
 
 class CreateCalls:
     """CreateContainer."""
@@ -34,8 +37,9 @@ class CreateCalls:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)
         meta, keeper = config.metadata, self.keeper
-        node, request, given = keeper.state.node, request_of(config.linux.resources), given_of(config)
-        if keeper.scout.pod_matters(node, pod) or keeper.scout.devices_matter(node, pod, given):
+        node, request, scout = keeper.state.node, request_of(config.linux.resources), keeper.scout
+        given = given_of(config) if scout.devices_matter(node, pod) else NO_DEVICES
+        if scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given)):
             self._hold(call, self._find_out(call, pod, meta, request, given))
         else:
             self._decide(call, pod, meta.name, meta.attempt, request)
@@ -52,7 +56,7 @@ class CreateCalls:
             pod = dataclasses.replace(pod, asks=told.asks, source=told.source)
             if pod.sandbox_id in keeper.state.pods:
                 keeper.state = keeper.state.with_pod(pod)
-        if keeper.scout.devices_matter(node, pod, given):
+        if given is not NO_DEVICES and keeper.scout.knows_devices(given):
             request = await keeper.scout.devices(pod, meta.name, given, request)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
         if not call.done:

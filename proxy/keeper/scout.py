@@ -47,12 +47,13 @@ class Scout:
         counts = node.static or node.memory is not None
         return counts and pod.kube_qos is KubeQos.GUARANTEED
 
-    def devices_matter(self, node: Node, pod: Pod, given: Given) -> bool:
-        """Tell whether somebody should be asked where a container's devices are."""
-        weighs = node.policy is not Policy.NONE
+    def devices_matter(self, node: Node, pod: Pod) -> bool:
+        """Tell whether the place of a container's devices can change what is decided for it."""
         owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
-        if not weighs and not owns:
-            return False
+        return owns or node.policy is not Policy.NONE
+
+    def knows_devices(self, given: Given) -> bool:
+        """Tell whether there is somebody to ask where a container's devices are."""
         known = self._kubelet is not None and self._kubelet.knows_devices
         return known or (bool(given) and self._hardware is not None)
 
