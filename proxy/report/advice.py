@@ -126,9 +126,11 @@ def _more(lack: Lack) -> str:
 
 
 def _smaller(told: Explanation) -> str:
-    names = [name(s) for s in told.said if s.nothing != "no preference" and not _could(s, single=False)]
+    single = told.merge is not None and told.merge.policy == Policy.SINGLE_NUMA_NODE
+    names = [name(s) for s in told.said if s.nothing != "no preference" and not _could(s, single=single)]
     if names:
-        return f"Ask for less of {both(list(dict.fromkeys(names)))}"
+        enough = ", so that one NUMA node has enough" if single else ""
+        return f"Ask for less of {both(list(dict.fromkeys(names)))}{enough}"
     if told.verdict.reason == UNALIGNED:
         return "Ask for less, so that it fits on nodes that all its resources prefer"
     return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"

@@ -77,7 +77,7 @@ def sections(told: Explanation) -> tuple[Section, ...]:
         Section("What was asked for", _facts(told)),
         Section("What there was", tuple(offer(said) for said in told.said)),
         Section("What was chosen", _chosen(told)),
-        Section("What was taken", _taken(told)),
+        Section("What was tried" if refused else "What was taken", _taken(told)),
         Section("Where that left it", _why(told) if refused else (*_placed(told), *_why(told))),
         Section("Who had to move", _moves(told)),
         Section("Verdict", _verdict(told)),

@@ -103,7 +103,7 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
         ),
     )
     assert last.sentences == (
-        "Ask for less of cpu.",
+        "Ask for less of cpu, so that one NUMA node has enough.",
         "The topology policy best-effort refuses nobody for alignment.",
         "Another node of the cluster may have room for it.",
     )
@@ -198,7 +198,21 @@ def test_what_nobody_can_give_is_named_and_no_policy_is_advised() -> None:
     told = blameless("refused_gpu", *said)
     assert all_sentences(told)[1] == "No NUMA nodes have what it asks of x/gpu."
     assert section(told, "What would help")[0] == "Ask for less of x/gpu."
+    assert "so that" not in tell(told)
     assert "best-effort" not in tell(told)
+
+
+def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
+    told = blameless("refused_single", Said("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
+    assert all_sentences(told)[1] == "What it asks of cpu cannot be had on a single NUMA node."
+    assert section(told, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
+
+
+def test_what_was_tried_and_refused_was_not_taken() -> None:
+    verdict = Verdict(9, "SharedPoolExhausted", "the shared pool would be left empty")
+    told = titles(replace(record("owner"), verdict=verdict))
+    assert "What was tried" in told
+    assert "What was taken" not in told
 
 
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
