@@ -26,6 +26,8 @@ from proxy.plan.rehearse import Outcome, arrive
 from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import Host
 
+NO_SUCH_MACHINE = "NoSuchMachine"
+
 
 class Fate(enum.StrEnum):
     """What became of a pod."""
@@ -43,7 +45,8 @@ class Result:
         guest: The pod.
         fate: What became of it.
         host: Where it runs, or was refused last; empty where no machine fits.
-        reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``); empty when placed.
+        reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``, ``NoSuchMachine``);
+            empty when placed.
         message: The reason in words.
         tried: Machines that refused it, in their order.
         lacking: Resources of which the machines have too little; only where it is unschedulable.
@@ -163,7 +166,7 @@ class Cluster:
     def _unschedulable(self, guest: Guest) -> Result:
         if guest.host and guest.host not in self._by_name:
             message = f"it asks for the machine {guest.host}, and none is called so"
-            return Result(guest, Fate.UNSCHEDULABLE, "", "Unschedulable", message, lacking=("machine",))
+            return Result(guest, Fate.UNSCHEDULABLE, "", NO_SUCH_MACHINE, message)
         looked = [self._by_name[guest.host]] if guest.host else range(len(self.hosts))
         short = Counter(resource for at in looked for resource in self.hosts[at].lacks(guest.needs))
         lacking = tuple(sorted(short))

@@ -12,7 +12,7 @@ from proxy.simulate.measure import Lie
 from proxy.simulate.picture import columns
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
-from proxy.simulate.text import ALL, fate_text, numbers
+from proxy.simulate.text import ALL, fate_text, numbers, short_text
 from proxy.topology.words import plural
 
 SHOWN = 5
@@ -143,7 +143,7 @@ def _word(result: Result, lies: Sequence[Lie]) -> str:
     if result.fate is Fate.PLACED:
         return _MANNERS[_lying(lies)]
     if result.fate is Fate.UNSCHEDULABLE:
-        return f"unschedulable (too little {', '.join(result.lacking)})"
+        return f"unschedulable ({short_text(', '.join(result.lacking) or result.reason)})"
     return f"refused ({clean(result.reason)})"
 
 

@@ -23,7 +23,8 @@ class Summary:
         spread: Placed, and some container was given what is on more nodes than it had to be.
         sharing: Placed, and they were given nothing that lies on a NUMA node.
         refused: By the machine's engine, by reason.
-        unschedulable: No machine has enough by requests, by the resources that are short.
+        unschedulable: No machine has enough by requests, by the resources that are short; ``NoSuchMachine``
+            where the pod asks for a machine that is not there.
         cpus: Online CPUs of all machines.
         owned: Those that belong to somebody alone.
         left: Those that could still be given to somebody alone.
@@ -85,7 +86,7 @@ def _summary(rehearsal: Rehearsal, lies: tuple[tuple[Lie, ...], ...], left: tupl
     together = sum(bool(own) and all(lie.together for lie in own) for own in lies)
     lying = sum(map(bool, lies))
     refused = Counter(r.reason for r in results if r.fate is Fate.REFUSED)
-    short = Counter(", ".join(r.lacking) for r in results if r.fate is Fate.UNSCHEDULABLE)
+    short = Counter(", ".join(r.lacking) or r.reason for r in results if r.fate is Fate.UNSCHEDULABLE)
     return Summary(
         machines=len(hosts),
         pods=len(results),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from proxy.report.sentences import tell
 from proxy.report.words import clean
-from proxy.simulate.cluster import Fate, Result
+from proxy.simulate.cluster import NO_SUCH_MACHINE, Fate, Result
 from proxy.simulate.picture import LEGEND, columns, lines_of
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings, Summary
@@ -58,7 +58,7 @@ def numbers(told: Summary) -> list[tuple[str, int, str]]:
         ("  refused", sum(told.refused.values()), "by the machine that was chosen for it"),
         *((f"    {reason}", count, "") for reason, count in told.refused.items()),
         ("  unschedulable", sum(told.unschedulable.values()), "no machine has what is requested"),
-        *((f"    too little {what}", count, "") for what, count in told.unschedulable.items()),
+        *((f"    {short_text(what)}", count, "") for what, count in told.unschedulable.items()),
         ("CPUs", told.cpus, ""),
         ("  owned", told.owned, ""),
         ("  left", told.left, "can still be given to one container alone"),
@@ -66,6 +66,11 @@ def numbers(told: Summary) -> list[tuple[str, int, str]]:
         ("    on one node", told.largest, f"the most on any NUMA node ({told.empty} when it was empty)"),
         ("    the same in whole cores", told.largest_whole, ""),
     ]
+
+
+def short_text(what: str) -> str:
+    """Tell what is short, from the name that a summary has for it."""
+    return "no machine of that name" if what == NO_SUCH_MACHINE else f"too little {what}"
 
 
 def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:

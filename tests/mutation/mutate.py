@@ -41,6 +41,7 @@ ROOMS = {
     "place": (["proxy/place"], ["tests/place"]),
     "pools": (["proxy/pools"], ["tests/pools"]),
     "plan": (["proxy/plan"], ["tests/plan"]),
+    "simulate": (["proxy/simulate"], ["tests/simulate"]),
     "relay": (
         ["proxy/relay"],
         tests_of("relay", "frames", "huffman", "flow", "headers", "session", "windows", "garbage", "splits"),

@@ -9,7 +9,7 @@ from proxy.config import parse
 from proxy.kubelet.podspec import pod_spec
 from proxy.model.workload import Pool
 from proxy.plan.invariants import violations
-from proxy.simulate.cluster import Cluster, Fate, Result
+from proxy.simulate.cluster import NO_SUCH_MACHINE, Cluster, Fate, Result
 from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.hosts import PODS
 from proxy.simulate.machines import Named
@@ -52,10 +52,11 @@ def test_what_a_machine_lacks_is_said(cluster: MakeCluster, pod: MakePod) -> Non
         ("cpu",),
         ("memory",),
         ("example.com/gpu",),
-        ("machine",),
+        (),
         ("cpu", "memory"),
     ]
     assert results[0].message == "none of 2 machines fits: 2 have too little cpu"
+    assert [r.reason for r in results] == ["Unschedulable"] * 3 + [NO_SUCH_MACHINE, "Unschedulable"]
     assert results[3].message == "it asks for the machine nowhere, and none is called so"
     assert results[4].message == "m2 has too little cpu, memory"
 

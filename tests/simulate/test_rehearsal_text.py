@@ -160,3 +160,11 @@ def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
     assert "0 pods fared differently, 0 others only ran elsewhere" in compare_lines(
         *one, *other, [], verbose=False
     )
+
+
+def test_a_machine_that_is_not_there_is_no_shortage(pod: MakePod) -> None:
+    one = play(STATIC, [pod("a", host="gone")])
+    assert "    no machine of that name   1" in report(*one, [], verbose=False)
+    other = play(STATIC, [pod("a", host="m")])
+    lines = compare_lines(*one, *other, [], verbose=False)
+    assert "1 pod: unschedulable (no machine of that name) under A, sharing under B" in lines
