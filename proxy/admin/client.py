@@ -28,7 +28,7 @@ def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] 
 
     Raises:
         UnavailableError: Nobody answers there, or with an error.
-        InputError: The daemon does not understand the parameters.
+        InputError: The daemon does not take the question.
         PermissionDeniedError: The socket is not for this user.
     """
     target = f"{route}?{urlencode(params)}" if params else route
@@ -51,7 +51,7 @@ def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] 
     words = head.split(b" ", 2)
     if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
         raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is no admin socket")
-    if words[1] in (b"400", b"414") and params:
+    if words[1] in (b"400", b"414"):
         raise InputError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
     if words[1] != b"200":
         raise UnavailableError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
