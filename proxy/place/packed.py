@@ -27,7 +27,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from proxy.model.idset import CpuSet
-from proxy.place.cputopo import CpuTopology, Inner, Units
+from proxy.place.cputopo import CpuTopology, Units
+from proxy.place.orders import Orders
 from proxy.place.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, told
 
 
@@ -114,8 +115,8 @@ def open_nodes(topo: CpuTopology, available: CpuSet) -> list[int]:
     return list(work.node_order(work.free))
 
 
-def _start(topo: CpuTopology, available: CpuSet) -> _Accumulator:
-    return _Accumulator(topo, available.bits & topo.cpus.bits, 0)
+def _start(topo: CpuTopology, available: CpuSet) -> Orders:
+    return Orders(topo, available.bits & topo.cpus.bits)
 
 
 def _steps(work: _Accumulator, *, prefer_uncore: bool, spread: bool) -> Iterator[Callable[[], None]]:
@@ -132,89 +133,14 @@ def _steps(work: _Accumulator, *, prefer_uncore: bool, spread: bool) -> Iterator
     yield lambda: work.take_singles(spread=spread)
 
 
-class _Accumulator:
+class _Accumulator(Orders):
     """One request in the making: what is free, what is taken, how many are still needed (bit masks)."""
 
     def __init__(self, topo: CpuTopology, free: int, needed: int, notes: list[Note] | None = None) -> None:
-        self.topo = topo
-        self.free = free
+        super().__init__(topo, free)
         self.needed = needed
         self.taken = 0
         self.notes = notes
-
-    # Orders. Each gives unit ids, those with the fewest free CPUs first, every unit once and only where
-    # something is free. They are worked out as far as they are read, always against the mask ``free`` of the
-    # moment when the step started.
-
-    def sort(self, units: Iterable[tuple[int, int]], within: int, free: int) -> list[int]:
-        """Order the units that have free CPUs inside the mask ``within``."""
-        inside = within & free
-        found = [((bits & free).bit_count(), unit) for unit, bits in units if bits & inside]
-        found.sort()
-        return [unit for _, unit in found]
-
-    def nested(self, inner: Inner, outer: Units, order: Iterable[int], free: int) -> Iterator[int]:
-        """Order the units by the outer units that they are in, and inside each as ``sort`` does."""
-        # A unit that straddles two outer ones belongs to the first: listed twice it would be counted twice.
-        seen: set[int] = set()
-        for o in order:
-            for unit in self.sort(inner[o], outer[o], free):
-                if unit not in seen:
-                    seen.add(unit)
-                    yield unit
-
-    def node_order(self, free: int) -> Iterable[int]:
-        topo = self.topo
-        if topo.nodes_first:
-            return self.sort(topo.nodes.items(), free, free)
-        return self.nested(topo.socket_nodes, topo.sockets, self.socket_order(free), free)
-
-    def socket_order(self, free: int) -> Iterable[int]:
-        topo = self.topo
-        if topo.nodes_first:
-            return self.nested(topo.node_sockets, topo.nodes, self.node_order(free), free)
-        return self.sort(topo.sockets.items(), free, free)
-
-    def core_order(self, free: int) -> Iterable[int]:
-        topo = self.topo
-        if topo.nodes_first:
-            return self.nested(topo.socket_cores, topo.sockets, self.socket_order(free), free)
-        return self.nested(topo.node_cores, topo.nodes, self.node_order(free), free)
-
-    def uncore_order(self, free: int) -> Iterable[int]:
-        return self.nested(self.topo.node_uncores, self.topo.nodes, self.node_order(free), free)
-
-    def cpus_by_core(self) -> Iterator[int]:
-        free = self.free
-        for core in self.core_order(free):
-            yield from CpuSet.from_bits(self.topo.cores[core] & free)
-
-    def cpus_by_socket(self) -> Iterator[int]:
-        free = self.free
-        for socket in self.socket_order(free):
-            yield from CpuSet.from_bits(self.topo.sockets[socket] & free)
-
-    # Whole units, in their orders.
-
-    def whole_nodes(self) -> Iterator[int]:
-        nodes, free = self.topo.nodes, self.free
-        return (n for n in self.node_order(free) if not nodes[n] & ~free)
-
-    def whole_sockets(self) -> Iterator[int]:
-        topo, free = self.topo, self.free
-        order = self.socket_order(free)
-        return (s for s in order if (topo.sockets[s] & free).bit_count() == topo.socket_size(s))
-
-    def whole_uncores(self) -> Iterator[int]:
-        uncores, free = self.topo.uncores, self.free
-        return (u for u in self.uncore_order(free) if not uncores[u] & ~free)
-
-    def whole_cores(self) -> Iterator[int]:
-        topo, free = self.topo, self.free
-        order = self.core_order(free)
-        return (c for c in order if (topo.cores[c] & free).bit_count() == topo.core_size(c))
-
-    # Steps.
 
     def take(self, bits: int, kind: str, unit: int) -> None:
         if self.notes is not None:
