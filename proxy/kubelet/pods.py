@@ -102,8 +102,8 @@ def _index(content: bytes) -> dict[tuple[str, ...], Item]:
         raise KubeletError(f"cannot read kubelet's list of pods: it is not JSON: {error}") from None
     if not isinstance(raw, dict) or raw.get("kind", "PodList") != "PodList":
         raise KubeletError("cannot read kubelet's list of pods: it is another kind of answer")
-    items = raw.get("items") or ()  # Go writes an empty list as null
-    if not isinstance(items, list | tuple) or not all(isinstance(item, dict) for item in items):
+    items = raw.get("items") or []  # Go writes an empty list as null
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise KubeletError("cannot read kubelet's list of pods: its items are not a list of pods")
     found: dict[tuple[str, ...], Item] = {}
     for item in items:

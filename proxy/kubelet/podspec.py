@@ -203,7 +203,7 @@ def _most(asks: Sequence[Ask], name: str, amounts: Callable[[Ask], Amounts]) -> 
 
 def _qos(containers: Sequence[Ask], own: Amounts, own_limits: Amounts) -> KubeQos:
     """Find the QoS class by the rule that Kubernetes has for it."""
-    holders = [(own, own_limits)] if own or own_limits else [(c.requests, c.limits) for c in containers]
+    holders = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
     requests = _sums(asked for asked, _ in holders)
     limits = _sums(limit for _, limit in holders)
     if not requests and not limits:

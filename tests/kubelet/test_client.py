@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from proxy.keeper.ports import Kubelet
@@ -191,6 +192,22 @@ def test_a_kubelet_that_restarts(asking: Asking, serve: Any, tmp_path: Path) -> 
     path.unlink(missing_ok=True)
     serve(path, PODS, GetPod=lambda *_: pod_answer("4"))
     until(lambda: cpus(client), (4000, PODS_API))
+
+
+def test_an_error_of_the_pods_api_is_no_reason_to_leave_it(
+    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
+) -> None:
+    def fail_once(_: bytes, context: Any) -> bytes:
+        if not asking.heard:
+            context.abort(grpc.StatusCode.INTERNAL, "oh")
+        return pod_answer()
+
+    pods_server.items = [ITEM]
+    serve(tmp_path / "pods.sock", PODS, GetPod=fail_once)
+    client = asking(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
+    assert cpus(client) == (2000, POD_LIST)
+    assert cpus(client) == (3000, PODS_API)
+    assert [said.rpartition(": ")[2] for said in asking.heard] == ["oh (INTERNAL)"]
 
 
 def test_a_pods_api_that_never_answers_costs_its_time_once(

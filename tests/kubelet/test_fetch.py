@@ -212,10 +212,39 @@ def test_a_port_where_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://127.0.0.1", "127.0.0.1:10250", "https://", "http://a:b", "http://[::1"]
+    ("url", "words"),
+    [
+        ("ftp://127.0.0.1", "ftp://127.0.0.1: this is no http or https address"),
+        ("127.0.0.1:10250", "this is no http or https address"),
+        ("https://", "https://: this is no http or https address"),
+        ("http://a:b", "'http://a:b': Port could not be cast"),
+        ("http://[::1", "'http://[::1': Invalid IPv6 URL"),
+    ],
 )
-def test_what_is_no_address(url: str) -> None:
-    assert failure(pods_url=url).startswith("cannot read the pods of kubelet at ")
+def test_what_is_no_address(url: str, words: str) -> None:
+    said = failure(pods_url=url)
+    assert said.startswith("cannot read the pods of kubelet at ")
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("https://[::1]", ("::1", 443)),
+        ("http://10.0.0.1/pods", ("10.0.0.1", 80)),
+        ("https://node:10250", ("node", 10250)),
+    ],
+)
+def test_where_an_address_leads(url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[tuple[str, int]] = []
+
+    def connect(host: str, port: int, _: float) -> socket.socket:
+        dialled.append((host, port))
+        raise OSError("not here")
+
+    monkeypatch.setattr(fetch, "_connect", connect)
+    assert f"kubelet at {url}: not here" in failure(pods_url=url)
+    assert dialled == [place]
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:

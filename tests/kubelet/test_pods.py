@@ -72,6 +72,14 @@ def test_a_pod_that_is_not_in_the_list_makes_it_be_read_anew_once_a_second() -> 
     assert world.cpu("u-3") == 1000
 
 
+def test_pods_that_kubelet_does_not_know_are_not_remembered_for_ever() -> None:
+    world = World()
+    for i in range(50):
+        assert world.cpu(f"u-{i}") is None
+        world.now += 1
+    assert len(world.pods._asked) == 1
+
+
 def test_callers_who_wait_share_one_list() -> None:
     going, go = threading.Event(), threading.Event()
     asked = []

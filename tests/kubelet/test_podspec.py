@@ -83,6 +83,8 @@ def test_a_manifest_without_uid_and_namespace() -> None:
         (pod(FULL, FULL), KubeQos.GUARANTEED),
         (pod(FULL, {}), KubeQos.BURSTABLE),
         (pod(FULL, res(limits={"cpu": 1})), KubeQos.BURSTABLE),
+        (pod(FULL, res(limits={"memory": 1})), KubeQos.BURSTABLE),
+        (pod(res(limits={"cpu": "1m", "memory": 1})), KubeQos.GUARANTEED),
         (pod(FULL, res(limits={"cpu": 1, "memory": 0})), KubeQos.BURSTABLE),
         (pod(res({"cpu": 1}, {"cpu": 2, "memory": "1Gi"})), KubeQos.BURSTABLE),
         # A zero request is not the limit, and leaves the sums unequal.
@@ -224,6 +226,16 @@ def test_items_of_a_list_say_no_kind_but_not_another_one() -> None:
     assert pod_spec(raw, listed=True).name == "web"
     with pytest.raises(InputError, match="kind"):
         pod_spec({**raw, "kind": "Node"}, listed=True)
+
+
+@pytest.mark.parametrize("name", ["web.v1", "0", "a" * 253])
+def test_names_of_pods_may_have_dots_and_be_long(name: str) -> None:
+    raw = pod(FULL)
+    raw["metadata"]["name"] = name
+    assert pod_spec(raw).name == name
+    raw["metadata"]["name"] = f"{name}{'b' * 253}"
+    with pytest.raises(InputError):
+        pod_spec(raw)
 
 
 def test_long_values_are_cut_in_messages() -> None:
