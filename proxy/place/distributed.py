@@ -15,7 +15,7 @@ from __future__ import annotations
 from proxy.model.idset import CpuSet, Mask
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus, open_nodes, take_packed
-from proxy.place.split import Split, hand_out, split
+from proxy.place.split import Split, split
 from proxy.place.trace import counted, cpus, nodes_of
 from proxy.place.trace import nodes as named
 
@@ -52,7 +52,7 @@ def take_distributed(
     chosen = split([len(part) for part in parts], n, group, _ceil(n // group, groups_per_node))
     if chosen is None:
         return take_packed(topo, free, n, steps=steps)
-    taken, rest = _gather(topo, parts, chosen, n, group)
+    taken, rest = _gather(topo, parts, chosen, group)
     if steps is not None:
         many = "from each of " if len(chosen.members) > 1 else "of "
         members = named(Mask(nodes[i] for i in chosen.members))
@@ -62,16 +62,13 @@ def take_distributed(
     return taken | rest
 
 
-def _gather(
-    topo: CpuTopology, parts: list[CpuSet], chosen: Split, n: int, group: int
-) -> tuple[CpuSet, CpuSet]:
+def _gather(topo: CpuTopology, parts: list[CpuSet], chosen: Split, group: int) -> tuple[CpuSet, CpuSet]:
     """Take what was decided, node by node, then the rest group by group."""
     taken = CpuSet()
     for i in chosen.members:
         taken |= take_packed(topo, parts[i], chosen.each)
-    left = {i: len(parts[i]) - chosen.each for i in chosen.members}
     rest = CpuSet()
-    for i in hand_out(left, chosen.extra, n - len(taken), group):
+    for i in chosen.extra:
         rest |= take_packed(topo, parts[i] - taken - rest, group)
     return taken, rest
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
@@ -43,15 +44,18 @@ def deviation(after: Sequence[int]) -> float:
 
 
 def rounds(after: list[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
+    """Hand out; give who gave, or None where there are not enough groups."""
+    gave = []
     while rest:
         before = rest
         for i in extra:
             if rest and after[i] >= group:
                 after[i] -= group
                 rest -= group
+                gave.append(i)
         if rest == before:
             return None
-    return after
+    return gave
 
 
 def plain(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | None:
@@ -67,9 +71,10 @@ def plain(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | Non
             givers = [i for i in members if after[i] >= group] if rest else []
             sizes = range(len(givers), 0, -1) if rest else [0]
             for extra in (e for size in sizes for e in combinations(givers, size)):
-                left = rounds(list(after), extra, rest, group)
-                if left is not None and (best is None or deviation(left) < best[0]):
-                    best = deviation(left), Split(each, members, extra)
+                left = list(after)
+                gave = rounds(left, extra, rest, group)
+                if gave is not None and (best is None or deviation(left) < best[0]):
+                    best = deviation(left), Split(each, members, tuple(gave))
         if best:
             return best[1]
     return None
@@ -119,11 +124,11 @@ def test_the_number_of_nodes_begins_with_what_nodes_have_on_average() -> None:
 
 def test_the_rest_goes_where_it_leaves_the_nodes_alike() -> None:
     # 3 from each leaves 3, 4, 6; of the ways to take two more, 3, 4, 4 is the most even one.
-    assert split([6, 7, 9], 11, 1, 3) == Split(3, (0, 1, 2), (2,))
+    assert split([6, 7, 9], 11, 1, 3) == Split(3, (0, 1, 2), (2, 2))
 
 
 def test_rounds_end_when_whole_groups_run_out() -> None:
-    assert split([5, 5, 5, 5], 14, 2, 4) == Split(2, (0, 1, 2, 3), (0, 1, 2, 3))
+    assert split([5, 5, 5, 5], 14, 2, 4) == Split(2, (0, 1, 2, 3), (0, 1, 2))
     assert split([3, 3], 6, 2, 1) is None, "six CPUs are free, but only two groups"
 
 
@@ -138,17 +143,51 @@ def test_what_is_missing_and_what_is_senseless() -> None:
         take(machine(2), "0-1", 1, 0)
 
 
-def test_many_unlike_nodes_do_not_take_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_unlike_nodes_do_not_take_forever() -> None:
     counts = list(range(20, 84))  # 64 nodes, no two alike
-    monkeypatch.setattr(split_module, "LIMIT", 300)
     assert split(counts, 32 * 20, 1, 32) == Split(20, tuple(range(32, 64))), "the fullest"
     odd = split(counts, 32 * 20 + 5, 1, 32)
-    assert odd == Split(20, tuple(range(32, 64)), (62, 63)), "more from fewer"
+    assert odd == Split(20, tuple(range(32, 64)), (63, 62, 63, 61, 62)), "down to the same level"
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=9, max_size=10),
+    st.integers(1, 12),
+    st.sampled_from([1, 2]),
+    st.integers(2, 4),
+)
+@settings(max_examples=40)
+def test_with_more_nodes_than_kubelet_has_it_is_no_less_even(
+    counts: list[int], groups: int, group: int, fewest: int
+) -> None:
+    n = groups * group
+    if n > sum(counts):
+        return
+
+    def spread(found: Split) -> float:
+        left = [
+            c - found.each * (i in found.members) - group * found.extra.count(i) for i, c in enumerate(counts)
+        ]
+        assert sum(left) == sum(counts) - n
+        assert min(left) >= 0
+        assert set(found.extra) <= set(found.members)
+        return deviation(left)
+
+    expected = plain(counts, n, group, fewest)
+    full = split(counts, n, group, fewest)
+    with mock.patch.object(split_module, "LIMIT", 0):
+        soon = split(counts, n, group, fewest)
+    with mock.patch.object(split_module, "LIMIT", 10**9):
+        assert split(counts, n, group, fewest) == expected
+    assert (full is None) == (soon is None) == (expected is None)
+    if expected and full and soon:
+        assert len(full.members) == len(soon.members) == len(expected.members)
+        assert max(spread(full), spread(soon)) <= spread(expected)
 
 
 def test_many_like_nodes_are_few_choices() -> None:
     assert split([8] * 64, 12, 2, 2) == Split(6, (0, 1))
-    assert split([8] * 64, 14, 2, 2) == Split(6, (0, 1), (0, 1))
+    assert split([8] * 64, 14, 2, 2) == Split(6, (0, 1), (0,))
 
 
 MACHINES = [machine(4), machine(8, 3, 2, 2), machine(1), machine(6, 2, 1, 3), machine(2, 4, 4)]
