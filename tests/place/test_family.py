@@ -13,6 +13,7 @@ import proxy.place.family as family_room
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.demand import Demand, covers, fittest, masks, smallest, sums, to_bits
+from proxy.place.distance import Distances
 from proxy.place.family import Family, hint
 from proxy.place.listing import listable
 from proxy.place.merge import merge
@@ -126,6 +127,11 @@ def test_too_many_to_be_counted() -> None:
         Family((), (), 1, (), 0)[0]
 
 
+TABLES = st.none() | st.lists(st.integers(10, 13), min_size=25, max_size=25).map(
+    lambda ds: Distances({a: {b: ds[5 * i + j] for j, b in enumerate(NODES)} for i, a in enumerate(NODES)})
+)
+
+
 @given(
     st.lists(families(), min_size=1, max_size=3),
     st.lists(
@@ -133,14 +139,15 @@ def test_too_many_to_be_counted() -> None:
         min_size=1,
         max_size=4,
     ),
+    TABLES,
 )
 def test_through_a_window_a_merge_sees_the_same(
-    members: list[Family], window: list[tuple[int, bool]]
+    members: list[Family], window: list[tuple[int, bool]], table: Distances | None
 ) -> None:
     seen = [hint(bits, preferred) for bits, preferred in window]
     whole = {"window": seen, **{f"f{i}": plain(f) for i, f in enumerate(members)}}
     short = {"window": seen, **{f"f{i}": f if f else () for i, f in enumerate(members)}}
-    assert _merged(whole) == _merged(listable([short])[0])
+    assert _merged(whole, table) == _merged(listable([short])[0], table)
 
 
 @given(st.lists(families(), min_size=1, max_size=3))
@@ -158,9 +165,9 @@ def test_without_a_window_a_preferred_result_is_the_same(members: list[Family]) 
         assert not shared, "if there is a mask that suits all, it is taken"
 
 
-def _merged(answer: dict[str, object]) -> TopologyHint:
+def _merged(answer: dict[str, object], table: Distances | None = None) -> TopologyHint:
     impossible = (TopologyHint(None, preferred=False),)
-    return merge([hints or impossible for hints in answer.values()], EVERY).hint  # type: ignore[misc]
+    return merge([hints or impossible for hints in answer.values()], EVERY, table).hint  # type: ignore[misc]
 
 
 def test_other_answers_pass_unchanged() -> None:

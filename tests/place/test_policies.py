@@ -6,7 +6,9 @@ from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
 from proxy.model.workload import Verdict
+from proxy.place.demand import Demand
 from proxy.place.distance import Distances
+from proxy.place.family import Family
 from proxy.place.hint_lists import hint_lists
 from proxy.place.merge import Decided
 from proxy.place.policies import admits, decide, single_numa
@@ -84,6 +86,20 @@ def test_distances_count_except_on_a_single_node() -> None:
     uneven = Distances({0: {0: 20}, 1: {1: 10}})
     assert decide(Policy.BEST_EFFORT, [ONE_NODE], TWO, uneven).hint == hint([1])
     assert decide(Policy.SINGLE_NUMA_NODE, [ONE_NODE], TWO, uneven).hint == hint([0])
+
+
+def test_hints_that_are_too_many_are_listed_by_the_decision() -> None:
+    nodes = tuple(range(40))
+    memory = Family((), nodes, 2, (Demand(3, tuple((1 << i, 1) for i in nodes)),), 3)
+    few: Hints = {"gpu": [hint([7, 20, 30]), hint([1], False)]}
+    decision = decide(Policy.RESTRICTED, [{"memory": memory}, few], Mask(nodes))
+    assert decision.hint == hint([7, 20, 30])
+    assert [entry.family for entry in decision.lists] == [memory, None]
+    assert all(isinstance(entry.hints, (tuple, list)) for entry in decision.lists)
+    alone = decide(Policy.RESTRICTED, [{"memory": memory}], Mask(nodes))
+    assert alone.hint == hint([0, 1, 2])
+    single = decide(Policy.SINGLE_NUMA_NODE, [{"memory": memory}, few], Mask(nodes))
+    assert (single.verdict, single.unpreferred) == (REFUSED, ("memory", "gpu"))
 
 
 def test_what_stands_in_the_way() -> None:
