@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from proxy.model.asks import HUGE_PAGES, MEMORY
 from proxy.report.words import clean
 from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.measure import left_of
 from proxy.simulate.rows import Row, rows_of
 from proxy.topology.words import plural, size_text
 
@@ -22,7 +23,7 @@ def lines_of(host: Host) -> list[str]:
     longest = max((len(row.cpus) for row in rows), default=1) or 1
     scale = min(1.0, _BAR / longest)
     cells = [_cells(row, scale) for row in rows]
-    return [_headline(host), *(f"  {line}" for line in columns(cells))]
+    return [_headline(host), *(f"  {line}" for line in columns(cells)), f"  {_left(host)}"]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -65,6 +66,14 @@ def _headline(host: Host) -> str:
     ]
     cpus = f"{len(host.owned)} of {plural(len(machine.online), 'CPU')} owned"
     return f"{clean(host.name)}: {plural(host.guests, 'pod')}, {cpus}; asked for: {', '.join(asked)}"
+
+
+def _left(host: Host) -> str:
+    left = left_of(host.node, host.ownable)
+    return (
+        f"left {plural(left.cpus, 'CPU')}, {left.whole} in whole cores; "
+        f"at most {left.largest} on one node, or {left.largest_whole} in whole cores"
+    )
 
 
 def _interesting(host: Host) -> Iterable[tuple[str, int]]:

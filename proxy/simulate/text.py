@@ -94,10 +94,13 @@ def fate_text(result: Result) -> str:
         return f"placed on {clean(result.host)}"
     if result.fate is Fate.UNSCHEDULABLE:
         return f"unschedulable: {clean(result.message)}"
-    where = f"refused on {clean(', '.join(result.tried))}"
-    container = f", container {clean(result.container)}" if result.container else ""
     reason = "" if result.message.startswith(result.reason) else f"{result.reason}: "
-    return f"{where}{container}: {clean(reason + result.message)}"
+    return f"{_refused_text(result)}: {clean(reason + result.message)}"
+
+
+def _refused_text(result: Result) -> str:
+    container = f", container {clean(result.container)}" if result.container else ""
+    return f"refused on {clean(', '.join(result.tried))}{container}"
 
 
 def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
@@ -114,11 +117,10 @@ def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
 
 def explain_lines(result: Result, width: int) -> list[str]:
     """Tell why a pod is where it is, container by container."""
-    lines = [f"{clean(result.guest.ref)}: {fate_text(result)}"]
-    if result.explanations:
-        for told in result.explanations:
-            lines += ["", *tell(told, width).rstrip("\n").split("\n")]
-        return lines
-    for container in result.containers:
+    refused = result.fate is Fate.REFUSED and result.explanations  # they say why
+    lines = [f"{clean(result.guest.ref)}: {_refused_text(result) if refused else fate_text(result)}"]
+    for told in result.explanations:
+        lines += ["", *tell(told, width).rstrip("\n").split("\n")]
+    for container in () if result.explanations else result.containers:
         lines += [f"  {container.name}: {clean(reason)}" for reason in container.placement.reasons]
     return lines

@@ -68,6 +68,7 @@ def test_a_report(pod: MakePod) -> None:
         "m: 4 pods, 12 of 16 CPUs owned; asked for: cpu 12.5 of 14, memory 3 GiB of 128 GiB",
         "  node 0  ####==..  4 owned  2 reserved  2 left  1 pod",
         "  node 1  ########  8 owned              0 left  2 pods",
+        "  left 2 CPUs, 2 in whole cores; at most 2 on one node, or 2 in whole cores",
         "# owned by one container or pod, = reserved, . shared and left to be owned",
         "",
         "machines                      1",
@@ -126,6 +127,14 @@ def test_decisions_are_told(pod: MakePod) -> None:
     untold = explain_lines(played.results[1], 100)
     assert untold[0] == "default/b: placed on m"
     assert untold[1].startswith("  c: Guaranteed container with 2 whole CPUs")
+
+
+def test_a_refusal_is_told_once(pod: MakePod) -> None:
+    config = RESTRICTED.replace("restricted", "single-numa-node")
+    played, _ = play(config, [pod("a", cpu=14, memory="1Gi")], explain="default/a")
+    lines = explain_lines(played.results[0], 200)
+    assert lines[0] == "default/a: refused on m, container c"
+    assert lines[2].startswith("default/a/c was refused: ")
 
 
 def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
