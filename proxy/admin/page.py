@@ -20,7 +20,8 @@ def render(status: object, width: int = 100) -> str:
         width: Columns of the terminal; long texts are cut at it.
     """
     data = _map(status)
-    lines = [*_head(data), *_pools(data), *_exclusive(data), *_containers(data, width), *_problems(data)]
+    lines = [*_head(data), *_rules(data), *_pools(data), *_memory(data), *_exclusive(data), *_aside(data)]
+    lines += [*_containers(data, width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -44,6 +45,57 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
         shown = [_text(runtime.get("version")), state if isinstance(runtime.get("connected"), bool) else ""]
         more = f" ({', '.join(s for s in shown if s)})" if any(shown) else ""
         yield f"{_text(data.get('listen')) or '?'} -> {_text(runtime.get('endpoint')) or '?'}{more}"
+
+
+def _rules(data: Mapping[str, object]) -> Iterable[str]:
+    """Say by which rules containers are placed, as far as they are not those that one expects of nobody."""
+    settings = _map(data.get("settings"))
+    policy = _text(settings.get("topologyManagerPolicy"))
+    words = []
+    if _text(settings.get("cpuManagerPolicy")) == "static":
+        options = ", ".join(_text(option) for option in _list(settings.get("cpuManagerPolicyOptions")))
+        words.append(f"CPUs static{f' ({options})' if options else ''}")
+    if policy and policy != "none":
+        words.append(f"topology {policy}, scope {_text(settings.get('topologyManagerScope'))}")
+    if _text(settings.get("memoryManagerPolicy")) == "Static":
+        words.append("memory Static")
+    if reserved := _text(settings.get("reservedSystemCPUs")):
+        words.append(f"reserved CPUs {reserved}")
+    if words:
+        yield f"rules: {'; '.join(words)}"
+
+
+def _memory(data: Mapping[str, object]) -> Iterable[str]:
+    """One row a resource of a NUMA node, where memory is counted."""
+    rows = [("NODE", "RESOURCE", "ALLOCATABLE", "GIVEN", "FREE", "IN GROUP")]
+    for entry in (_map(entry) for entry in _list(data.get("memory"))):
+        node, group = _text(entry.get("node")), _text(entry.get("group"))
+        for resource, amounts in _map(entry.get("resources")).items():
+            sizes = [_bytes(_map(amounts).get(key)) for key in ("allocatable", "given", "free")]
+            rows.append((node, _text(resource), *sizes, "-" if group == node else group))
+    if len(rows) > 1:
+        yield ""
+        yield from table(rows)
+
+
+def _aside(data: Mapping[str, object]) -> Iterable[str]:
+    """Name pods for which more is set aside than their containers own so far."""
+    pods = [_map(entry) for entry in _list(data.get("aside"))]
+    if pods:
+        yield ""
+        yield "Set aside for pods"
+        rows = [("CPUS", "POD", "NUMA NODES")]
+        rows += [(_cpus(e.get("cpus")), _text(e.get("pod")), _text(e.get("nodes")) or "any") for e in pods]
+        yield from table(rows)
+
+
+def _bytes(value: object) -> str:
+    if not isinstance(value, int):
+        return _text(value) or "-"
+    for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return str(value)
 
 
 def _pools(data: Mapping[str, object]) -> Iterable[str]:

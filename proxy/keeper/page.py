@@ -50,6 +50,11 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
         "memory": _memory(state),
+        "aside": [
+            {"pod": pod.ref, "cpus": str(pod.aside.cpus), "nodes": str(pod.aside.affinity or "")}
+            for pod in state.pods.values()
+            if pod.aside is not None
+        ],
         "remembered": keeper.history.size,
     }
 

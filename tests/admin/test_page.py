@@ -133,3 +133,32 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(list(STATUS)), JSON) | JSON)
 def test_whatever_the_daemon_says_there_is_a_page(status: object) -> None:
     assert render(status).startswith("topoproxy")
+
+
+def test_rules_memory_and_what_is_set_aside() -> None:
+    settings = {
+        "cpuManagerPolicy": "static",
+        "cpuManagerPolicyOptions": ["full-pcpus-only"],
+        "topologyManagerPolicy": "restricted",
+        "topologyManagerScope": "pod",
+        "memoryManagerPolicy": "Static",
+        "reservedSystemCPUs": "0",
+    }
+    amounts = {"allocatable": 3 << 30, "given": 1 << 29, "free": 512}
+    page = render(
+        {
+            "settings": settings,
+            "memory": [{"node": 0, "group": "0-1", "resources": {"memory": amounts}}],
+            "aside": [{"pod": "ns/p", "cpus": "2-3", "nodes": "1"}, {"pod": "ns/q", "cpus": "", "nodes": ""}],
+        }
+    )
+    assert (
+        "CPUs static (full-pcpus-only); topology restricted, scope pod; memory Static; reserved CPUs 0"
+        in page
+    )
+    assert "0     memory    3.0Gi        512.0Mi  512   0-1" in page
+    assert "Set aside for pods\nCPUS  POD   NUMA NODES\n2-3   ns/p  1\n-     ns/q  any\n" in page
+
+
+def test_rules_that_ask_for_nothing_are_not_told() -> None:
+    assert "rules" not in render({"settings": {"cpuManagerPolicy": "none", "topologyManagerPolicy": "none"}})
