@@ -70,7 +70,7 @@ class Result:
 class Cluster:
     """Machines that pods come to. Changes as they come; ``hosts`` shows it."""
 
-    def __init__(self, hosts: Sequence[Host], *, fill: bool = False, retry: bool = False) -> None:
+    def __init__(self, hosts: Sequence[Host], *, fill: bool, retry: bool) -> None:
         """Take some machines.
 
         Args:

@@ -105,8 +105,7 @@ class Judge:
             bits |= block.affinity.bits
             wants.append((block.resource, block.size))
         for resource, ids in placement.devices:
-            plugin = node.devices.get(resource, {})
-            near = [plugin[name].nodes for name in ids if name in plugin and plugin[name].nodes]
+            near = [nodes for name in ids if (nodes := node.devices[resource][name].nodes)]
             if near:
                 bits |= _touched(bits, near)
                 wants.append((resource, len(near)))
@@ -130,9 +129,9 @@ def lies_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[L
     return [lie for lie in lies if lie is not None]
 
 
-def _touched(bits: int, near: Iterable[Mask | None]) -> int:
+def _touched(bits: int, near: Iterable[Mask]) -> int:
     """Give the nodes of devices: of one with several, those that are touched anyway, else the lowest."""
-    for nodes in sorted(((n.bits for n in near if n)), key=lambda n: (n.bit_count(), n)):
+    for nodes in sorted(((n.bits for n in near)), key=lambda n: (n.bit_count(), n)):
         if not nodes & bits:
             bits |= nodes & -nodes
     return bits

@@ -96,9 +96,8 @@ def _pods(host: Host, containers: list[Container]) -> dict[int | None, set[str]]
         for node in nodes:
             pods.setdefault(node, set()).add(container.pod.key)
         for resource, ids in placement.devices:
-            plugin = host.node.devices.get(resource, {})
-            for device in (plugin[name] for name in ids if name in plugin):
-                for at in device.nodes or (None,):
+            for name in ids:
+                for at in host.node.devices[resource][name].nodes or (None,):
                     pods.setdefault(at, set()).add(container.pod.key)
     return pods
 

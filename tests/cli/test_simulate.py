@@ -125,6 +125,19 @@ def test_data() -> None:
     assert (last["outcome"], last["machine"], last["lacking"]) == ("unschedulable", None, ["cpu"])
 
 
+def test_memory_as_data(place: Path) -> None:
+    (place / "counted.yaml").write_text(
+        "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n"
+        "reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n"
+    )
+    data = json.loads(run("pod.yaml --machine m.json --config counted.yaml --json"))
+    first, second = data["machines"][0]["nodes"]
+    assert first["memory"] == {"given": 1 << 30, "of": 63 << 30}
+    assert second["memory"] == {"given": 0, "of": 64 << 30}
+    container = data["pods"][0]["containers"][0]
+    assert container["memory"] == [{"nodes": [0], "resource": "memory", "bytes": 1 << 30}]
+
+
 def test_two_configurations() -> None:
     words = "pod.yaml --replicas 2 --machine m.json --config static.yaml --compare /dev/null"
     out = run(f"{words} --explain job-2")

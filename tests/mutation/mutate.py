@@ -41,7 +41,7 @@ ROOMS = {
     "place": (["proxy/place"], ["tests/place"]),
     "pools": (["proxy/pools"], ["tests/pools"]),
     "plan": (["proxy/plan"], ["tests/plan"]),
-    "simulate": (["proxy/simulate"], ["tests/simulate"]),
+    "simulate": (["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"]),
     "relay": (
         ["proxy/relay"],
         tests_of("relay", "frames", "huffman", "flow", "headers", "session", "windows", "garbage", "splits"),

@@ -93,6 +93,13 @@ spec:
     assert [n for n, _ in guest.arrival.requests] == ["first", "side", "second", "a", "b"]
 
 
+def test_a_pod_may_ask_for_itself(tmp_path: Path) -> None:
+    text = POD + "  resources: {requests: {cpu: 7}, limits: {cpu: 8, memory: 4Gi}}\n"
+    guest = read(tmp_path, text).guests[0]
+    assert guest.needs == {"cpu": 7000, "memory": 1 << 30}
+    assert guest.arrival.total.memory_limit == 4 << 30
+
+
 def test_replicas_are_pods_of_their_own(tmp_path: Path) -> None:
     guests = read(tmp_path, POD, replicas=3).guests
     assert [g.ref for g in guests] == ["default/web-1", "default/web-2", "default/web-3"]

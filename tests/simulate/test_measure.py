@@ -15,6 +15,7 @@ from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import Host
 from proxy.simulate.machines import Named
 from proxy.simulate.measure import Judge, left_of, lies_of
+from proxy.simulate.picture import lines_of
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
 from proxy.simulate.rows import rows_of
 from proxy.simulate.summary import find
@@ -140,3 +141,12 @@ def test_a_summary_adds_up(pod: Callable[..., Guest]) -> None:
     assert summary.unschedulable == {"cpu": 1, "memory": 1}
     assert (summary.owned, summary.left, summary.whole) == (24, 8, 8)
     assert (summary.largest, summary.largest_whole, summary.empty) == (2, 2, 8)
+
+
+def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., Guest]) -> None:
+    rules = Rules({GPU: {"free": Device("free")}})
+    config = parse("cpuManagerPolicy: static", "test")
+    hosts = hosts_of(config, [Named("m", MACHINE)], rules)
+    rehearse(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
+    assert [(row.node, row.pods) for row in rows_of(hosts[0])] == [(0, 1), (1, 0), (2, 0), (3, 0), (None, 1)]
+    assert [line.split() for line in lines_of(hosts[0])][5] == ["no", "node", GPU, "1", "of", "1", "1", "pod"]
