@@ -14,13 +14,13 @@ must be the same, too.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.kubelet.errors import KubeletError
+from proxy.kubelet.items import read_items
 from proxy.kubelet.podspec import CONFIG_HASH, PodSpec, pod_spec
 
 FRESH_S = 5.0
@@ -29,7 +29,9 @@ PATIENCE = 10
 LONGEST_PAUSE_S = 30.0
 
 _NEVER = float("-inf")
-_KEPT = ("containers", "initContainers", "resources", "overhead")
+_CONTAINERS = ("containers", "initContainers")
+_KEPT = (*_CONTAINERS, "resources", "overhead")
+_KEPT_OF_CONTAINER = ("name", "restartPolicy", "resources")
 Item = Mapping[str, Any]
 
 
@@ -77,7 +79,7 @@ class PodList:
             if self._failure:
                 raise KubeletError(self._failure)
             item = item or self._match(uid, namespace, name)
-        return None if item is None else pod_spec(item, listed=True)
+        return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
 
     def _match(self, uid: str, namespace: str, name: str) -> Item | None:
         return self._items.get((uid,)) or self._items.get((uid, namespace, name))
@@ -96,35 +98,42 @@ class PodList:
 
 def _index(content: bytes) -> dict[tuple[str, ...], Item]:
     """Read a list of pods: by uid, and by hash, namespace and name."""
-    try:
-        raw = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise KubeletError(f"cannot read kubelet's list of pods: it is not JSON: {error}") from None
-    if not isinstance(raw, dict) or raw.get("kind", "PodList") != "PodList":
-        raise KubeletError("cannot read kubelet's list of pods: it is another kind of answer")
-    items = raw.get("items") or []  # Go writes an empty list as null
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise KubeletError("cannot read kubelet's list of pods: its items are not a list of pods")
     found: dict[tuple[str, ...], Item] = {}
-    for item in items:
-        metadata = item.get("metadata")
-        if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
-            continue
-        annotations = metadata.get("annotations")
-        kept = _kept(item)
-        found[(metadata["uid"],)] = kept
-        hashed = annotations.get(CONFIG_HASH) if isinstance(annotations, dict) else None
-        if isinstance(hashed, str):
-            found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = kept
+    try:
+        for item in read_items(content, "PodList"):
+            _file(item, found)
+    except (ValueError, RecursionError) as error:
+        raise KubeletError(f"cannot read kubelet's list of pods: {error}") from None
     return found
 
 
+def _file(item: object, found: dict[tuple[str, ...], Item]) -> None:
+    """Put an item where it is looked for; an item without a uid is nobody's."""
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(metadata, dict):
+        return
+    uid, annotations = metadata.get("uid"), metadata.get("annotations")
+    hashed = annotations.get(CONFIG_HASH) if isinstance(annotations, dict) else None
+    kept = _kept(item)
+    if isinstance(uid, str):
+        found[(uid,)] = kept
+    if isinstance(hashed, str):
+        found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = kept
+
+
 def _kept(item: Item) -> Item:
-    """Let go of what nobody reads here: volumes, conditions and managed fields are most of a list."""
+    """Let go of what nobody reads here, which is nine tenths of a list."""
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     spec, status = item.get("spec"), item.get("status")
     if isinstance(spec, dict):
-        spec = {key: spec[key] for key in _KEPT if key in spec}
+        spec = _only(spec, _KEPT)
+        for key in _CONTAINERS:
+            if isinstance(spec.get(key), list):
+                spec[key] = [_only(c, _KEPT_OF_CONTAINER) if isinstance(c, dict) else c for c in spec[key]]
     if isinstance(status, dict):
-        status = {"qosClass": status.get("qosClass")}
+        status = _only(status, ("qosClass",))
     return {**item, "metadata": metadata, "spec": spec, "status": status}
+
+
+def _only(raw: Item, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: raw[key] for key in keys if key in raw}

@@ -49,7 +49,7 @@ class PodsApi:
         told = answer.pod.metadata
         if uid not in (told.uid, told.annotations.get(CONFIG_HASH)):
             raise KubeletError(f"cannot ask kubelet for a pod at {self._channel.path}: it gave another one")
-        return pod_spec(_plain(answer.pod), listed=True)
+        return pod_spec(_plain(answer.pod), f"{told.namespace}/{told.name}", listed=True)
 
 
 def _plain(pod: pb.Pod) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.pods import PodList
+from proxy.kubelet.podspec import pod_spec
 from proxy.model.errors import InputError
 
 Raw = dict[str, Any]
@@ -176,13 +177,13 @@ def test_the_longest_rest_after_a_failure() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"<html>", "it is not JSON"),
-        (b"\xff\xfe", "it is not JSON"),
-        (b"[" * 200_000, "it is not JSON"),
-        (b"[]", "another kind of answer"),
-        (b'{"kind": "Status"}', "another kind of answer"),
-        (b'{"items": {"a": 1}}', "not a list of pods"),
-        (b'{"items": [7]}', "not a list of pods"),
+        (b"<html>", "'{' is missing at character 0"),
+        (b"\xff\xfe", "can't decode byte"),
+        (b'{"items": [' + b"[" * 200_000, ""),
+        (b"[]", "'{' is missing"),
+        (b'{"kind": "Status"}', "it is no PodList"),
+        (b'{"items": {"a": 1}}', "it is no PodList"),
+        (b'{"items": [{}', "',' is missing"),
     ],
 )
 def test_what_is_no_list_of_pods(content: bytes, words: str) -> None:
@@ -200,7 +201,8 @@ def test_an_empty_list_as_go_writes_it() -> None:
 
 
 def test_a_bad_pod_spoils_no_other() -> None:
-    bad: list[Raw] = [
+    bad: list[Any] = [
+        7,
         {},
         {"metadata": 7},
         {"metadata": {"uid": 7}},
@@ -208,11 +210,27 @@ def test_a_bad_pod_spoils_no_other() -> None:
     ]
     world = World(*bad, pod("u-2", cpu="much"), pod("u-1"))
     assert world.cpu("u-1") == 1000
-    with pytest.raises(InputError, match="'much' is not an amount"):
+    with pytest.raises(InputError, match=r"^cannot read the pod shop/web: .*'much' is not an amount"):
         world.cpu("u-2")
     with pytest.raises(InputError):
         world.cpu("u-3")
     assert world.asked == 1
+
+
+def test_nothing_is_lost_that_matters() -> None:
+    """The list's items are cut down; what is left reads as the whole does."""
+    item = pod("u-1", annotations={"a": "b"})
+    item["metadata"] |= {"labels": {"c": "d"}, "managedFields": [{}]}
+    item["spec"] |= {
+        "initContainers": [
+            {"name": "i", "image": "x", "resources": {"limits": {"memory": "1Gi"}}},
+            {"name": "s", "restartPolicy": "Always", "env": [{}]},
+        ],
+        "volumes": [{}],
+        "overhead": {"cpu": "1"},
+        "resources": {"limits": {"cpu": "9"}},
+    }
+    assert World(item).pods.find("u-1", "shop", "web") == pod_spec(item, listed=True)
 
 
 def test_the_class_that_kubelet_tells_is_believed() -> None:

@@ -117,8 +117,12 @@ def test_a_pod_that_kubelet_does_not_know(api: PodsApi, socket_path: Path, serve
 
 
 def test_a_pod_that_is_no_valid_one(api: PodsApi, socket_path: Path, serve: Any) -> None:
-    serve(socket_path, PODS, GetPod=answering(pb.Pod(metadata=pb.ObjectMeta(name="web", uid="u-1"))))
-    with pytest.raises(InputError, match="needs at least one container"):
+    serve(
+        socket_path,
+        PODS,
+        GetPod=answering(pb.Pod(metadata=pb.ObjectMeta(name="web", namespace="shop", uid="u-1"))),
+    )
+    with pytest.raises(InputError, match=r"^cannot read the pod shop/web: .*needs at least one container"):
         api.find("u-1")
 
 
