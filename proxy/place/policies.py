@@ -65,17 +65,17 @@ def decide(
         policy: The policy.
         providers: The answers, one per provider; their order does not matter.
         nodes: All NUMA nodes of the machine.
-        distances: The distance table where ``prefer-closest-numa-nodes`` is on. It is exact wherever some
-            resource's hints lie within a few nodes (its CPUs, its devices). Where every resource that cares
-            has hints over more nodes than can be listed, the smaller integer decides between preferred masks
-            of equal size instead, see ``proxy.place.listing``.
+        distances: The distance table where ``prefer-closest-numa-nodes`` is on. Always exact where some
+            resource's hints lie within a few nodes (its CPUs, its devices); else exact as long as the
+            preferred masks of the least size can be listed, see ``proxy.place.listing``.
 
     Raises:
         KeyError: A node is not in the distance table.
     """
     if policy is Policy.NONE:
         return Decision(policy, TopologyHint(None, preferred=False), Verdict())
-    lists = lists_of(providers)
+    closest = distances is not None and policy is not Policy.SINGLE_NUMA_NODE
+    lists = lists_of(providers, closest=closest)
     if policy is Policy.SINGLE_NUMA_NODE:
         merged = merge(single_numa([entry.hints for entry in lists]), nodes)
     else:

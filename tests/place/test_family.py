@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 import proxy.place.demand as demand_room
 import proxy.place.family as family_room
+import proxy.place.listing as listing_room
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
+from proxy.model.options import Policy
 from proxy.place.demand import Demand, covers, fittest, masks, smallest, sums, to_bits
 from proxy.place.distance import Distances
 from proxy.place.family import Family, hint
 from proxy.place.listing import listable
 from proxy.place.merge import merge
+from proxy.place.policies import decide
 
 NODES = (0, 1, 3, 4, 7)
 EVERY = Mask(NODES)
@@ -150,11 +153,14 @@ def test_through_a_window_a_merge_sees_the_same(
     assert _merged(whole, table) == _merged(listable([short])[0], table)
 
 
-@given(st.lists(families(), min_size=1, max_size=3))
-def test_without_a_window_a_preferred_result_is_the_same(members: list[Family]) -> None:
+@given(st.lists(families(), min_size=1, max_size=3), TABLES)
+def test_without_a_window_a_preferred_result_is_the_same(
+    members: list[Family], table: Distances | None
+) -> None:
     assume(all(members))
-    whole = _merged({f"f{i}": plain(f) for i, f in enumerate(members)})
-    got = _merged(listable([{f"f{i}": f for i, f in enumerate(members)}])[0])
+    whole = _merged({f"f{i}": plain(f) for i, f in enumerate(members)}, table)
+    answer = {f"f{i}": f for i, f in enumerate(members)}
+    got = _merged(listable([answer], closest=table is not None)[0], table)
     assert got.preferred == whole.preferred
     if whole.preferred or len(members) == 1:
         assert got == whole
@@ -163,6 +169,19 @@ def test_without_a_window_a_preferred_result_is_the_same(members: list[Family]) 
     else:
         shared = set.intersection(*({h.affinity for h in plain(f)} for f in members))
         assert not shared, "if there is a mask that suits all, it is taken"
+
+
+def test_the_closest_of_many_nodes() -> None:
+    nodes = tuple(range(64))
+    pair = Family((), nodes, 1, (Demand(2, tuple((1 << i, 1) for i in nodes)),), 2)
+    table = Distances({a: {b: 10 + (0 if {a, b} == {61, 63} else 20) for b in nodes} for a in nodes})
+    answer = {"cpu": pair, "memory": pair}
+    decided = decide(Policy.RESTRICTED, [answer], Mask(nodes), table)
+    assert decided.hint == hint(1 << 61 | 1 << 63, preferred=True)
+    assert decide(Policy.RESTRICTED, [answer], Mask(nodes)).hint == hint(0b11, preferred=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing_room, "TRIES", 5)
+        assert decide(Policy.RESTRICTED, [answer], Mask(nodes), table).hint.preferred
 
 
 def _merged(answer: dict[str, object], table: Distances | None = None) -> TopologyHint:
