@@ -46,6 +46,11 @@ def test_a_file_name_may_hold_an_equals_sign(file: Path) -> None:
     assert [one.name for one in described_machines([str(odd)])] == ["a=b"]
 
 
+def test_a_path_may_hold_an_equals_sign_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"description [^ ]*rack=1/none\.json: No such file"):
+        described_machines([f"{tmp_path}/rack=1/none.json"])
+
+
 def test_copies_are_numbered_and_names_unique() -> None:
     one, two = Named("a", MACHINE), Named("b", MACHINE)
     assert [named.name for named in copies([one, two], 2)] == ["a-1", "a-2", "b-1", "b-2"]

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from proxy.model.asks import Kind
 from proxy.model.errors import InputError
@@ -249,3 +251,68 @@ def test_items_of_json_are_numbered(tmp_path: Path) -> None:
 def test_many_alike_are_cheap_because_they_share(tmp_path: Path) -> None:
     guests: list[Guest] = read(tmp_path, POD, replicas=1000).guests
     assert len({id(guest.arrival.requests) for guest in guests}) == 1
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+WHOLE = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "x", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+    "spec": {
+        "nodeName": "m1",
+        "nodeSelector": {"kubernetes.io/hostname": "m1", "d": "e"},
+        "overhead": {"cpu": "1m"},
+        "resources": {"limits": {"cpu": 1}},
+        "initContainers": [{"name": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": 1}}}],
+        "containers": [{"name": "c", "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}],
+    },
+    "status": {"phase": "Running"},
+}
+
+
+def _paths(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, part in inner for found in _paths(part, (*path, key)))]
+
+
+def _with(value: object, path: tuple[object, ...], odd: object) -> object:
+    if not path:
+        return odd
+    if isinstance(value, dict):
+        return {key: _with(part, path[1:], odd) if key == path[0] else part for key, part in value.items()}
+    assert isinstance(value, list)
+    return [_with(part, path[1:], odd) if at == path[0] else part for at, part in enumerate(value)]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(_paths(WHOLE)),
+    odd=ODD,
+    kind=st.sampled_from(["Pod", "Deployment", "DaemonSet", "List"]),
+)
+def test_anything_anywhere_is_read_or_refused_in_one_line(
+    tmp_path: Path, path: tuple[object, ...], odd: object, kind: str
+) -> None:
+    raw = _with(WHOLE, path, odd)
+    if kind == "List":
+        raw = {"kind": "List", "items": [raw]}
+    elif kind != "Pod" and isinstance(raw, dict):
+        metadata = {"name": "x"}
+        raw = {
+            "kind": kind,
+            "metadata": metadata,
+            "spec": {"template": {**raw, "metadata": raw.get("metadata")}},
+        }
+    text = json.dumps(raw)
+    for name in ("p.json", "p.yaml"):
+        said = ""
+        try:
+            read(tmp_path, text, name)
+        except InputError as error:
+            said = str(error)
+        assert "\n" not in said
+        assert len(said) < 600
