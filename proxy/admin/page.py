@@ -67,7 +67,7 @@ def _rules(data: Mapping[str, object]) -> Iterable[str]:
 
 def _memory(data: Mapping[str, object]) -> Iterable[str]:
     """One row a resource of a NUMA node, where memory is counted."""
-    rows = [("NODE", "RESOURCE", "ALLOCATABLE", "GIVEN", "FREE", "IN GROUP")]
+    rows: list[tuple[str, ...]] = [("NODE", "RESOURCE", "ALLOCATABLE", "GIVEN", "FREE", "IN GROUP")]
     for entry in (_map(entry) for entry in _list(data.get("memory"))):
         node, group = _text(entry.get("node")), _text(entry.get("group"))
         for resource, amounts in _map(entry.get("resources")).items():
