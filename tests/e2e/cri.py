@@ -27,6 +27,8 @@ CREATED, RUNNING, EXITED = range(3)
 
 # LinuxPodSandboxConfig.security_context (2) { namespace_options (1) { network (1) = NODE (2) } }
 HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
+MOUNTS = b"\x3a"
+"""The key of ContainerConfig.mounts (7)."""
 
 
 def code(error: RpcError) -> grpc.StatusCode:
@@ -98,8 +100,12 @@ class Cri:
         cgroup_parent: str = "",
         host_network: bool = True,
         attempt: int = 0,
+        resources: Mapping[str, int] | None = None,
     ) -> Any:
-        """Make a PodSandboxConfig as kubelet does; the default cgroup parent is that of a Guaranteed pod."""
+        """Make a PodSandboxConfig as kubelet does; the default cgroup parent is that of a Guaranteed pod.
+
+        ``resources`` are fields of LinuxContainerResources: the sum over the pod's containers.
+        """
         uid = uid or f"uid-{name}"
         parent = cgroup_parent or f"/kubepods/pod{uid}"
         config = pb.PodSandboxConfig(
@@ -113,6 +119,8 @@ class Cri:
             annotations=dict(annotations or {}),
             linux=pb.LinuxPodSandboxConfig(cgroup_parent=self._cgroup + parent),
         )
+        if resources:
+            config.linux.resources.CopyFrom(pb.LinuxContainerResources(**resources))
         if host_network:
             config.linux.MergeFromString(HOST_NETWORK)
         return config
@@ -149,17 +157,39 @@ class Cri:
         command: Sequence[str] = ("sleep", "3600"),
         attempt: int = 0,
         device: str = "",
+        cdi: Sequence[str] = (),
+        mounts: Mapping[str, str] | None = None,
+        huge_pages: Mapping[str, int] | None = None,
         **resources: Any,
     ) -> Any:
-        """Make a CreateContainerRequest; ``resources`` are fields of LinuxContainerResources."""
+        """Make a CreateContainerRequest.
+
+        Args:
+            pod: The sandbox's id.
+            name: The container's name.
+            image: What it is made of.
+            command: What it runs.
+            attempt: As in ContainerMetadata.
+            device: A device file of the host that it is given.
+            cdi: Names of CDI devices that it is given.
+            mounts: Path in the container to path of the host.
+            huge_pages: Page size (``2MB``) to limit in bytes.
+            resources: Fields of LinuxContainerResources.
+        """
+        pages = (huge_pages or {}).items()
+        resources["hugepage_limits"] = [pb.HugepageLimit(page_size=size, limit=n) for size, n in pages]
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name=name, attempt=attempt),
             image=pb.ImageSpec(image=image),
             command=command,
-            devices=[pb.Device(host_path=device, container_path=device, permissions="r")] if device else [],
+            devices=[pb.Device(host_path=device, container_path=device, permissions="rwm")] if device else [],
+            CDI_devices=[pb.CDIDevice(name=name) for name in cdi],
             labels={"io.kubernetes.container.name": name},
             linux=pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(**resources)),
         )
+        for to, path in (mounts or {}).items():
+            mount = pb.Mount(container_path=to, host_path=path).SerializeToString()
+            config.MergeFromString(MOUNTS + bytes([len(mount)]) + mount)
         return pb.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=self._configs[pod])
 
     def create(self, pod: str, name: str = "main", timeout: float = 30, **options: Any) -> str:

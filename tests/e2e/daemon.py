@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,18 @@ class Daemon:
         )
         return json.loads(done.stdout)
 
+    def explain(self, who: str, *more: str) -> subprocess.CompletedProcess[str]:
+        """Run ``topoproxy explain``; the caller looks at its exit status."""
+        admin = f"unix://{self.folder / 'admin.sock'}"
+        return subprocess.run(
+            [PROGRAM, "explain", who, *more, "--admin", admin],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            env={**os.environ, "COLUMNS": "400"},  # sentences in one line
+        )
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -176,8 +189,23 @@ class Node:
 
     # Acting.
 
-    def pod(self, kind: str, cpus: CpuSet | None = None, name: str = "", annotation: str = "") -> str:
-        """Run a sandbox of a kind; ``cpus`` is what the scheduler's annotation gives it."""
+    def pod(
+        self,
+        kind: str,
+        cpus: CpuSet | None = None,
+        name: str = "",
+        annotation: str = "",
+        total: Mapping[str, int] | None = None,
+    ) -> str:
+        """Run a sandbox of a kind.
+
+        Args:
+            kind: One of ``KINDS``.
+            cpus: What the scheduler's annotation gives it.
+            name: Its name.
+            annotation: The whole annotation instead.
+            total: What its containers ask for together, as kubelet puts it into the sandbox's config.
+        """
         what = KINDS[kind]
         name = name or f"{kind}-{len(self._pods)}"
         if cpus is not None:
@@ -187,6 +215,7 @@ class Node:
             labels={QOS_LABEL: what.label} if what.label else {},
             annotations={CPUSET_ANNOTATION: annotation} if annotation else {},
             cgroup_parent=f"{what.parent}/pod-{name}",
+            resources=total,
         )
         self._pods[pod] = (what, cpus or CpuSet())
         return pod
