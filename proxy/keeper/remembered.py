@@ -91,8 +91,6 @@ def meanings(wanted: str) -> list[Callable[[str, What], bool]]:
             lambda _, what: pod_ref(what) == wanted,
             lambda _, what: (pod_ref(what).partition("/")[2], container_name(what)) == parts,
         ]
-    if len(parts) > 3:
-        return []
     meanings: list[Callable[[str, What], bool]] = [
         lambda _, what: pod_ref(what).partition("/")[2] == wanted,
         lambda _, what: pod_uid(what) == wanted,

@@ -203,6 +203,8 @@ def test_the_list_of_pods() -> None:
     assert (a.when, a.records, a.containers, a.refused, a.there) == (3, 2, ("app",), "", True)
     assert (b.refused, b.there, b.uid) == ("TopologyAffinityError", False, "uid-b")
     assert d.refused == "refused"
+    history.note(5, decision("ns/d/c"), "id")
+    assert [line.refused for line in history.pods()] == ["TopologyAffinityError", "", ""]
 
 
 def test_memory_is_bounded_whatever_happens() -> None:

@@ -196,7 +196,10 @@ def test_without_facts_nothing_is_said_to_fit() -> None:
 def test_what_nobody_can_give_is_named_and_no_policy_is_advised() -> None:
     said = (Said("devices", "x/gpu", "impossible"), Said("cpu", "cpu", "", (hint(True, 0),), 1, 1))
     told = blameless("refused_gpu", *said)
-    assert all_sentences(told)[1] == "No NUMA nodes have what it asks of x/gpu."
+    assert section(told, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
+    uncounted = blameless("refused_gpu", Said("devices", "x/gpu"), said[1])
+    assert all_sentences(uncounted)[1] == all_sentences(told)[1]
+    assert "best-effort" not in tell(uncounted)
     assert section(told, "What would help")[0] == "Ask for less of x/gpu."
     assert "so that" not in tell(told)
     assert "best-effort" not in tell(told)
