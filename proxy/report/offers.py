@@ -19,8 +19,10 @@ def offer(said: Said) -> str:
     liked = [node_set(hint.affinity) for hint in said.hints if hint.preferred]
     others = [node_set(hint.affinity) for hint in said.hints if not hint.preferred]
     if said.count is None or said.preferred is None:
-        first = f"too many node sets to count; preferred ones are e.g. {few(liked)}" if liked else ""
-        return sentence(f"{name(said)}: {first or f'too many node sets to count, e.g. {few(others)}'}")
+        some = (
+            f"; preferred ones are e.g. {few(liked)}" if liked else f", e.g. {few(others)}" if others else ""
+        )
+        return sentence(f"{name(said)}: too many node sets to count{some}")
     if said.count == 1:
         which = "".join([*liked, *others][:1])
         only = f"the only node set is {which}, and" if which else "there is one node set, and"

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from proxy.model.explanation import Explanation, Fact, Lack, Merge, Moved, Said, Step
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Verdict
-from proxy.report.data import from_data
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
+from proxy.plan.rehearse import Arrival, arrive
+from proxy.plan.state import NodeState
+from proxy.report.data import from_data, to_data
 from proxy.report.sentences import sections, tell
+from proxy.topology.build import described
 
 RECORDS = Path(__file__).with_name("records")
 NODE = Mask((0,))
@@ -281,6 +287,11 @@ def test_a_refusal_without_anything_known() -> None:
             Said("cpu", "cpu", "", (hint(False, 0, 1),), None, None),
             "cpu: too many node sets to count, e.g. 0-1.",
         ),
+        (Said("cpu", "cpu", "", (), None, None), "cpu: too many node sets to count."),
+        (
+            Said("cpu", "cpu", "", (hint(True, 0), hint(False, 0, 1)), None, None),
+            "cpu: too many node sets to count; preferred ones are e.g. 0.",
+        ),
         (Said("cpu", "cpu", "", (), 4, 0), "cpu: none of 4 node sets is preferred."),
     ],
 )
@@ -426,3 +437,27 @@ def test_every_sentence_is_one(told: Explanation) -> None:
 def test_the_sentences_of_real_records(name: str) -> None:
     for text in all_sentences(record(name)):
         check(text)
+
+
+MACHINE = described(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("policy", list(Policy))
+def test_what_the_engine_records_can_be_told(policy: Policy, scope: Scope) -> None:
+    node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=policy, scope=scope)
+    state, told = NodeState.empty(node), []
+    for i, (count, qos) in enumerate(
+        [(0, "LS"), (0, "BE"), (4, ""), (6, ""), (6, ""), (5, ""), (9, ""), (30, "")]
+    ):
+        request = Request(max(2, 1024 * count), 100_000 * count, 100_000)
+        pod = Pod(f"s{i}", f"u{i}", "ns", f"p{i}", 0, QosClass(qos), KubeQos.GUARANTEED)
+        outcome = arrive(state, Arrival(pod, request, (("main", request),)))
+        state = outcome.state
+        told += outcome.explanations
+    verdicts = {explanation.verdict.admitted for explanation in told}
+    assert verdicts == {True, False}
+    for explanation in told:
+        assert from_data(json.loads(json.dumps(to_data(explanation)))) == explanation
+        for text in all_sentences(explanation):
+            check(text)
