@@ -231,12 +231,12 @@ def test_errors_of_the_runtime(
 
 def test_no_answer_in_time(server: Server) -> None:
     release = threading.Event()
-    server.v1("Version", lambda request, context: release.wait(10) and pb.VersionResponse())
+    server.v1("Version", lambda request, context: release.wait(60) and pb.VersionResponse())
     runtime = GrpcRuntime(str(server.socket), timeout_s=0.2)
     started = time.monotonic()
     with pytest.raises(UnavailableError, match="DEADLINE_EXCEEDED"):
         runtime.version()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30, "it did not wait for the answer"
     release.set()
     runtime.close()
 
@@ -247,7 +247,7 @@ def test_a_runtime_that_is_away_and_comes_back(server: Server, runtime: GrpcRunt
     with pytest.raises(UnavailableError, match="cannot ask the version at"):
         runtime.version()
     server.start()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while True:
         try:
             assert runtime.version() == "r 1"

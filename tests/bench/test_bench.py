@@ -35,8 +35,8 @@ def backend(tmp_path: Path) -> Iterator[Path]:
 
 
 def load(target: Path, call: str, *options: str) -> dict[str, Any]:
-    argv = [sys.executable, str(BENCH / "load.py"), "--target", str(target), "--call", call, "--dur", "5"]
-    done = subprocess.run([*argv, *options], capture_output=True, text=True, timeout=30, check=True)
+    argv = [sys.executable, str(BENCH / "load.py"), "--target", str(target), "--call", call, "--dur", "60"]
+    done = subprocess.run([*argv, *options], capture_output=True, text=True, timeout=120, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -105,7 +105,7 @@ def test_a_peer_that_ignores_the_window_loses_its_connection(backend: Path) -> N
 
     path = messages.call("Create").path
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(5)
+        sock.settimeout(60)
         sock.connect(str(backend))
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, loader.header_blocks(path, 1)[0])
         body = frames.frame(frames.DATA, 0, 1, bytes(16_384))
@@ -209,6 +209,6 @@ def test_figures_and_table() -> None:
 
 def test_without_go_or_kit_it_says_so_and_ends_well(tmp_path: Path) -> None:
     argv = [sys.executable, str(BENCH / "go_kit.py"), str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert "skipped: no Go sources" in done.stderr

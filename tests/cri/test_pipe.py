@@ -53,7 +53,7 @@ def live(day: Callable[[Joined], Coroutine[Any, Any, None]]) -> None:
             joined.shut()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(whole(), 20))
+    asyncio.run(asyncio.wait_for(whole(), 60))
 
 
 async def exactly(end: socket.socket, size: int) -> bytes:
@@ -86,10 +86,13 @@ def test_a_peer_that_does_not_read_stops_the_other_from_being_read() -> None:
         data = bytes(range(256)) * (40 << 12)  # 40 MiB
         sending = asyncio.create_task(loop.sock_sendall(j.left, data))
         worst = 0
-        for _ in range(50):
+        while worst <= HIGH_WATER:  # the test's own limit ends what never comes
             await asyncio.sleep(0.005)
             worst = max(worst, j.b.waiting)
-        assert HIGH_WATER < worst <= HIGH_WATER + 2 * READ_BYTES
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+            worst = max(worst, j.b.waiting)
+        assert worst <= HIGH_WATER + 2 * READ_BYTES
         assert not sending.done(), "40 MiB do not fit anywhere"
         assert await exactly(j.right, len(data)) == data
         await sending

@@ -33,7 +33,7 @@ def test_the_first_words_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
         await front.start(listener)
         for _ in range(100):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "front")
-            assert await asyncio.wait_for(reader.readexactly(9), 5) == SETTINGS
+            assert await asyncio.wait_for(reader.readexactly(9), 60) == SETTINGS
             writer.close()
             await writer.wait_closed()
         await front.drain(1)

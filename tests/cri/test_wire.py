@@ -157,8 +157,9 @@ class Bed:
             self.runtime.server.stop(0).wait(5)
 
         async def rest():
-            await asyncio.sleep(0.01)
-            assert len(asyncio.all_tasks()) == 1
+            async with asyncio.timeout(20):
+                while len(asyncio.all_tasks()) > 1:
+                    await asyncio.sleep(0.01)
 
         self.do(rest())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -178,7 +179,7 @@ def bed(tmp_path):
 def call(bed):
     channel = bed.channel()
 
-    def call(path, body=b"", timeout=10, **options):
+    def call(path, body=b"", timeout=60, **options):
         return channel.unary_unary(path if path[0] == "/" else SERVICE + path)(
             body, timeout=timeout, **options
         )
@@ -187,7 +188,7 @@ def call(bed):
     return call
 
 
-def until(condition, limit=5.0):
+def until(condition, limit=20.0):
     end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end, "it never came true"
@@ -227,9 +228,9 @@ def test_errors_pass_with_their_details(call):
 
 
 def test_a_deadline_reaches_the_runtime(bed, call):
-    assert code(call, "Slow", timeout=0.3) is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert bed.runtime.cancelled.wait(5)
-    assert 0 < bed.runtime.seen[0] < 0.35, (
+    assert code(call, "Slow", timeout=1.5) is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert bed.runtime.cancelled.wait(20)
+    assert 0 < bed.runtime.seen[0] < 1.55, (
         "grpc rounds up, and converts clocks: a little more than was asked for"
     )
 
@@ -330,7 +331,7 @@ def test_64_bodies_of_205_kb_in_flight(bed, call):
     body = os.urandom(205_000)
     method = call.channel.unary_unary(CREATE)
     for _ in range(3):
-        futures = [method.future(body, timeout=30) for _ in range(64)]
+        futures = [method.future(body, timeout=60) for _ in range(64)]
         assert [future.result() for future in futures] == [b"205007"] * 64
     assert set(bed.runtime.seen) == {body + b"+cpuset"}
     until(lambda: len(bed.decider.ends) == 192)
@@ -339,7 +340,7 @@ def test_64_bodies_of_205_kb_in_flight(bed, call):
 def test_refusals_and_calls_beside_each_other(bed, call):
     method = call.channel.unary_unary(CREATE)
     futures = [
-        method.future((b"refuse" if n % 2 else b"create") + bytes(50_000), timeout=30) for n in range(200)
+        method.future((b"refuse" if n % 2 else b"create") + bytes(50_000), timeout=60) for n in range(200)
     ]
     codes = [future.code() for future in futures]
     assert codes == [grpc.StatusCode.OK, grpc.StatusCode.FAILED_PRECONDITION] * 100
@@ -353,14 +354,14 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
     try:
         channel = bed.channel()
         method = channel.unary_unary(VERSION)
-        assert code(method, b"", timeout=5) is grpc.StatusCode.UNAVAILABLE
+        assert code(method, b"", timeout=60) is grpc.StatusCode.UNAVAILABLE
         until(lambda: bed.lines)
         raw(bed).close()
         raw(bed).close()
         bed.on_loop(lambda: None)
         assert bed.lines == [f"cannot connect a client to {bed.upstream}: No such file or directory"]
         bed.runtime = Runtime(bed.upstream)
-        assert method(b"x", timeout=5, wait_for_ready=True) == b"x"
+        assert method(b"x", timeout=60, wait_for_ready=True) == b"x"
     finally:
         bed.close()
 
@@ -428,7 +429,7 @@ def test_a_client_that_does_not_read_stops_the_runtime_from_sending(bed, call):
 
     bed.on_loop(watch)
     assert paused
-    future = call.channel.unary_unary(VERSION).future(b"x", timeout=10)
+    future = call.channel.unary_unary(VERSION).future(b"x", timeout=60)
     time.sleep(0.1)
     assert not future.done()
     bed.on_loop(link.client.other.resume)
@@ -458,7 +459,7 @@ def test_running_out_of_descriptors_pauses_accepting_and_kills_nothing(bed, call
     assert any(
         line.startswith("cannot accept a connection") or "cannot connect" in line for line in bed.lines
     )
-    assert bed.channel().unary_unary(VERSION)(b"3", timeout=5) == b"3"
+    assert bed.channel().unary_unary(VERSION)(b"3", timeout=60) == b"3"
 
 
 # -- draining ---------------------------------------------------------------------------------------------
@@ -467,25 +468,25 @@ def test_running_out_of_descriptors_pauses_accepting_and_kills_nothing(bed, call
 def test_drain_waits_for_calls_and_closes_idle_connections(bed, call):
     call("Version")
     idle = bed.channel()
-    idle.unary_unary(VERSION)(b"", timeout=5)
-    future = call.channel.unary_unary(CREATE).future(b"hold", timeout=10)
+    idle.unary_unary(VERSION)(b"", timeout=60)
+    future = call.channel.unary_unary(CREATE).future(b"hold", timeout=60)
     until(lambda: bed.decider.held)
     assert bed.front.connections == 2
-    draining = asyncio.run_coroutine_threadsafe(bed.front.drain(8), bed.loop)
+    draining = asyncio.run_coroutine_threadsafe(bed.front.drain(60), bed.loop)
     until(lambda: bed.front.connections == 1)
     assert not draining.done()
     bed.on_loop(bed.decider.held[0].release)
     assert future.result() == b"4"
-    draining.result(5)
+    draining.result(20)
     assert bed.front.connections == 0
 
 
 def test_drain_has_a_limit(bed, call):
-    future = call.channel.unary_unary(CREATE).future(b"hold", timeout=10)
+    future = call.channel.unary_unary(CREATE).future(b"hold", timeout=120)
     until(lambda: bed.decider.held)
     start = time.monotonic()
     bed.do(bed.front.drain(0.3))
-    assert 0.25 < time.monotonic() - start < 2
+    assert 0.25 < time.monotonic() - start < 60, "it waited for its limit, and not for the call"
     assert future.code() is grpc.StatusCode.UNAVAILABLE
     until(lambda: [status for _, status in bed.decider.ends] == [None])
 
@@ -509,7 +510,7 @@ def test_connections_that_are_over_leave_nothing_to_collect(bed):
         before = links()
         for _ in range(30):
             with grpc.insecure_channel(f"unix:{bed.path}") as channel:
-                assert channel.unary_unary(VERSION)(b"x", timeout=10) == b"x"
+                assert channel.unary_unary(VERSION)(b"x", timeout=60) == b"x"
         until(lambda: bed.front.connections == 0)
         until(lambda: links() <= before + 1)
     finally:

@@ -194,8 +194,14 @@ class World:
     async def call(self, method: str, message: Any) -> PlayedCall:
         call = PlayedCall(method, message, self.log)
         self.wire.request(call)
-        await asyncio.wait_for(call.over.wait(), 5)
+        await asyncio.wait_for(call.over.wait(), 60)
         return call
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until something is so that is on its way; how long it takes says nothing."""
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.005)
 
     async def quiet(self) -> None:
         """Let everything that was queued happen."""
@@ -310,7 +316,7 @@ def live() -> Callable[..., None]:
         day: Day, *, synced: bool = True, static: bool = True, entries: Any = None, **options: Any
     ) -> None:
         async def whole() -> None:
-            world = World(Options(call_timeout=0.5, **options), static=static, entries=entries)
+            world = World(Options(**{"call_timeout": 30.0, **options}), static=static, entries=entries)
             if synced:
                 await world.sync.once()
             try:

@@ -35,7 +35,7 @@ def listing_gate(w: Any) -> tuple[threading.Event, threading.Event]:
         found = plain(container_id)
         if not gate.is_set():
             listed.set()
-            gate.wait(5)
+            gate.wait(60)
         return found
 
     w.runtime.list_containers = slow
@@ -128,7 +128,7 @@ def test_a_start_whose_client_went_away_keeps_its_place_until_the_runtime_tells(
             await w.start(own)
             assert w.on(ls) == "4-15", "a shared container runs on exclusive CPUs"
 
-    live(day)
+    live(day, call_timeout=0.5)
 
 
 def test_an_update_whose_client_went_away_does_not_undo_a_shrink(live) -> None:
@@ -151,7 +151,7 @@ def test_an_update_whose_client_went_away_does_not_undo_a_shrink(live) -> None:
             w.cgroups.sets[ls] = CpuSet.parse(carried)  # the runtime gets to it now
             assert w.keeper.attention.is_set(), "nobody will look before the next period"
 
-    live(day)
+    live(day, call_timeout=0.5)
 
 
 def test_a_second_start_of_a_container_is_watched_too(live) -> None:
@@ -192,14 +192,14 @@ def test_a_spec_that_is_freshened_counts_as_in_flight(live) -> None:
         def update(*args: Any) -> None:
             if next(slow, False):
                 inside.set()
-                gate.wait(5)
+                gate.wait(60)
             plain(*args)
 
         w.runtime.update_cpuset = update
         message = pb.StartContainerRequest(container_id=ls)
         first, second = (asyncio.create_task(w.call("StartContainer", message)) for _ in range(2))
         start = await first
-        await asyncio.to_thread(inside.wait, 5)
+        await asyncio.to_thread(inside.wait, 60)
         w.cgroups.sets[ls] = CpuSet.parse(w.runtime.specs[ls])
         w._state(ls, "RUNNING")
         w.wire.finished(start, 0)
@@ -416,11 +416,10 @@ def test_the_comparison_survives_an_unexpected_error(live, error: Exception) -> 
         w.runtime.list_containers = once
         task = asyncio.create_task(w.sync.run())
         try:
-            for _ in range(30):
-                await asyncio.sleep(0.05)
-                w.keeper.attention.set()
-                if w.keeper.synced.is_set():
-                    break
+            async with asyncio.timeout(60):
+                while not (w.keeper.synced.is_set() or task.done()):
+                    await asyncio.sleep(0.05)
+                    w.keeper.attention.set()
             assert not task.done(), "the loop is dead"
             assert w.keeper.synced.is_set()
             assert w.keeper.problems.page()
@@ -443,7 +442,7 @@ def test_settling_survives_an_unexpected_error(live) -> None:
         await asyncio.sleep(0.05)
         w.runtime.update_error = None
         await w.run(await w.pod("b", "LSE", "", "1"))
-        await asyncio.sleep(0.1)
+        await w.until(lambda: task.done() or w.runtime.specs[ls] == "2-15")
         dead = task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -533,12 +532,11 @@ def test_drift_repaired_by_a_pass_is_made_lasting(live) -> None:
         task = asyncio.create_task(settler.run())
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         await w.sync.once()
-        await asyncio.sleep(0.1)
+        await w.until(lambda: w.runtime.specs[ls] == "4-15")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         settler.close()
         assert w.on(ls) == "4-15"
-        assert w.runtime.specs[ls] == "4-15"
 
     live(day, settle_per_second=1000)
 
@@ -556,7 +554,7 @@ def test_observe_never_refuses_because_the_runtime_was_not_compared(live) -> Non
         call = await w.call("CreateContainer", request)
         assert call.refused is None, call.refused
 
-    live(day, synced=False, enforce=False)
+    live(day, synced=False, enforce=False, call_timeout=0.5)
 
 
 def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> None:
@@ -663,7 +661,7 @@ def test_starts_do_not_queue_behind_each_other_without_limit(live) -> None:
         await asyncio.gather(*calls)
         assert loop.time() - began < 2 * w.options.call_timeout
 
-    live(day)
+    live(day, call_timeout=2.0)
 
 
 def test_an_update_before_the_start_that_lands_out_of_order(live) -> None:
@@ -701,14 +699,15 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(live) -
 
         def slow(_: str) -> None:
             inside.set()
-            gate.wait(5)
+            gate.wait(60)
 
         w.runtime.on_update = slow
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await asyncio.to_thread(inside.wait, 5)
+        await asyncio.to_thread(inside.wait, 60)
         await w.stop(lse)
         w.log.clear()
         gate.set()
+        await w.until(lambda: w.on(ls) == "0-15")
         await w.quiet()
         await asyncio.sleep(0.05)
         assert w.on(ls) == "0-15"

@@ -148,7 +148,7 @@ def test_a_call_in_flight_that_never_ends_refuses_the_create(live) -> None:
         assert "busy" in call.refused[1]
         assert w.keeper.state.owners == {}
 
-    live(day)
+    live(day, call_timeout=0.5)
 
 
 def test_an_update_leaves_with_our_cpuset_and_all_else_as_it_came(live) -> None:
@@ -366,7 +366,7 @@ def test_calls_wait_for_the_first_comparison_and_pass_when_it_does_not_come(live
         await w.sync.once()
         assert sent(await waiting).cpuset_cpus == "0-15"
 
-    live(day, synced=False)
+    live(day, synced=False, call_timeout=2.0)
 
 
 def test_garbage_goes_to_the_runtime_as_it_came(live) -> None:

@@ -359,4 +359,4 @@ def test_a_random_day(live, seed: int, *, wild: bool) -> None:
             await asyncio.gather(settling, return_exceptions=True)
             await asyncio.to_thread(settler.close)
 
-    live(day, settle_per_second=1000)
+    live(day, settle_per_second=1000, call_timeout=0.5)
