@@ -96,3 +96,14 @@ def test_the_pod_that_placement_sees() -> None:
     assert (pod.qos, pod.kube_qos) == (QosClass.LSR, KubeQos.GUARANTEED)
     assert (pod.cpuset, pod.cgroup_parent) == (CpuSet.parse("2-3"), "/kubepods/podburstable-1")
     assert pod.asks == spec.ask
+
+
+def test_a_pod_without_uid_has_its_cgroup_by_its_sandbox() -> None:
+    raw = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "a"}]},
+    }
+    pod = pod_of(pod_spec(raw), "s-1")
+    assert (pod.key, pod.cgroup_parent) == ("sandbox s-1", "/kubepods/besteffort/pods-1")

@@ -188,6 +188,8 @@ R1 = (*C1, "resources", "requests")
             "web: spec.initContainers[0].name: 'a/b' is not a name",
         ),
         ((*C1, "name"), "i0", "web: spec.containers[1].name: 'i0' is taken"),
+        ((*C1, "name"), "x" * 64, "web: spec.containers[1].name: 'xxx"),
+        ((*C1, "name"), "x.y", "web: spec.containers[1].name: 'x.y' is not a name"),
         ((*C1, "resources"), 3, "web: spec.containers[1].resources: 3 is not an object"),
         (R1, {"cpu": "-1"}, "web: spec.containers[1].resources.requests.cpu: '-1' is negative"),
         (R1, {"cpu": -1}, "web: spec.containers[1].resources.requests.cpu: -1 is negative"),
