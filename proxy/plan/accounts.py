@@ -15,10 +15,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
 from proxy.model.asks import Kind, PodAsk
-from proxy.model.memory import Blocks
+from proxy.model.idset import Mask
+from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, Phase, Pod
 from proxy.place.devices.state import Device, DeviceState
-from proxy.place.memory.state import MemoryState
+from proxy.place.memory.state import MemoryState, Node
 
 Entry = tuple[str, str]
 """Pod key and container name; the name is empty for what a pod holds as a whole."""
@@ -44,30 +45,76 @@ def charged(
     """Bring the memory of the nodes in line with what some entries hold now."""
     if not entries:
         return memory
-    now = _held(pods, containers, entries)
+    keys = {key for key, _ in entries}
+    # What one container takes over, an init container of its pod holds no more.
+    entries = {*entries, *((key, name) for key in keys for name in memory.assignments.get(key, ()))}
+    now = _held(pods, containers, keys)
+    plain = True
     for key, name in sorted(entries):
         before, after = memory.blocks(key, name) or (), now.get((key, name), ())
         if before == after:
             continue
         for block in before:
+            plain = plain and _is_plain(memory, block, gone=True)
             memory = memory.discharged(block)
         for block in after:
-            known = all(node in memory.nodes for node in block.affinity)
-            memory = memory.charged(block, block.size) if known else memory
+            plain = plain and _is_plain(memory, block, gone=False)
+            memory = _with(memory, block)
         memory = memory.with_blocks(key, name, after or None)
-    return memory
+    return memory if plain else _anew(memory)
+
+
+def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
+    """Tell whether a block comes or goes without a trace.
+
+    What runs already is taken in although its nodes may lack the memory, or serve another group. Then less is
+    charged than is held, and taking a block away again would take away what others hold.
+    """
+    nodes = [memory.nodes[i] for i in block.affinity if i in memory.nodes]
+    if len(nodes) < len(block.affinity):
+        return False
+    free = sum(node.table(block.resource).free for node in nodes)
+    if not gone and not any(node.assignments for node in nodes):
+        return block.size <= free
+    alike = len({node.assignments for node in nodes}) == 1
+    ours = alike and all(node.cells == block.affinity for node in nodes)
+    return ours and (free > 0 if gone else block.size <= free)
+
+
+def _with(memory: MemoryState, block: Block) -> MemoryState:
+    known = all(node in memory.nodes for node in block.affinity)
+    return memory.charged(block, block.size) if known else memory
+
+
+def _anew(memory: MemoryState) -> MemoryState:
+    """Charge everything that is held, in one order, from the beginning."""
+    nodes = {
+        i: Node(
+            {name: dataclasses.replace(t, reserved=0, free=t.allocatable) for name, t in node.tables.items()},
+            Mask((i,)),
+        )
+        for i, node in memory.nodes.items()
+    }
+    again = dataclasses.replace(memory, nodes=nodes)
+    for _, pod in sorted(memory.assignments.items()):
+        for _, held in sorted(pod.items()):
+            for block in held:
+                again = _with(again, block)
+    return again
 
 
 def _held(
-    pods: Mapping[str, Pod], containers: Mapping[str, Container], entries: Collection[Entry]
+    pods: Mapping[str, Pod], containers: Mapping[str, Container], keys: Collection[str]
 ) -> dict[Entry, Blocks]:
-    keys = {key for key, _ in entries}
     found: dict[Entry, Blocks] = {}
+    divided: set[str] = set()
     for pod in pods.values():
         if pod.aside is not None and pod.key in keys:
             found[pod.key, ""] = pod.aside.blocks
             found.update({(pod.key, part.name): part.blocks for part in pod.aside.parts})
+            divided.add(pod.key)
     attempts: dict[Entry, int] = {}
+    known: dict[str, PodAsk] = {}
     for container in containers.values():
         # Most are of other pods, and the uid alone tells so.
         if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
@@ -76,7 +123,31 @@ def _held(
         if _holds(container, pods) and container.attempt >= attempts.get(entry, -1):
             attempts[entry] = container.attempt
             found[entry] = container.placement.blocks
+            if container.pod.asks is not None:
+                known[entry[0]] = container.pod.asks
+    for key, asks in known.items():
+        if key not in divided:  # the parts of a pod are divided already
+            _take_over(found, key, asks)
     return found
+
+
+def _take_over(found: dict[Entry, Blocks], key: str, asks: PodAsk) -> None:
+    """Take from init containers what later ones have taken over on the same nodes (reference D)."""
+    inits: list[Entry] = []
+    for ask in asks.containers:
+        entry = key, ask.name
+        for block in found.get(entry, ()):
+            left = block.size
+            for earlier in inits:
+                rest = []
+                for own in found[earlier]:
+                    same = (own.resource, own.affinity) == (block.resource, block.affinity)
+                    part = min(own.size, left) if same else 0
+                    left -= part
+                    rest.append(dataclasses.replace(own, size=own.size - part) if part else own)
+                found[earlier] = tuple(rest)
+        if ask.kind is Kind.INIT and found.get(entry):
+            inits.append(entry)
 
 
 def _holds(container: Container, pods: Mapping[str, Pod]) -> bool:

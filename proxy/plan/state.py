@@ -125,7 +125,9 @@ class NodeState:
         """Give the state after a sandbox came, or changed."""
         before = self.pods.get(pod.sandbox_id)
         pods = self.pods.put(pod.sandbox_id, pod)
-        memory = self._charged(pods, self.containers, [p for p in (before, pod) if p], ())
+        # Whether a container that has ended still holds memory depends on its sandbox.
+        inside = self.in_sandbox(pod.sandbox_id) if before is None and self.memory is not None else ()
+        memory = self._charged(pods, self.containers, [p for p in (before, pod) if p], inside)
         return dataclasses.replace(self, pods=pods, memory=memory)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
