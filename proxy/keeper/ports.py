@@ -199,6 +199,9 @@ class Kubelet(Protocol):
             One entry a device; None where kubelet does not answer or does not know the container.
         """
 
+    def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
+        """Ask for all devices that there are: resource to id to NUMA nodes; empty where nobody tells."""
+
     def close(self) -> None:
         """Close what is open."""
 

@@ -8,12 +8,18 @@ be had is done without: a decision is made from what is known.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from proxy.keeper.ports import Given, Hardware, Kubelet
 from proxy.keeper.worker import Worker
+from proxy.model.idset import Mask
 from proxy.model.options import Policy
 from proxy.model.workload import KubeQos, Near, Pod, Request
+from proxy.place.devices.hints import family
+from proxy.place.devices.state import Device
 from proxy.plan.node import Node
 
 THREADS = 4
@@ -83,7 +89,7 @@ class Scout:
         if self._kubelet is not None and self._kubelet.knows_devices:
             told = self._kubelet.devices(pod.namespace, pod.name, name)
             if told:
-                return told
+                return measured(told, self._kubelet.allocatable())
         return self._hardware.near(given) if given and self._hardware is not None else ()
 
     def _pod_devices(self, pod: Pod) -> tuple[Near, ...]:
@@ -92,10 +98,29 @@ class Scout:
         found: list[Near] = []
         for ask in pod.asks.containers:
             found += self._kubelet.devices(pod.namespace, pod.name, ask.name) or ()
-        return tuple(found)
+        return measured(tuple(found), self._kubelet.allocatable()) if found else ()
 
     def close(self) -> None:
         """End the threads and what they hold open."""
         self._worker.close()
         if self._kubelet is not None:
             self._kubelet.close()
+
+
+def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | None]]) -> tuple[Near, ...]:
+    """Say of devices on how few nodes as many of their kind could lie (kubelet 1.36, reference A.4).
+
+    Args:
+        near: What a container, or a pod, was given.
+        there: All devices: resource to id to NUMA nodes.
+    """
+    counts = Counter(device.resource for device in near)
+    least: dict[str, int] = {}
+    for resource, count in counts.items():
+        devices = {i: Device(i, nodes) for i, nodes in there.get(resource, {}).items()}
+        nodes = Mask.from_bits(
+            functools.reduce(operator.or_, (d.nodes.bits for d in devices.values() if d.nodes), 0)
+        )
+        if len(devices) >= count and nodes:
+            least[resource] = family(devices, count, nodes, frozenset(devices)).size
+    return tuple(dataclasses.replace(device, least=least.get(device.resource, 0)) for device in near)

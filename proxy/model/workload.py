@@ -122,12 +122,15 @@ class Near:
         resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
         nodes: NUMA nodes that it is near to; None where it is near to none, or nobody tells.
         source: Where the nodes came from, in words.
+        least: On how few NUMA nodes all that the container has of this resource could lie, if nobody else had
+            any; 0 where that is not known.
     """
 
     name: str
     resource: str = ""
     nodes: Mask | None = None
     source: str = ""
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,10 +232,19 @@ def nodes_of(near: Iterable[Near]) -> Mask | None:
 
 
 def near_hints(near: Iterable[Near], nodes: Mask) -> Hints:
-    """Make hints of devices that somebody else has given: they are where they are."""
+    """Make hints of devices that somebody else has given: they are where they are.
+
+    They are preferred unless they are known to lie on more nodes than they would have to.
+    """
     found: dict[str, int] = {}
+    least: dict[str, int] = {}
     for device in near:
         if device.nodes:
             resource = device.resource or DEVICES
             found[resource] = found.get(resource, 0) | device.nodes.bits & nodes.bits
-    return {r: (TopologyHint(Mask.from_bits(bits), preferred=True),) for r, bits in found.items() if bits}
+            least[resource] = device.least or len(nodes)
+    return {
+        resource: (TopologyHint(Mask.from_bits(bits), bits.bit_count() <= least[resource]),)
+        for resource, bits in found.items()
+        if bits
+    }
