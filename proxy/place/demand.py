@@ -3,11 +3,9 @@
 Theory. A demand sums lots that lie on nodes; a lot on several nodes (a device with two NUMA nodes) counts
 once for a mask that touches any of them. More nodes never have less, so "meets the demand" is closed upwards.
 
-``smallest`` looks for the least number of nodes that meets several demands at once. It tries sizes upwards
-and chooses how many nodes of each kind to take. Nodes with equal amounts of their own are one kind: which of
-them is taken makes no difference. A node that shares a lot with others is a kind of its own. A branch is cut
-when even the richest of the remaining nodes, shared lots counted again and again, cannot meet a demand. So
-the answer is exact, and quick where nodes are alike, as they are on real machines, however many there are.
+``smallest`` and ``fittest`` look for the least number of nodes that meets several demands at once, as
+``proxy.place.cover`` does it: exact where it decides in its limits, which is nearly always, and never wrong
+about what a mask holds.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from proxy.model.idset import Mask
+from proxy.place.cover import choose
 
 LISTED = 12
 """Up to this many nodes the masks are listed (4095 at most)."""
@@ -136,9 +135,7 @@ def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> 
     """
     if not covers(demands, base | to_bits(nodes)):
         return None
-    kinds = _kinds(nodes, demands)
-    rich = _rich(kinds, demands)
-    return next(size for size in range(len(nodes) + 1) if _enough(kinds, rich, demands, 0, base, size))
+    return _Pool(nodes, demands, base).least().bit_count()
 
 
 def fittest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floor: int = 1) -> int | None:
@@ -150,67 +147,79 @@ def fittest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floo
     Returns:
         The mask, ``base`` included, or None where there is none.
     """
-    rest = sorted((node for node in nodes if not base >> node & 1), reverse=True)
-    least = smallest(rest, demands, base)
-    if least is None or len(rest) + base.bit_count() < floor:
+    rest = sorted(node for node in nodes if not base >> node & 1)
+    if not covers(demands, base | to_bits(rest)) or len(rest) + base.bit_count() < floor:
         return None
-    size = max(least, floor - base.bit_count())
-    kinds = _kinds(rest, demands)
-    rich = _rich(kinds, demands)
-    kind_of = {node: kind for kind in kinds for node in kind}
-    for left, node in zip(range(len(rest), 0, -1), rest, strict=True):
-        if left == size:  # all that are left are in the mask
-            return base | to_bits(node for kind in kinds for node in kind)
-        kind_of[node].remove(node)
-        if not _enough(kinds, rich, demands, 0, base, size):  # what remains is to be chosen beside it
+    pool = _Pool(rest, demands, base)
+    chosen = pool.least()  # some mask that does; it is made better node by node
+    for node in rest:
+        if (chosen | base).bit_count() >= floor:
+            break
+        chosen |= 1 << node
+    room = chosen.bit_count()
+    for node in reversed(rest):
+        if len(pool.nodes) == room:
+            break
+        pool.nodes.remove(node)
+        if not chosen >> node & 1:
+            continue
+        other = pool.choice(room)
+        if other is None:
             base |= 1 << node
-            size -= 1
-    return base
+            chosen ^= 1 << node
+            room -= 1
+            pool = _Pool(pool.nodes, demands, base)
+            continue
+        for low in pool.nodes:  # there may be room for more, with a floor
+            if other.bit_count() == room:
+                break
+            other |= 1 << low
+        chosen = other
+    return base | chosen
 
 
-def _kinds(nodes: Sequence[int], demands: Sequence[Demand]) -> list[list[int]]:
-    """Group nodes that can stand for each other; one that shares a lot with others stands for itself."""
-    own = [dict.fromkeys(nodes, 0) for _ in demands]
-    apart: set[int] = set()
-    for table, demand in zip(own, demands, strict=True):
-        for at, amount in demand.lots:
-            if at & (at - 1):
-                apart.update(Mask.from_bits(at))
-            elif (node := at.bit_length() - 1) in table:
-                table[node] += amount
-    kinds: dict[object, list[int]] = {}
-    for node in nodes:
-        key = node if node in apart else tuple(table[node] for table in own)
-        kinds.setdefault(key, []).append(node)
-    return list(kinds.values())
+class _Pool:
+    """Nodes to choose from beside those that are chosen already.
 
+    Attributes:
+        nodes: Ascending; may be taken out.
+    """
 
-def _rich(kinds: Sequence[Sequence[int]], demands: Sequence[Demand]) -> list[list[int]]:
-    """Give what one node of each kind can add at most, by demand."""
-    return [[sum(amount for at, amount in d.lots if at >> kind[0] & 1) for kind in kinds] for d in demands]
+    def __init__(self, nodes: Sequence[int], demands: Sequence[Demand], base: int) -> None:
+        self.nodes = list(nodes)
+        self.demands = demands
+        self.base = base
+        open_ = [(d.want - d.had(base), d) for d in demands]
+        open_ = [(need, d) for need, d in open_ if need > 0]
+        self.needs = [need for need, _ in open_]
+        columns = [dict.fromkeys(nodes, 0) for _ in open_]
+        apart: set[int] = set()
+        for column, (_, demand) in zip(columns, open_, strict=True):
+            for at, amount in demand.lots:
+                if at & base:
+                    continue
+                if at & (at - 1):  # on several nodes: each may have it, but it counts once
+                    apart.update(Mask.from_bits(at))
+                for node in Mask.from_bits(at) if at & (at - 1) else (at.bit_length() - 1,):
+                    if node in column:
+                        column[node] += amount
+        self.amounts = {node: tuple(column[node] for column in columns) for node in nodes}
+        self.apart = frozenset(apart)
 
+    def choice(self, size: int) -> int | None:
+        """Give the bits of at most ``size`` nodes that, with the base, meet all demands."""
+        if size >= len(self.nodes):
+            bits = to_bits(self.nodes)
+            return bits if covers(self.demands, self.base | bits) else None
+        return choose(self.nodes, self.amounts, self.needs, size, self.suits, self.apart)
 
-def _enough(
-    kinds: list[list[int]], rich: list[list[int]], demands: Sequence[Demand], at: int, bits: int, left: int
-) -> bool:
-    """Tell whether ``left`` nodes of the kinds from ``at`` on complete ``bits``."""
-    if covers(demands, bits):
-        return True
-    if not left or at == len(kinds):
-        return False
-    for demand, adds in zip(demands, rich, strict=True):
-        best = sorted(((adds[i], len(kinds[i])) for i in range(at, len(kinds))), reverse=True)
-        hope, room = demand.had(bits), left
-        for amount, count in best:
-            hope += amount * min(room, count)
-            room -= min(room, count)
-        if hope < demand.want:
-            return False
-    most = min(left, len(kinds[at]))
-    return any(
-        _enough(kinds, rich, demands, at + 1, bits | to_bits(kinds[at][:count]), left - count)
-        for count in range(most, -1, -1)
-    )
+    def suits(self, bits: int) -> bool:
+        return not self.apart or covers(self.demands, self.base | bits)
+
+    def least(self) -> int:
+        """Give the bits of the fewest nodes that do; all of them do."""
+        sizes = range(len(self.nodes) + 1)
+        return next(bits for size in sizes if (bits := self.choice(size)) is not None)
 
 
 def sums(nodes: Sequence[int], demand: Demand) -> dict[int, int]:

@@ -15,7 +15,8 @@ too, or else to a preferred result, which wins anyway. That is exact, distances 
 *No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a
 preferred hint of every list. Preferred masks have the least size that their list can have, so the wanted
 mask is the best of those that meet the demands of all lists at once: ``fittest`` finds it without listing
-any. That is exact as long as the smaller integer decides between masks of equal size. Where distances do
+any. (A list that prefers masks for something else than their size names the best of these: ``favourites``.)
+That is exact as long as the smaller integer decides between masks of equal size. Where distances do
 (``closest``), all masks of that size that suit all lists stand for the rest, as far as they are found in
 ``TRIES`` nodes tried; that is exact for pairs on 64 nodes, and for more nodes at once where there are fewer.
 If there is only one family, its best hint is the result, preferred or not. For several without a preferred

@@ -1,0 +1,126 @@
+"""Choosing few nodes whose amounts add up to what is needed, of several things at once.
+
+Theory. For one thing the nodes with most of it are the answer. For several it is a covering problem with a
+limited number of nodes. Weigh the things: a node's *score* is the weighted sum of its amounts, and if even
+the best scores together stay below the weighted sum of the needs, there is no choice. That holds for any
+weights, so they may be chosen to decide quickly: where the best nodes by score lack a thing, its weight goes
+up. Mostly a few rounds of this end in a choice or in the proof that there is none.
+
+The cases in between are searched, node by node in the order of the last scores. A branch ends when the best
+scores of those that remain cannot fill what is still missing; nodes alike are tried once. After ``STEPS``
+tries the search gives up and says that there is no choice, so the time is bounded. All numbers are whole, so
+no answer hangs on rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+STEPS = 2000
+"""Nodes that are tried in a search."""
+_ROUNDS = 12
+_SCALE = 1 << 80
+
+Amounts = Mapping[int, tuple[int, ...]]
+"""Node to what it has, in the order of the needs."""
+
+
+def choose(
+    nodes: Sequence[int],
+    amounts: Amounts,
+    needs: Sequence[int],
+    size: int,
+    suits: Callable[[int], bool],
+    apart: frozenset[int] = frozenset(),
+) -> int | None:
+    """Choose at most some number of nodes.
+
+    Args:
+        nodes: To choose from.
+        amounts: What they have, at most.
+        needs: What is needed, each more than 0.
+        size: The largest number.
+        suits: Has the last word on nodes whose amounts are enough.
+        apart: Nodes that are like no other, whatever their amounts.
+
+    Returns:
+        The bits of the nodes; None where there is no choice, or none was found in time.
+    """
+    if not needs:
+        return 0
+    if size <= 0:
+        return None
+    search = _Search(nodes, amounts, needs, suits, apart)
+    weights = [max(1, _SCALE // need) for need in needs]
+    for _ in range(_ROUNDS if len(nodes) > size else 1):
+        search.weigh(weights)
+        top = search.order[:size]
+        got = [sum(column) for column in zip(*(amounts[node] for node in top), strict=True)]
+        if _score(got or [0] * len(needs), weights) < _score(needs, weights):
+            return None
+        bits = sum(1 << node for node in top)
+        if all(has >= need for has, need in zip(got, needs, strict=True)) and suits(bits):
+            return bits
+        if len(needs) == 1:
+            break
+        weights = [
+            max(1, int(weight * min(16.0, need / max(has, 1)) ** 2))
+            for weight, need, has in zip(weights, needs, got, strict=True)
+        ]
+    return search.walk(0, 0, size, needs)
+
+
+class _Search:
+    """A search in the order of scores."""
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        amounts: Amounts,
+        needs: Sequence[int],
+        suits: Callable[[int], bool],
+        apart: frozenset[int],
+    ) -> None:
+        self.order = list(nodes)
+        self.amounts = amounts
+        self.suits = suits
+        self.apart = apart
+        self.weights = [1] * len(needs)
+        self.sums: list[int] = []
+        self.left = STEPS
+
+    def weigh(self, weights: list[int]) -> None:
+        """Order the nodes by their scores under some weights."""
+        scores = {node: _score(self.amounts[node], weights) for node in self.order}
+        self.order.sort(key=scores.__getitem__, reverse=True)
+        self.weights = weights
+        self.sums = list(itertools.accumulate((scores[node] for node in self.order), initial=0))
+
+    def walk(self, start: int, bits: int, room: int, needs: Sequence[int]) -> int | None:
+        """Complete a choice with at most ``room`` of the nodes from ``start`` on."""
+        if all(need <= 0 for need in needs) and self.suits(bits):
+            return bits
+        end = len(self.order)
+        missing = _score([max(0, need) for need in needs], self.weights)
+        at = start
+        while room and at < end and self.left > 0:
+            if self.sums[min(at + room, end)] - self.sums[at] < missing:
+                return None
+            self.left -= 1
+            node = self.order[at]
+            has = self.amounts[node]
+            rest = [need - amount for need, amount in zip(needs, has, strict=True)]
+            found = self.walk(at + 1, bits | 1 << node, room - 1, rest)
+            if found is not None:
+                return found
+            at += 1
+            while at < end and node not in self.apart and self.amounts[self.order[at]] == has:
+                if self.order[at] in self.apart:
+                    break
+                at += 1
+        return None
+
+
+def _score(amounts: Sequence[int], weights: Sequence[int]) -> int:
+    return sum(amount * weight for amount, weight in zip(amounts, weights, strict=True))
