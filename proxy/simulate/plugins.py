@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Never
 
-from proxy.model.asks import HUGE_PAGES, MEMORY
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.place.devices.state import Device
@@ -39,7 +38,7 @@ def load_plugins(path: Path) -> dict[str, dict[str, Device]]:
     document = found[0]
     plugins: dict[str, dict[str, Device]] = {}
     for resource, listed in found[0].value.items():
-        if resource == MEMORY or resource.startswith(HUGE_PAGES) or not _NAME.fullmatch(resource):
+        if not _NAME.fullmatch(resource):
             _fail(document, None, f"{resource!r} is no name of a device resource, such as nvidia.com/gpu")
         if not isinstance(listed, list):
             _fail(document, None, f"{resource} must be a list of devices")

@@ -180,6 +180,11 @@ items:
     assert {guest.host for guest in read(tmp_path, text, bound=False).guests} == {""}
 
 
+def test_a_name_that_was_given_stays(tmp_path: Path) -> None:
+    text = POD.replace("{name: web}", "{name: web-x7, generateName: web-}")
+    assert names(read(tmp_path, text)) == ["default/web-x7"]
+
+
 def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
     def needs(cpu: str) -> object:
         return read(tmp_path, POD.replace("cpu: 2,", f"cpu: {cpu},")).guests[0].needs["cpu"]

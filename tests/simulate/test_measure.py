@@ -150,3 +150,11 @@ def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., Guest]) -> 
     rehearse(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
     assert [(row.node, row.pods) for row in rows_of(hosts[0])] == [(0, 1), (1, 0), (2, 0), (3, 0), (None, 1)]
     assert [line.split() for line in lines_of(hosts[0])][5] == ["no", "node", GPU, "1", "of", "1", "1", "pod"]
+
+
+def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., Guest]) -> None:
+    config = parse("cpuManagerPolicy: static", "test")
+    machines = [Named("a", MACHINE), Named("b", described(1, 1, 2))]
+    guests = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
+    summary = find(rehearse(config, hosts_of(config, machines, Rules({})), guests, Rules({}))).summary
+    assert (summary.left, summary.largest, summary.largest_whole, summary.empty) == (34, 8, 8, 8)

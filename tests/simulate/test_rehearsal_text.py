@@ -162,6 +162,17 @@ def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
     assert verbose[at + 2].startswith("  B: refused on m, container c: TopologyAffinityError")
 
 
+def test_the_largest_group_comes_first(pod: MakePod) -> None:
+    guests = [pod(cpu=6, memory="1Gi"), pod(cpu=6, memory="1Gi"), pod(cpu=3, memory="1Gi")]
+    one, other = play("", guests), play(STATIC, guests)
+    groups = [line for line in compare_lines(*one, *other, [], verbose=False) if " under A, " in line]
+    assert groups == [
+        "2 pods: sharing under A, together under B",
+        "1 pod: sharing under A, spread under B",
+    ]
+    assert {each.changes for each in differences(*one, *other)} == {("together",)}
+
+
 def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
     guests = [pod(cpu=6, memory="1Gi"), pod(cpu=60, memory="1Gi")]
     one, other = play(STATIC, guests), play(STATIC, guests)
