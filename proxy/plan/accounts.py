@@ -27,7 +27,7 @@ Entry = tuple[str, str]
 
 def entries_of(pods: Iterable[Pod], containers: Iterable[Container]) -> set[Entry]:
     """Name the entries that these pods and containers may have."""
-    found = {(c.pod.key, c.name) for c in containers if c.placement.blocks}
+    found = {(c.pod.key, c.name) for c in containers if c.placement.blocks or c.pod.aside is not None}
     for pod in pods:
         if pod.aside is not None:
             found |= {(pod.key, part.name) for part in pod.aside.parts if part.blocks}

@@ -27,11 +27,13 @@ from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, Ruling, grant, judge, near_hints
+from proxy.plan.lacks import lacks_of
 from proxy.plan.record import explain
 from proxy.plan.state import NodeState
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
+AFFINITY = "TopologyAffinityError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
     if not ruling.verdict.admitted:
         verdict = worded(ruling.verdict, pod.ref, ruling)
         pod = dataclasses.replace(pod, aside=None)
-        return Admission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict, ruling))
+        lacks = lacks_of(case, "") if verdict.reason == AFFINITY else ()
+        why = explain(EVENT, pod, "", pod.attempt, total, verdict, ruling, lacks=lacks)
+        return Admission(verdict, pod, state, why)
     why = explain(EVENT, pod, "", pod.attempt, total, Verdict(), ruling)
     return Admission(Verdict(), pod, after, why)
 

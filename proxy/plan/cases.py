@@ -31,7 +31,7 @@ def asks_of(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
         request: What the CRI says.
         cpus: Exclusive CPUs that it claims.
     """
-    if pod.asks is not None and any(ask.name == name for ask in pod.asks.containers):
+    if pod.asks is not None and (not name or any(ask.name == name for ask in pod.asks.containers)):
         return pod.asks if pod.asks.uid == pod.key else dataclasses.replace(pod.asks, uid=pod.key)
     amounts = {CPU: cpus * MILLI, "memory": request.memory_limit, **dict(request.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}

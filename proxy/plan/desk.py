@@ -117,7 +117,7 @@ def rule(case: Case, name: str) -> Ruling:
         answers.append(("pod", {"pod": (case.pod,)}))
     if case.memory is not None and case.binds:
         answers.append(("memory", memory_hints.container_hints(case.memory, case.asks, name)))
-    hint, verdict, said, merge = judge(case, answers, case.node.scope)
+    hint, verdict, said, merge = judge(case, answers, Scope.CONTAINER)
     if not verdict.admitted:
         return Ruling(verdict, hint, said=said, merge=merge)
     return grant(case, name, hint, said, merge)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
-from proxy.model.explanation import Explanation
+from proxy.model.explanation import Explanation, Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import (
@@ -25,9 +25,10 @@ from proxy.model.workload import (
     Verdict,
 )
 from proxy.place.cpu_request import container_cpus
-from proxy.plan.admit import worded
+from proxy.plan.admit import AFFINITY, worded
 from proxy.plan.cases import asks_of, case_of
-from proxy.plan.desk import FAILED_PRECONDITION, Ruling, grant, rule
+from proxy.plan.desk import FAILED_PRECONDITION, Case, Ruling, grant, rule
+from proxy.plan.lacks import lacks_of
 from proxy.plan.nodes import bound_to, counted, named_mems, own_mems, words
 from proxy.plan.record import explain, moved
 from proxy.plan.state import NodeState, moves
@@ -61,10 +62,11 @@ _ADMITTED = Verdict()
 
 
 class _RefusedError(Exception):
-    def __init__(self, verdict: Verdict, ruling: Ruling | None = None) -> None:
+    def __init__(self, verdict: Verdict, ruling: Ruling | None = None, lacks: tuple[Lack, ...] = ()) -> None:
         super().__init__(verdict.message)
         self.verdict = verdict
         self.ruling = ruling
+        self.lacks = lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +106,14 @@ def place(
     online = state.node.machine.online
     wish = claim(pod, request, there or online, static=state.node.static, exact=_exact(pod, name))
 
-    def no(verdict: Verdict, ruling: Ruling | None, problem: str) -> Plan:
-        why = explain("CreateContainer", pod, name, attempt, request, verdict, ruling)
+    def no(verdict: Verdict, ruling: Ruling | None, problem: str, lacks: tuple[Lack, ...] = ()) -> Plan:
+        why = explain("CreateContainer", pod, name, attempt, request, verdict, ruling, lacks=lacks)
         return Plan(verdict, state, problem=problem, explanation=why)
 
     try:
         found = _find(state, pod, name, request, wish)
     except _RefusedError as refused:
-        return no(refused.verdict, refused.ruling, wish.problem)
+        return no(refused.verdict, refused.ruling, wish.problem, refused.lacks)
     placement = found.placement
     container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, found.owner)
     after = state.changed(put=(container,))
@@ -165,11 +167,13 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         raise _RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
     if wish.pool is Pool.OWN and wish.cpus is not None:
         return _named_cpus(state, pod, name, request, wish, wish.cpus)
-    ruling = _ruling(state, pod, name, request, wish)
-    if ruling is None:
+    case = _case(state, pod, name, request, wish)
+    if case is None:
         return _Found(pooled(wish.pool, named_mems(state, request), wish.why), problem=wish.problem)
+    ruling = _ruling(case, pod, name, wish.count)
     if not ruling.verdict.admitted:
-        raise _RefusedError(worded(ruling.verdict, ref, ruling), ruling)
+        lacks = lacks_of(case, name) if ruling.verdict.reason == AFFINITY else ()
+        raise _RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)
     placement = _placed(state, pod, name, request, wish, ruling)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
     return _Found(placement, owner, wish.problem, ruling)
@@ -190,14 +194,17 @@ def _named_cpus(state: NodeState, pod: Pod, name: str, request: Request, wish: C
     return _Found(placement, owner, wish.problem)
 
 
-def _ruling(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Ruling | None:
-    """Ask the topology manager; None where it has nothing to decide about the container."""
+def _case(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Case | None:
+    """Give what the topology manager is to decide about a container; None where that is nothing."""
     node, wanted = state.node, wish.count
     counted = node.memory is not None and pod.kube_qos is KubeQos.GUARANTEED
     if not wanted and not counted and not request.devices and not node.devices:
         return None
     asks = asks_of(pod, name, request, wanted)
-    case = case_of(state, pod, asks, name, wanted, request, owns=wanted > 0)
+    return case_of(state, pod, asks, name, wanted, request, owns=wanted > 0)
+
+
+def _ruling(case: Case, pod: Pod, name: str, wanted: int) -> Ruling:
     aside = pod.aside
     if aside is None:
         return rule(case, name)
@@ -240,8 +247,13 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
             and c.owner in state.owners
             and not c.placement.own.isdisjoint(clash)
         }
+        holders |= {
+            f"{p.ref} (set aside)"
+            for p in state.pods.values()
+            if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
+        }
         return "CPUsInUse", f"CPUs {clash} are owned by {', '.join(sorted(holders))} already"
-    if state.node.machine.online <= cpus | others:
+    if state.node.shareable <= cpus | others:
         return "SharedPoolExhausted", "the shared pool would be left empty"
     return None
 

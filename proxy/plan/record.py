@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from proxy.model.asks import Ask
-from proxy.model.explanation import Explanation, Fact, Moved
+from proxy.model.explanation import Explanation, Fact, Lack, Moved
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.desk import ANYWHERE, Ruling
 from proxy.plan.state import NodeState
 from proxy.pools.claims import whole_cpus
 
+NO_SHARES = 2
+"""The least that the kernel takes, and what kubelet sends where nothing is asked for (reference F)."""
 MOVED = 20
 """So many of those who had to move are named."""
 
@@ -24,6 +26,7 @@ def explain(
     ruling: Ruling | None = None,
     placement: Placement | None = None,
     after: NodeState | None = None,
+    lacks: tuple[Lack, ...] = (),
 ) -> Explanation:
     """Write the record of a decision.
 
@@ -37,6 +40,7 @@ def explain(
         ruling: What the topology manager decided; None where it was not asked.
         placement: What came of it; None on a refusal.
         after: The state afterwards.
+        lacks: What would have made it fit, on a refusal.
     """
     weighed = ruling or Ruling(verdict, ANYWHERE)
     cpus = weighed.cpus
@@ -59,6 +63,7 @@ def explain(
         tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids)
         or tuple(device.name for device in request.devices),
         placement.reasons if placement else weighed.reasons,
+        lacks=lacks,
     )
 
 
@@ -112,7 +117,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
 def _class(pod: Pod) -> Fact:
     if pod.qos is not QosClass.NONE:
         return Fact("QoS class", pod.qos.value, "the pod's label")
-    return Fact("QoS class", pod.kube_qos.value, "the cgroup parent of the pod")
+    return Fact("QoS class", pod.kube_qos.value, "the pod's cgroup parent")
 
 
 def _exact(ask: Ask, source: str) -> list[Fact]:
@@ -126,12 +131,12 @@ def _exact(ask: Ask, source: str) -> list[Fact]:
 
 def _from_cri(request: Request) -> list[Fact]:
     facts = []
-    if request.cpu_shares:
+    if request.cpu_shares > NO_SHARES:
         count = whole_cpus(request)
         milli = f"{count} CPUs" if count else f"about {request.cpu_shares * MILLI // 1024}m"
         facts.append(Fact("cpu request", milli, f"cpu_shares {request.cpu_shares} of the CRI request"))
     if request.cpu_quota > 0:
-        limit = f"{request.cpu_quota * MILLI // (request.cpu_period or 100_000)}m"
+        limit = _amount(CPU, request.cpu_quota * MILLI // (request.cpu_period or 100_000))
         facts.append(Fact("cpu limit", limit, "cpu_quota and cpu_period of the CRI request"))
     if request.memory_limit:
         facts.append(Fact("memory limit", _amount("memory", request.memory_limit), "the CRI request"))
