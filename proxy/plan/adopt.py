@@ -12,8 +12,9 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.plan.found import pooled
 from proxy.plan.nodes import named_mems
-from proxy.plan.place import Plan, place, pooled
+from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import claim
 

@@ -8,12 +8,11 @@ memory nodes, and who has to move. Nothing here changes anything: the plan holds
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 
 from proxy.model.explanation import Explanation, Lack
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -28,11 +27,12 @@ from proxy.place.cpu_request import container_cpus
 from proxy.plan.admit import AFFINITY, worded
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import FAILED_PRECONDITION, Case, Ruling, grant, rule
+from proxy.plan.found import Found, RefusedError, named_cpus, pooled
 from proxy.plan.lacks import lacks_of
 from proxy.plan.nodes import bound_to, counted, named_mems, own_mems, words
 from proxy.plan.record import explain, moved
 from proxy.plan.state import NodeState, moves
-from proxy.pools.claims import STRICT, Claim, claim, whole_cpus
+from proxy.pools.claims import Claim, claim, whole_cpus
 
 INVALID_ARGUMENT = 3
 
@@ -59,24 +59,6 @@ class Plan:
 
 
 _ADMITTED = Verdict()
-
-
-class _RefusedError(Exception):
-    def __init__(self, verdict: Verdict, ruling: Ruling | None = None, lacks: tuple[Lack, ...] = ()) -> None:
-        super().__init__(verdict.message)
-        self.verdict = verdict
-        self.ruling = ruling
-        self.lacks = lacks
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A placement in the making: who owns its CPUs, what was wrong, and what was weighed."""
-
-    placement: Placement
-    owner: str = ""
-    problem: str = ""
-    ruling: Ruling | None = None
 
 
 def place(
@@ -112,7 +94,7 @@ def place(
 
     try:
         found = _find(state, pod, name, request, wish)
-    except _RefusedError as refused:
+    except RefusedError as refused:
         return no(refused.verdict, refused.ruling, wish.problem, refused.lacks)
     placement = found.placement
     container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, found.owner)
@@ -161,37 +143,22 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     return known
 
 
-def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> _Found:
+def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Found:
     ref = f"{pod.ref}/{name}"
     if wish.fatal:
-        raise _RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
+        raise RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
     if wish.pool is Pool.OWN and wish.cpus is not None:
-        return _named_cpus(state, pod, name, request, wish, wish.cpus)
+        return named_cpus(state, pod, name, request, wish, wish.cpus)
     case = _case(state, pod, name, request, wish)
     if case is None:
-        return _Found(pooled(wish.pool, named_mems(state, request), wish.why), problem=wish.problem)
+        return Found(pooled(wish.pool, named_mems(state, request), wish.why), problem=wish.problem)
     ruling = _ruling(case, pod, name, wish.count)
     if not ruling.verdict.admitted:
         lacks = lacks_of(case, name) if ruling.verdict.reason == AFFINITY else ()
-        raise _RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)
+        raise RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)
     placement = _placed(state, pod, name, request, wish, ruling)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return _Found(placement, owner, wish.problem, ruling)
-
-
-def _named_cpus(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet) -> _Found:
-    """Give somebody the CPUs that were decided on elsewhere: by the scheduler, or by kubelet."""
-    owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
-    others = state.aside(pod.key)
-    for key, held in state.owners.items():
-        if key != owner:
-            others |= held.cpus
-    obstacle = _obstacle(state, cpus, others, owner)
-    if obstacle is not None:
-        return _without(state, pod, request, wish, obstacle, f"{pod.ref}/{name}")
-    mems, said = own_mems(state, request, cpus, f"{owner} {name}")
-    placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard)
-    return _Found(placement, owner, wish.problem)
+    return Found(placement, owner, wish.problem, ruling)
 
 
 def _case(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Case | None:
@@ -234,43 +201,3 @@ def _placed(
     else:
         why = f"{wish.why}; picked {cpus} on {where}"
     return Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard, blocks, ruling.devices)
-
-
-def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
-    """Tell why somebody cannot have the CPUs that he was given elsewhere: reason and words."""
-    clash = cpus & others
-    if clash:
-        holders = {
-            c.ref if "/" in c.owner else c.pod.ref
-            for c in state.containers.values()
-            if c.owner not in ("", owner)
-            and c.owner in state.owners
-            and not c.placement.own.isdisjoint(clash)
-        }
-        holders |= {
-            f"{p.ref} (set aside)"
-            for p in state.pods.values()
-            if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
-        }
-        return "CPUsInUse", f"CPUs {clash} are owned by {', '.join(sorted(holders))} already"
-    if state.node.shareable <= cpus | others:
-        return "SharedPoolExhausted", "the shared pool would be left empty"
-    return None
-
-
-def _without(
-    state: NodeState, pod: Pod, request: Request, wish: Claim, obstacle: tuple[str, str], ref: str
-) -> _Found:
-    """Go on without the CPUs: strict pods are refused, the others run on the shared pool."""
-    reason, words = obstacle
-    if pod.qos in STRICT:
-        message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
-        raise _RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
-    why = f"{wish.why}, but {words}: it runs on the shared pool"
-    return _Found(pooled(Pool.SHARED, named_mems(state, request), why), problem=words)
-
-
-@functools.lru_cache(maxsize=64)
-def pooled(pool: Pool, mems: Mask, why: str) -> Placement:
-    """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
-    return Placement(pool, CpuSet(), mems, (why,))

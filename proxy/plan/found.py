@@ -1,0 +1,89 @@
+"""Placements that need no choice: CPUs that somebody else has decided on, and a place in a pool."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from proxy.model.explanation import Lack
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Placement, Pod, Pool, Request, Verdict
+from proxy.plan.desk import FAILED_PRECONDITION, Ruling
+from proxy.plan.nodes import named_mems, own_mems
+from proxy.plan.state import NodeState
+from proxy.pools.claims import STRICT, Claim
+
+
+class RefusedError(Exception):
+    """A container cannot be placed."""
+
+    def __init__(self, verdict: Verdict, ruling: Ruling | None = None, lacks: tuple[Lack, ...] = ()) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+        self.ruling = ruling
+        self.lacks = lacks
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A placement in the making: who owns its CPUs, what was wrong, and what was weighed."""
+
+    placement: Placement
+    owner: str = ""
+    problem: str = ""
+    ruling: Ruling | None = None
+
+
+def named_cpus(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet) -> Found:
+    """Give somebody the CPUs that were decided on elsewhere: by the scheduler, or by kubelet."""
+    owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
+    others = state.aside(pod.key)
+    for key, held in state.owners.items():
+        if key != owner:
+            others |= held.cpus
+    obstacle = _obstacle(state, cpus, others, owner)
+    if obstacle is not None:
+        return _without(state, pod, request, wish, obstacle, f"{pod.ref}/{name}")
+    mems, said = own_mems(state, request, cpus, f"{owner} {name}")
+    placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard)
+    return Found(placement, owner, wish.problem)
+
+
+def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
+    """Tell why somebody cannot have the CPUs that he was given elsewhere: reason and words."""
+    clash = cpus & others
+    if clash:
+        holders = {
+            c.ref if "/" in c.owner else c.pod.ref
+            for c in state.containers.values()
+            if c.owner not in ("", owner)
+            and c.owner in state.owners
+            and not c.placement.own.isdisjoint(clash)
+        }
+        holders |= {
+            f"{p.ref} (set aside)"
+            for p in state.pods.values()
+            if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
+        }
+        return "CPUsInUse", f"CPUs {clash} are owned by {', '.join(sorted(holders))} already"
+    if state.node.shareable <= cpus | others:
+        return "SharedPoolExhausted", "the shared pool would be left empty"
+    return None
+
+
+def _without(
+    state: NodeState, pod: Pod, request: Request, wish: Claim, obstacle: tuple[str, str], ref: str
+) -> Found:
+    """Go on without the CPUs: strict pods are refused, the others run on the shared pool."""
+    reason, words = obstacle
+    if pod.qos in STRICT:
+        message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
+        raise RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
+    why = f"{wish.why}, but {words}: it runs on the shared pool"
+    return Found(pooled(Pool.SHARED, named_mems(state, request), why), problem=words)
+
+
+@functools.lru_cache(maxsize=64)
+def pooled(pool: Pool, mems: Mask, why: str) -> Placement:
+    """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
+    return Placement(pool, CpuSet(), mems, (why,))
