@@ -89,6 +89,7 @@ conformance: venv ## run the tables of cases: VECTORS="file or folder ..."
 
 bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS="..."
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+	@$(BIN)/python bench/simulate.py
 
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
