@@ -50,17 +50,20 @@ def adopt(
             return kept
         why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
-    plan = place(state, pod, name, attempt, request, container_id, state.node.machine.present)
+    # Its memory may be in use already, so the nodes that it has now stay, and no others are looked for.
+    live = phase is not Phase.CREATED
+    mems = named_mems(state, request)
+    asked = dataclasses.replace(request, cpuset_mems=str(mems)) if live else request
+    plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present)
     if plan.container is None:
         problem = plan.problem or plan.verdict.message
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
         return dataclasses.replace(plan, problem=problem)
-    # Its memory may be in use already, so the nodes that it has now stay.
-    live = phase is not Phase.CREATED
-    mems = named_mems(state, request) if live else plan.container.placement.mems
-    taken = dataclasses.replace(plan.container, phase=phase)
-    if mems != taken.placement.mems:
-        taken = dataclasses.replace(taken, placement=dataclasses.replace(taken.placement, mems=mems))
+    taken = dataclasses.replace(plan.container, phase=phase, request=request)
+    if live:
+        blocks = _blocks(state, pod, request, mems)
+        placement = dataclasses.replace(taken.placement, mems=mems, blocks=blocks)
+        taken = dataclasses.replace(taken, placement=placement)
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 

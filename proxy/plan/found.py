@@ -6,10 +6,13 @@ import functools
 from dataclasses import dataclass
 
 from proxy.model.explanation import Lack
+from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Placement, Pod, Pool, Request, Verdict
-from proxy.plan.desk import FAILED_PRECONDITION, Ruling
-from proxy.plan.nodes import named_mems, own_mems
+from proxy.model.workload import KubeQos, Placement, Pod, Pool, Request, Verdict
+from proxy.plan.admit import worded
+from proxy.plan.cases import asks_of, case_of
+from proxy.plan.desk import FAILED_PRECONDITION, Ruling, grant
+from proxy.plan.nodes import bound_to, own_mems
 from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT, Claim
 
@@ -34,19 +37,43 @@ class Found:
     ruling: Ruling | None = None
 
 
-def named_cpus(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet) -> Found:
-    """Give somebody the CPUs that were decided on elsewhere: by the scheduler, or by kubelet."""
+def named_cpus(
+    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet
+) -> Found | Claim:
+    """Give somebody the CPUs that were decided on elsewhere, by the scheduler or by kubelet.
+
+    Returns:
+        The placement; or, where he cannot have them, the claim that is left.
+
+    Raises:
+        RefusedError: He cannot have them and would rather not run, or what else he needs is not there.
+    """
     owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
+    ref = f"{pod.ref}/{name}"
     others = state.aside(pod.key)
     for key, held in state.owners.items():
         if key != owner:
             others |= held.cpus
     obstacle = _obstacle(state, cpus, others, owner)
     if obstacle is not None:
-        return _without(state, pod, request, wish, obstacle, f"{pod.ref}/{name}")
-    mems, said = own_mems(state, request, cpus, f"{owner} {name}")
-    placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard)
-    return Found(placement, owner, wish.problem)
+        return _without(pod, wish, obstacle, ref)
+    ruling = _beside(state, pod, name, request, cpus)
+    if ruling is not None and not ruling.verdict.admitted:
+        raise RefusedError(worded(ruling.verdict, ref, ruling), ruling)
+    blocks, devices = (ruling.blocks, ruling.devices) if ruling else ((), ())
+    mems, said = own_mems(state, request, cpus, f"{owner} {name}", bound_to(pod, blocks))
+    placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard, blocks, devices)
+    return Found(placement, owner, wish.problem, ruling)
+
+
+def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet) -> Ruling | None:
+    """Give memory and devices to somebody whose CPUs are named, near to them where that can be."""
+    node = state.node
+    if not node.devices and (node.memory is None or pod.kube_qos is not KubeQos.GUARANTEED):
+        return None
+    case = case_of(state, pod, asks_of(pod, name, request, 0), name, 0, request, owns=False)
+    homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
+    return grant(case, name, TopologyHint(homes or None, preferred=False))
 
 
 def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
@@ -71,16 +98,13 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
     return None
 
 
-def _without(
-    state: NodeState, pod: Pod, request: Request, wish: Claim, obstacle: tuple[str, str], ref: str
-) -> Found:
+def _without(pod: Pod, wish: Claim, obstacle: tuple[str, str], ref: str) -> Claim:
     """Go on without the CPUs: strict pods are refused, the others run on the shared pool."""
     reason, words = obstacle
     if pod.qos in STRICT:
         message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
         raise RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
-    why = f"{wish.why}, but {words}: it runs on the shared pool"
-    return Found(pooled(Pool.SHARED, named_mems(state, request), why), problem=words)
+    return Claim(Pool.SHARED, f"{wish.why}, but {words}: it runs on the shared pool", problem=words)
 
 
 @functools.lru_cache(maxsize=64)

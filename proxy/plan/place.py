@@ -148,7 +148,10 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
     if wish.fatal:
         raise RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
     if wish.pool is Pool.OWN and wish.cpus is not None:
-        return named_cpus(state, pod, name, request, wish, wish.cpus)
+        given = named_cpus(state, pod, name, request, wish, wish.cpus)
+        if isinstance(given, Found):
+            return given
+        wish = given
     case = _case(state, pod, name, request, wish)
     if case is None:
         return Found(pooled(wish.pool, named_mems(state, request), wish.why), problem=wish.problem)
