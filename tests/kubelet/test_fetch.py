@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -102,6 +103,24 @@ def test_our_own_certificate_is_shown(
     failure(**asked, cert_file=cert, key_file=key)
     failure(**asked, cert_file=str(both))
     assert names == [None, *[((("commonName", "node-1"),),)] * 2]
+
+
+def test_a_process_that_bars_tls_speaks_it_here(tls_server: Any, certificate: tuple[Path, Path]) -> None:
+    """As the daemon does: nothing else in it needs TLS, so nothing else may load it."""
+    tls_server.items = [{"metadata": {"uid": "u-1"}}]
+    code = """
+import sys
+from proxy import lean
+lean.without_tls()
+import asyncio, hashlib, http.client
+from proxy.kubelet.fetch import fetch_pods
+from proxy.kubelet.settings import KubeletSettings
+content = fetch_pods(KubeletSettings(pods_url=sys.argv[1], ca_file=sys.argv[2], timeout=60.0))
+assert b'"u-1"' in content, content
+"""
+    run = [sys.executable, "-c", code, tls_server.url, str(certificate[0])]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENT, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_key_with_a_password_asks_nobody(
