@@ -25,7 +25,6 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", LARGEST),
     # A kubelet that comes back is seen within a second; the default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -94,7 +93,10 @@ class UnixChannel:
             if self._closed:
                 raise ValueError
             if self._opened is None:
-                self._opened = grpc.insecure_channel(f"unix:{quote(self.path)}", options=_OPTIONS)
+                # What is named after the pause between attempts is also how long one may take.
+                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 1000)))
+                options = (*_OPTIONS, patience)
+                self._opened = grpc.insecure_channel(f"unix:{quote(self.path)}", options=options)
             return self._opened
 
     def _failed(self, what: str, cause: str) -> str:
