@@ -25,6 +25,7 @@ from proxy.place import cpu_static
 from proxy.place.cpu_request import pod_cpus
 from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
+from proxy.place.memory import request as memory_request
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, Ruling, grant, judge, near_hints
 from proxy.plan.lacks import lacks_of
@@ -71,7 +72,9 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
     asks = asks_of(pod, "", total, whole_cpus(total) if owns else 0)
     case = case_of(state, pod, asks, "", pod_cpus(asks) if owns else 0, total, owns=owns)
     answers = _answers(case)
-    if not any(hints for _, hints in answers):
+    # Memory that no node could hold makes no hint, and yet has to be refused.
+    binds = case.memory is not None and memory_request.served(asks) and memory_request.pod_amounts(asks)
+    if not binds and not any(hints for _, hints in answers):
         return Admission(Verdict(), pod, state)
     hint, verdict, said, merge = judge(case, answers, Scope.POD)
     ruling = Ruling(verdict, hint, said=said, merge=merge)

@@ -109,7 +109,7 @@ def _ended(state: NodeState, pod: Pod, asks: PodAsk, mine: dict[str, CpuSet]) ->
     """Give the CPUs of init containers that have ended; those of others that have are counted as theirs."""
     kinds = {ask.name: ask.kind for ask in asks.containers}
     free = CpuSet()
-    for container in state.in_sandbox(pod.sandbox_id):
+    for container in sorted(state.in_sandbox(pod.sandbox_id), key=lambda c: -c.attempt):
         if container.phase is not Phase.EXITED or not container.placement.own:
             continue
         if kinds.get(container.name) is Kind.INIT:
