@@ -81,7 +81,8 @@ def plain(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | Non
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    # One very large count makes the deviations of many choices equal to 3 decimals.
+    st.lists(st.integers(1, 9) | st.sampled_from([3000, 5000]), min_size=1, max_size=5),
     st.integers(1, 12),
     st.sampled_from([1, 2, 3]),
     st.integers(0, 3),

@@ -151,6 +151,8 @@ def test_what_a_pods_own_requests_leave() -> None:
     assert "shared init containers but no memory" in nothing_left(pod(4, sidecar, shared(Kind.INIT)))
     full = pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
     assert pod_hints(initial(nodes(4), KEPT), full) == {"memory": ()}, "impossible"
+    some = pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))
+    assert pod_hints(initial(nodes(4), KEPT), some) == {"memory": (TopologyHint(Mask([0]), preferred=True),)}
 
 
 def test_a_state_that_is_not_true() -> None:
