@@ -5,13 +5,15 @@ Not run by default, because a run takes minutes and a disk must be built before:
     python3 ../shared/testbed/vm-bed.py build --dir FOLDER
     TOPOPROXY_VM=1 TOPOPROXY_VM_DIR=FOLDER make test PYTEST_ARGS=tests/e2e/test_vm.py
 
-What is tested is the built wheel, with the dependencies of this environment, on the guest's Python.
+``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the test that wants one. What is tested is
+the built wheel, with the dependencies of this environment, on the guest's Python.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -28,6 +30,7 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 BED = REPO.parent / "shared/testbed/vm-bed.py"
 DISK = Path(os.environ.get("TOPOPROXY_VM_DIR") or Path(tempfile.gettempdir(), "vm-bed"))
+KUBELET = Path(os.environ.get("TOPOPROXY_KUBELET") or "absent")
 GUEST_PYTHON = (3, 11)
 LIMIT_S = 600
 
@@ -79,23 +82,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site.tar"
 
 
-@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_numa_machine(site: Path, tmp_path: Path, kind: str) -> None:
+def in_machine(site: Path, out: Path, kind: str, job: str, *more: str) -> str:
+    """Run a story in a machine of 2 sockets with 2 NUMA nodes of 8 CPUs each.
+
+    Args:
+        site: The tar of ``site``.
+        out: Where the guest's results go.
+        kind: Cgroup version and driver.
+        job: The story's command line.
+        more: Arguments of the machine.
+
+    Returns:
+        What the story printed.
+    """
     cgroup, driver = kind.split("-")
-    job = f"tar xf site.tar -C /opt && PYTHONPATH=/opt/site python3 vm_guest.py {driver}"
+    init = "systemd" if driver == "systemd" else "script"
+    helpers = [HERE / "cri.py", *HERE.glob("vm_*.py")]
+    carry = [word for path in (site, *helpers) for word in ("--carry", str(path))]
+    command = f"tar xf site.tar -C /opt && PYTHONPATH=/opt/site python3 {job}"
     done = subprocess.run(
         [
             *(sys.executable, str(BED), "run", "--dir", str(DISK), "--topo", "2x2x4x2"),
-            *(
-                "--cgroup",
-                cgroup,
-                "--driver",
-                driver,
-                "--init",
-                "systemd" if driver == "systemd" else "script",
-            ),
-            *("--carry", str(site), "--carry", str(HERE / "cri.py"), "--carry", str(HERE / "vm_guest.py")),
-            *("--out", str(tmp_path / "out"), "--timeout", str(LIMIT_S), "--", job),
+            *("--cgroup", cgroup, "--driver", driver, "--init", init),
+            *(*carry, *more, "--out", str(out), "--timeout", str(LIMIT_S), "--", command),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -103,6 +112,48 @@ def test_numa_machine(site: Path, tmp_path: Path, kind: str) -> None:
         timeout=LIMIT_S + 200,
     )
     print(done.stdout, done.stderr)
-    log = tmp_path / "out/proxy.log"
+    log = out / "proxy.log"
     assert done.returncode == 0, log.read_text()[-3000:] if log.is_file() else "no log came back"
-    assert "all is given back" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
+def test_pools(site: Path, tmp_path: Path, kind: str) -> None:
+    said = in_machine(site, tmp_path / "out", kind, f"vm_pools.py {kind[3:]}")
+    assert "all is given back" in said
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs"])
+def test_topology_manager(site: Path, tmp_path: Path, kind: str) -> None:
+    story = f"vm_topology.py {kind[3:]}"
+    said = in_machine(site, tmp_path / "out", kind, story, "--pci", "3:net")
+    assert "all is given back" in said
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and certificates of it for kubelet's server and for our client."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("certs")
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30"]
+    signed = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
+    for name, subject, more in (
+        ("ca", "/CN=made-authority", []),
+        ("server", "/CN=bed", [*signed, "-addext", "subjectAltName=IP:127.0.0.1,DNS:bed"]),
+        ("client", "/O=topoproxy/CN=topoproxy", [*signed, "-addext", "extendedKeyUsage=clientAuth"]),
+    ):
+        files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt")]
+        run = [openssl, "req", "-x509", *key, "-subj", subject, *more, *files]
+        subprocess.run(run, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs"])
+def test_kubelet(site: Path, certificates: Path, tmp_path: Path, kind: str) -> None:
+    if not KUBELET.is_file():
+        pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
+    carried = ["--carry", f"{KUBELET}=kubelet", "--carry", f"{certificates}=certs", "--netfilter"]
+    said = in_machine(site, tmp_path / "out", kind, f"vm_kubelet.py {kind[3:]}", *carried)
+    assert "the story ends well" in said

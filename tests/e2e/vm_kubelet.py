@@ -1,0 +1,379 @@
+"""The story of a real kubelet, standalone on static pods, in a virtual machine of 4 NUMA nodes.
+
+kubelet's own managers are off; the daemon decides, with ``restricted`` and scope ``pod``, and asks kubelet
+what the CRI does not carry: over TLS with a client certificate, at the read-only port, through the pods API.
+
+    python3 vm_kubelet.py cgroupfs|systemd
+
+Needs /carry/kubelet (1.34 or later) and /carry/certs: ca.crt, and server and client as .crt and .key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cri import IMAGE, RUNNING, Cri
+from vm_guest import (
+    ALL,
+    LONG_S,
+    RUNTIME,
+    SOCKET,
+    Daemon,
+    Place,
+    group_of,
+    node_cpus,
+    place_in,
+    refusal,
+    step,
+    wait,
+)
+
+from proxy.kubelet.client import KubeletClient
+from proxy.kubelet.settings import KubeletSettings
+from proxy.model.idset import CpuSet, Mask
+
+MIB = 1 << 20
+CERTS, MANIFESTS, ROOT = Path("/carry/certs"), Path("/etc/kubelet/manifests"), Path("/var/lib/kubelet")
+SECURE, READ_ONLY = "https://127.0.0.1:10250", "http://127.0.0.1:10255"
+POD_RESOURCES, PODS_API = ROOT / "pod-resources/kubelet.sock", ROOT / "pods-api/pods-api.sock"
+TLS = {
+    "pods": SECURE,
+    "caFile": str(CERTS / "ca.crt"),
+    "certFile": str(CERTS / "client.crt"),
+    "keyFile": str(CERTS / "client.key"),
+}
+BY_LIST, BY_API = "kubelet's list of pods", "kubelet's pods API"
+SETTINGS = {
+    "reservedSystemCPUs": "0-1",
+    "topologyManagerPolicy": "restricted",
+    "topologyManagerScope": "pod",
+    "memoryManagerPolicy": "Static",
+    "reservedMemory": [{"numaNode": 0, "limits": {"memory": "64Mi"}}],
+}
+ROUNDS = 20
+
+
+def kubelet_settings(driver: str) -> dict[str, object]:
+    """kubelet's configuration: its managers are off, and client certificates are all that it believes."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{SOCKET}",
+        "cgroupDriver": driver,
+        "failCgroupV1": False,
+        "cpuManagerPolicy": "none",
+        "memoryManagerPolicy": "None",
+        "topologyManagerPolicy": "none",
+        "reservedSystemCPUs": "0-1",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": False},
+            "x509": {"clientCAFile": str(CERTS / "ca.crt")},
+        },
+        "authorization": {"mode": "AlwaysAllow"},
+        "tlsCertFile": str(CERTS / "server.crt"),
+        "tlsPrivateKeyFile": str(CERTS / "server.key"),
+        "readOnlyPort": 10255,
+        "featureGates": {"PodsAPI": True},
+        "staticPodPath": str(MANIFESTS),
+        "fileCheckFrequency": "2s",
+        "syncFrequency": "10s",
+        "failSwapOn": False,
+        "evictionHard": {"memory.available": "10Mi"},
+        "imageGCHighThresholdPercent": 100,
+        "runtimeRequestTimeout": "5m",
+    }
+
+
+def container(name: str, cpu: str, memory: str = "32Mi", *command: str, **more: object) -> dict[str, object]:
+    """A container whose limits are its requests."""
+    return {
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": list(command) or ["sleep", "3600"],
+        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}},
+        **more,
+    }
+
+
+def nodes_of(cpus: CpuSet) -> Mask:
+    """The NUMA nodes of CPUs, as sysfs tells them."""
+    return Mask([node for node in range(4) if not node_cpus(node).isdisjoint(cpus)])
+
+
+@dataclass
+class Bed:
+    """The daemon, kubelet before it, and what both and the runtime say."""
+
+    driver: str
+    daemon: Daemon
+    direct: Cri = field(default_factory=lambda: Cri(RUNTIME, ""))
+    process: subprocess.Popen[bytes] | None = None
+
+    def start_kubelet(self) -> None:
+        MANIFESTS.mkdir(parents=True, exist_ok=True)
+        Path("/var/log/pods").mkdir(parents=True, exist_ok=True)
+        config = Path("/etc/kubelet/config.yaml")
+        config.write_text(json.dumps(kubelet_settings(self.driver)))
+        with Path("/out/kubelet.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["/carry/kubelet", "--config", str(config), "--hostname-override", "bed", "--v", "2"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "GOMAXPROCS": "2"},
+            )
+
+        def answers() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, Path("/out/kubelet.log").read_text()[-2000:]
+            with suppress(OSError):
+                return self.pods() is not None and POD_RESOURCES.exists()
+            return False
+
+        step(f"kubelet answers after {wait('kubelet to answer', answers, 120):.1f} s")
+
+    def stop_kubelet(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(LONG_S)
+
+    def pods(self) -> dict[str, Any]:
+        """kubelet's own view, asked with the client certificate."""
+        context = ssl.create_default_context(cafile=TLS["caFile"])
+        context.load_cert_chain(TLS["certFile"], TLS["keyFile"])
+        with urllib.request.urlopen(f"{SECURE}/pods", timeout=30, context=context) as answer:
+            items = json.load(answer)["items"] or []
+        return {pod["metadata"]["name"].removesuffix("-bed"): pod for pod in items}
+
+    def add(self, name: str, *containers: Mapping[str, object], first: tuple[object, ...] = ()) -> None:
+        """Give kubelet a static pod."""
+        spec = {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": list(first),
+            "containers": list(containers),
+        }
+        metadata = {"name": name, "namespace": "default"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        hidden = MANIFESTS / f".{name}"
+        hidden.write_text(json.dumps(pod))
+        hidden.rename(MANIFESTS / f"{name}.yaml")
+
+    def ids(self) -> dict[str, str]:
+        """Running containers by ``pod/container``."""
+        return {
+            f"{c.labels['io.kubernetes.pod.name'].removesuffix('-bed')}/{c.metadata.name}": c.id
+            for c in self.direct.list()
+            if c.state == RUNNING and "io.kubernetes.pod.name" in c.labels
+        }
+
+    def place(self, name: str, limit: float = 90) -> Place:
+        """Wait for a container to run, and see where it is."""
+        wait(f"{name} to run", lambda: name in self.ids(), limit)
+        place = place_in(group_of(self.ids()[name]))
+        assert place.is_at(place.cpus, place.mems), f"{name}: {place}"
+        return place
+
+    def snapshot(self) -> dict[str, tuple[str, Place]]:
+        return {name: (i, place_in(group_of(i))) for name, i in sorted(self.ids().items())}
+
+    def records(self, who: str) -> list[dict[str, Any]]:
+        """The decisions about a pod that are remembered, the newest last."""
+        text = self.daemon.ask("explain", who, "--all", "--json").stdout
+        return [record["decision"] for record in json.loads(text)["records"]] if text else []
+
+    def known_by(self, who: str) -> set[str]:
+        """Where the facts of a decision came from."""
+        return {fact["source"] for record in self.records(who) for fact in record["facts"]}
+
+
+def first_pods(bed: Bed) -> None:
+    """An init container leaves its CPUs to the app; a sidecar with part of a CPU shares."""
+    init = container("prepare", "4", "64Mi", "sleep", "3")
+    bed.add("init", container("main", "4", "64Mi"), first=(init,))
+    sidecar = container("side", "250m", restartPolicy="Always")
+    main = bed.place("init/main")
+    bed.add("side", container("main", "2"), first=(sidecar,))
+    assert (len(main.cpus), main.mems) == (4, nodes_of(main.cpus)), main
+    assert len(nodes_of(main.cpus)) == 1, main
+    by_name = {r["container"]: r for r in bed.records("default/init-bed")}
+    assert set(by_name) == {"", "prepare", "main"}, by_name
+    assert by_name["prepare"]["cpus"] == by_name["main"]["cpus"] == str(main.cpus), by_name
+    step(f"init: prepare had {by_name['prepare']['cpus']}, main has {main.cpus}, memory of {main.mems}")
+    print(bed.daemon.explain("default/init-bed"), flush=True)
+
+    owner, sharer = bed.place("side/main"), bed.place("side/side")
+    assert (len(owner.cpus), owner.mems) == (2, nodes_of(owner.cpus)), owner
+    assert owner.cpus.isdisjoint(sharer.cpus | main.cpus), (owner, sharer)
+    assert sharer.cpus == ALL - main.cpus - owner.cpus, sharer
+    assert sharer.mems == owner.mems, (sharer, owner)
+    step(f"side: main {owner.cpus}, memory of {owner.mems}; side {sharer.cpus}, memory of {sharer.mems}")
+    told = bed.known_by("default/init-bed") | bed.known_by("default/side-bed")
+    assert any("kubelet" in source for source in told), told
+    step(f"facts came from: {'; '.join(sorted(told))}")
+
+
+def a_refused_pod(bed: Bed) -> None:
+    """What kubelet makes of a refusal: the pod waits, and gets in when there is room."""
+    bed.add("big", container("c0", "8", "300Mi"), container("c1", "6", "300Mi"))
+    places = [bed.place("big/c0"), bed.place("big/c1")]
+    homes = nodes_of(places[0].cpus | places[1].cpus)
+    assert len(homes) == 2, places
+    step(f"big: {places[0].cpus} and {places[1].cpus}, memory of {places[0].mems} and {places[1].mems}")
+    bed.add("six", container("main", "6"))
+    six = bed.place("six/main")
+    assert len(nodes_of(six.cpus)) == 1, six
+    bed.add("wide", container("main", "3"))
+    log = Path("/out/kubelet.log")
+    words = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
+    wait("kubelet to hear of the refusal", lambda: words in log.read_text(), 90)
+    status = bed.pods()["wide"]["status"]
+    (line, *_) = [line for line in log.read_text().splitlines() if words in line]
+    step(f"kubelet's log: {line[:600]}")
+    step(f"kubelet's view: phase {status['phase']}, {json.dumps(status.get('containerStatuses'))}")
+    step(
+        f"conditions: {[(c['type'], c['status'], c.get('reason', '')) for c in status.get('conditions', [])]}"
+    )
+    assert status["phase"] == "Pending", status
+    assert "wide/main" not in bed.ids()
+    sandboxes = [pod.metadata.name for pod in bed.direct.list_pods()]
+    assert "wide-bed" not in sandboxes, "a refused sandbox leaves nothing at the runtime"
+    print(bed.daemon.explain("default/wide-bed"), flush=True)
+    (MANIFESTS / "six.yaml").unlink()
+    place = bed.place("wide/main", 150)
+    assert len(nodes_of(place.cpus)) == 1, place
+    refusals = log.read_text().count('"RunPodSandbox from runtime service failed"')
+    step(
+        f"with room for it, kubelet got it in after {refusals} refusals: {place.cpus}, memory of {place.mems}"
+    )
+
+
+def restarts(bed: Bed) -> None:
+    """A container that dies is made anew in its sandbox; daemon and kubelet are killed and come back."""
+    before, old = bed.place("init/main"), bed.ids()["init/main"]
+    pid = int((group_of(old) / "cgroup.procs").read_text().split()[0])
+    os.kill(pid, 9)
+    wait("a new attempt", lambda: bed.ids().get("init/main", old) != old, 90)
+    after = bed.place("init/main")
+    assert (after.cpus, after.mems) == (before.cpus, before.mems), (before, after)
+    step(f"init/main was killed; its next attempt has {after.cpus}, memory of {after.mems} as before")
+    everyone = bed.snapshot()
+    bed.daemon.kill9()
+    time.sleep(3)
+    assert bed.snapshot() == everyone
+    bed.daemon.start()
+    wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
+    bed.stop_kubelet()
+    bed.start_kubelet()
+    time.sleep(15)
+    assert bed.snapshot() == everyone
+    step("the daemon was killed and kubelet restarted: the same containers in the same places")
+
+
+def other_sources(bed: Bed) -> None:
+    """The read-only port, and the pods API."""
+    for name, source, settings in (
+        ("plain", BY_LIST, {"pods": READ_ONLY}),
+        ("api", BY_API, {"podsApi": f"unix://{PODS_API}"}),
+    ):
+        bed.daemon.stop()
+        configure(bed.daemon, settings)
+        bed.daemon.start()
+        bed.add(name, container("main", "1"))
+        place = bed.place(f"{name}/main")
+        told = bed.known_by(f"default/{name}-bed")
+        assert source in told, told
+        step(f"{name}: {place.cpus}, known from {'; '.join(sorted(told))}")
+
+
+def configure(daemon: Daemon, kubelet: Mapping[str, object]) -> None:
+    more = {"podResources": f"unix://{POD_RESOURCES}", "timeout": "5s"} if kubelet else {}
+    daemon.configure(**SETTINGS, kubelet={**kubelet, **more})
+
+
+def median_ms(what: Callable[[], object]) -> str:
+    """Time a call: median and range of many, in milliseconds."""
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        what()
+        times.append((time.perf_counter() - begin) * 1000)
+    return f"{statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})"
+
+
+def timings(bed: Bed) -> None:
+    """What asking costs: the question alone, and a refusal (no runtime slows it down) with and without."""
+    pod = bed.pods()["init"]["metadata"]
+    tls = KubeletSettings(SECURE, "", "", "", TLS["caFile"], TLS["certFile"], TLS["keyFile"], timeout=5.0)
+    ways = {
+        "the list over TLS": tls,
+        "the list at the read-only port": KubeletSettings(READ_ONLY, timeout=5.0),
+        "the pods API": KubeletSettings("", str(PODS_API), timeout=5.0),
+    }
+    for words, settings in ways.items():
+        # A client for each list: who is asked twice within a second answers from memory.
+        shared = KubeletClient(settings, print)
+
+        def ask(settings: KubeletSettings = settings, shared: KubeletClient = shared) -> None:
+            client = KubeletClient(settings, print) if settings.pods_url else shared
+            assert client.asks(pod["uid"], "default", pod["name"]) is not None
+
+        ask()
+        step(f"{words}: {median_ms(ask)}")
+    client = KubeletClient(KubeletSettings(pod_resources=str(POD_RESOURCES), timeout=5.0), print)
+    assert client.devices("default", pod["name"], "main") is not None
+    step(f"pod resources: {median_ms(lambda: client.devices('default', pod['name'], 'main'))}")
+    total = {"cpu_period": 100_000, "cpu_quota": 4_000_000, "cpu_shares": 40_960}
+    for words, kubelet in (
+        ("nobody is asked", {}),
+        ("the list over TLS", TLS),
+        ("the pods API", {"podsApi": f"unix://{PODS_API}"}),
+    ):
+        bed.daemon.stop()
+        configure(bed.daemon, kubelet)
+        bed.daemon.start()
+        wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
+        with Cri(SOCKET, "") as client_:
+            names = iter(f"t{i}" for i in range(ROUNDS + 1))
+
+            def one(client_: Cri = client_, names: Iterator[str] = names) -> None:
+                status, _ = refusal(lambda: client_.run_pod(next(names), resources=total))
+                assert status is grpc.StatusCode.FAILED_PRECONDITION
+
+            one()
+            step(f"a refused RunPodSandbox, {words}: {median_ms(one)}")
+
+
+def main() -> None:
+    version = subprocess.check_output(["/carry/kubelet", "--version"], text=True).strip()
+    step(f"{version}, CPUs {ALL}, nodes {' '.join(str(node_cpus(n)) for n in range(4))}")
+    kubelet = {**TLS, "podResources": f"unix://{POD_RESOURCES}", "timeout": "5s"}
+    bed = Bed(sys.argv[1], Daemon(**SETTINGS, kubelet=kubelet))
+    bed.start_kubelet()
+    first_pods(bed)
+    a_refused_pod(bed)
+    restarts(bed)
+    other_sources(bed)
+    timings(bed)
+    bed.stop_kubelet()
+    assert bed.daemon.stop() == 0
+    step("the story ends well")
+
+
+if __name__ == "__main__":
+    main()

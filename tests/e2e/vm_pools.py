@@ -1,0 +1,219 @@
+"""The story of the pools, in a virtual machine with several NUMA nodes.
+
+Owners on CPUs that somebody named and on CPUs that the daemon picks, with the memory of their nodes; the
+others leave before them; neither updates nor crashes nor systemd change that.
+
+    python3 vm_pools.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from cri import Cri, is_v2
+from vm_guest import (
+    ALL,
+    LONG_S,
+    NODES,
+    PERIOD_S,
+    SOCKET,
+    Daemon,
+    Place,
+    core_of,
+    group_of,
+    node_cpus,
+    place_in,
+    refused,
+    step,
+    wait,
+)
+
+from proxy.model.idset import CpuSet, Mask
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Koordinator's label, kubelet's folder, and milli-CPUs requested and allowed."""
+
+    label: str
+    parent: str
+    request: int
+    limit: int
+
+    @property
+    def resources(self) -> dict[str, int]:
+        found = {"cpu_period": 100_000, "cpu_shares": max(2, self.request * 1024 // 1000)}
+        return found | ({"cpu_quota": self.limit * 100} if self.limit else {})
+
+
+KINDS = {
+    "lse": Kind("LSE", "", 4000, 4000),
+    "lsr": Kind("LSR", "", 2000, 2000),
+    "whole": Kind("", "", 4000, 4000),
+    "ls": Kind("LS", "burstable", 500, 800),
+    "part": Kind("", "", 500, 500),
+    "burstable": Kind("", "burstable", 1000, 2000),
+    "be": Kind("BE", "besteffort", 0, 0),
+    "besteffort": Kind("", "besteffort", 0, 0),
+}
+SHARED, BATCH = ("ls", "part", "burstable"), ("be", "besteffort")
+
+
+@dataclass
+class Node:
+    """A client of the daemon, as kubelet is one.
+
+    Attributes:
+        ids: Containers by the name of their pod.
+    """
+
+    driver: str
+    cri: Cri = field(default_factory=lambda: Cri(SOCKET, ""))
+    ids: dict[str, str] = field(default_factory=dict)
+    _groups: dict[str, Path] = field(default_factory=dict)
+
+    def pod(self, kind: str, cpus: CpuSet | None = None, name: str = "") -> str:
+        what, name = KINDS[kind], name or kind
+        parts = ["kubepods", *filter(None, [what.parent]), f"pod{name}"]
+        parent = f"{'-'.join(parts)}.slice" if self.driver == "systemd" else "/" + "/".join(parts)
+        status = {"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": str(cpus)})}
+        return self.cri.run_pod(
+            name,
+            labels={"koordinator.sh/qosClass": what.label} if what.label else {},
+            annotations=status if cpus else {},
+            cgroup_parent=parent,
+        )
+
+    def run(self, kind: str, cpus: CpuSet | None = None, name: str = "") -> None:
+        pod = self.pod(kind, cpus, name)
+        container = self.cri.create(pod, timeout=LONG_S, **KINDS[kind].resources)
+        self.cri.start(container)
+        self.ids[name or kind] = container
+
+    def place(self, name: str) -> Place:
+        return place_in(self.group(name))
+
+    def group(self, name: str) -> Path:
+        container = self.ids[name]
+        if container not in self._groups:
+            self._groups[container] = group_of(container)
+        return self._groups[container]
+
+    def check(self, names: tuple[str, ...], cpus: CpuSet, mems: Mask | None = None, limit: float = 0) -> None:
+        """Containers must be on these CPUs and memory nodes, at once or within a time."""
+        for name in names:
+            with suppress(AssertionError):
+                wait(name, lambda name=name: self.place(name).is_at(cpus, mems), limit)
+            found = self.place(name)
+            assert found.is_at(cpus, mems), f"{name}: {found}, expected CPUs {cpus}, memory {mems}"
+
+    def snapshot(self) -> dict[str, Place]:
+        return {name: self.place(name) for name in self.ids}
+
+
+@contextmanager
+def frozen_runtime() -> Iterator[None]:
+    """Containerd hears nothing meanwhile."""
+    pid = int(subprocess.check_output(["pidof", "containerd"], text=True).split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def owners_on_nodes(node: Node) -> None:
+    """LSE on a far node, LSR, and whole CPUs that the daemon picks; others leave before."""
+    far = max(int(p.name[4:]) for p in NODES.glob("node[0-9]*") if node_cpus(int(p.name[4:])))
+    named = CpuSet(list(node_cpus(far))[:4])
+    pod = node.pod("lse", named)
+    with frozen_runtime():
+        request = node.cri.create_request(pod, **KINDS["lse"].resources)
+        call = node.cri.method("CreateContainer").future(request, timeout=LONG_S)
+        node.check((*SHARED, *BATCH), ALL - named, limit=LONG_S)
+        assert not call.done()
+    node.ids["lse"] = call.result().container_id
+    node.cri.start(node.ids["lse"])
+    node.check(("lse",), named, Mask([far]))
+    step(f"LSE is on {named}, memory of node {far}; the others had left before")
+
+    lent = CpuSet(list(node_cpus(1))[:2])
+    node.run("lsr", lent)
+    node.check(("lsr",), lent, Mask([1]))
+    node.check(SHARED, ALL - named - lent)
+    node.check(BATCH, ALL - named)
+    step(f"LSR is on {lent}, and BE may borrow them")
+
+    node.run("whole")
+    found = node.place("whole")
+    (home,) = [i for i in range(far + 1) if found.cpus <= node_cpus(i)]
+    assert len(found.cpus) == 4, found
+    assert all(core_of(cpu) <= found.cpus for cpu in found.cpus), f"half a core: {found}"
+    assert found.mems == Mask([home]), found
+    assert found.cpus.isdisjoint(named | lent), found
+    node.check(SHARED, ALL - named - lent - found.cpus)
+    node.check(BATCH, ALL - named - found.cpus)
+    step(f"a whole-CPU container is on {found.cpus}, node {home}, in whole cores")
+
+    assert refused(lambda: node.run("lse", named, "clash")) is grpc.StatusCode.FAILED_PRECONDITION
+    beyond = CpuSet([max(ALL) + 8])
+    assert refused(lambda: node.run("lse", beyond, "absent")) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def updates_and_crash(node: Node, daemon: Daemon) -> None:
+    """What kubelet writes does not matter, nor does a crash, nor what happens while the daemon is dead."""
+    before = node.snapshot()
+    node.cri.update(node.ids["ls"], cpuset_cpus=str(ALL))
+    node.cri.update(node.ids["lse"], cpu_quota=200_000, cpu_period=100_000)
+    node.cri.update(node.ids["whole"], cpuset_cpus="0-1", cpuset_mems="0")
+    wait("updates to change nothing", lambda: node.snapshot() == before, 5)
+    daemon.kill9()
+    assert node.snapshot() == before
+    (node.group("be") / "cpuset.cpus").write_text(str(ALL))
+    daemon.start()
+    node.cri.close()
+    configs = node.cri
+    node.cri = Cri(SOCKET, "")
+    node.cri.adopt(configs)
+    took = wait("everything to be as before the crash", lambda: node.snapshot() == before)
+    step(f"killed, somebody meddled, started again: all as before after {took:.1f} s")
+
+
+def systemd_writes_back(node: Node) -> None:
+    """A daemon-reload makes systemd write what runc told it, which old runcs tell wrongly."""
+    before = node.snapshot()
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    moved = [name for name, place in node.snapshot().items() if place != before[name]]
+    took = wait("systemd's values to be repaired", lambda: node.snapshot() == before, PERIOD_S + LONG_S)
+    step(f"daemon-reload moved {', '.join(moved) or 'nobody'}; all as before after {took:.1f} s")
+
+
+def main() -> None:
+    step(f"cgroup v{2 if is_v2() else 1}, CPUs {ALL}")
+    daemon, node = Daemon(), Node(sys.argv[1])
+    for kind in (*SHARED, *BATCH):
+        node.run(kind)
+    node.check((*SHARED, *BATCH), ALL)
+    owners_on_nodes(node)
+    updates_and_crash(node, daemon)
+    if node.driver == "systemd":
+        systemd_writes_back(node)
+    for name in ("lse", "lsr", "whole"):
+        node.cri.stop(node.ids.pop(name))
+    node.check((*SHARED, *BATCH), ALL, limit=LONG_S)
+    assert daemon.stop() == 0
+    node.check((*SHARED, *BATCH), ALL)
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    main()
