@@ -130,6 +130,16 @@ def test_start_gives_back_what_init_containers_held() -> None:
     assert release(after, "p", "i1") is after
 
 
+def test_one_of_two_blocks_on_a_group_goes() -> None:
+    group = Mask([0, 1])
+    first, second = Block(group, "memory", 6 * GI), Block(group, "memory", GI)
+    both = initial(nodes(4, 4, 4), KEPT).charged(first, first.size).charged(second, second.size)
+    assert [both.nodes[i].tables["memory"].reserved // GI for i in range(3)] == [3, 4, 0]
+    left = both.discharged(first)
+    assert [left.nodes[i].tables["memory"].reserved // GI for i in range(3)] == [0, 1, 0]
+    assert (left.nodes[0].cells, left.nodes[0].assignments) == (group, 1)
+
+
 def test_what_a_pods_own_requests_leave() -> None:
     def pod(own: int, *asks: Ask) -> PodAsk:
         return PodAsk("p", asks, own={"memory": own, "cpu": 1}, own_managed=True)
