@@ -32,7 +32,10 @@ class CreateCalls:
         config = message.config
         pod = self.keeper.state.pods.get(message.pod_sandbox_id)
         if pod is None or not pod.cgroup_parent:
+            known = pod
             pod = pod_of(pb.PodSandboxConfig.FromString(message.sandbox_config), message.pod_sandbox_id)
+            if known is not None:
+                pod = dataclasses.replace(pod, asks=known.asks, source=known.source, aside=known.aside)
             if pod.uid:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)
@@ -63,6 +66,7 @@ class CreateCalls:
             self._decide(call, pod, meta.name, meta.attempt, request)
 
     def _decide(self, call: Call, pod: Pod, name: str, attempt: int, request: Request) -> None:
+        self.keeper.sandboxes.moved_on(pod, name)
         plan = self.keeper.place(pod, name, attempt, request)
         if plan.container is None:
             if self.keeper.options.enforce:

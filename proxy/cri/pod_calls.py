@@ -44,12 +44,13 @@ class PodCalls:
         keeper, node = self.keeper, self.keeper.state.node
         if keeper.scout.pod_matters(node, pod):
             pod = await keeper.scout.pod(pod)
+        if node.decides_pods:
+            total = await keeper.scout.pod_devices(pod, total)
+        if call.done:
+            return
         if not node.decides_pods:
             call.state = Trip(pod=pod)
             call.release()
-            return
-        total = await keeper.scout.pod_devices(pod, total)
-        if call.done:
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)
         if verdict.admitted or not keeper.options.enforce:

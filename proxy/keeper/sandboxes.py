@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from proxy.model.workload import Phase, Pod, Request, Verdict
+from proxy.plan.accounts import inits_before
 from proxy.plan.admit import admit
 
 if TYPE_CHECKING:
@@ -77,6 +78,15 @@ class Sandboxes:
             keeper.phase(container_id, Phase.EXITED)
         keeper.state = keeper.state.with_pod(pod)
         keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+
+    def moved_on(self, pod: Pod, name: str) -> None:
+        """A container is asked for: the init containers before it have ended, although nobody has said so."""
+        if pod.asks is None:
+            return
+        ended = inits_before(pod.asks, name)
+        for container in self._keeper.state.in_sandbox(pod.sandbox_id) if ended else ():
+            if container.name in ended and container.phase is Phase.RUNNING:
+                self._keeper.phase(container.id, Phase.EXITED)
 
     def stopped(self, sandbox_id: str) -> None:
         """A sandbox has been stopped: nothing in it runs any more."""

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from proxy.keeper.ports import Given, Hardware, Kubelet
 from proxy.keeper.worker import Worker
@@ -23,6 +24,7 @@ from proxy.place.devices.state import Device
 from proxy.plan.node import Node
 
 THREADS = 4
+T = TypeVar("T")
 
 
 class Scout:
@@ -79,26 +81,48 @@ class Scout:
 
     def _pod(self, pod: Pod) -> Pod:
         assert self._kubelet is not None
-        told = self._kubelet.asks(pod.uid, pod.namespace, pod.name)
-        if told is None:
-            return pod
-        asks, source = told
-        return dataclasses.replace(pod, asks=dataclasses.replace(asks, uid=pod.key), source=source)
+        kubelet = self._kubelet
+
+        def asked() -> Pod:
+            told = kubelet.asks(pod.uid, pod.namespace, pod.name)
+            if told is None:
+                return pod
+            asks, source = told
+            return dataclasses.replace(pod, asks=dataclasses.replace(asks, uid=pod.key), source=source)
+
+        return self._try(asked, pod)
 
     def _devices(self, pod: Pod, name: str, given: Given) -> tuple[Near, ...]:
         if self._kubelet is not None and self._kubelet.knows_devices:
-            told = self._kubelet.devices(pod.namespace, pod.name, name)
+            told = self._told(self._kubelet, pod, (name,))
             if told:
-                return measured(told, self._kubelet.allocatable())
-        return self._hardware.near(given) if given and self._hardware is not None else ()
+                return told
+        hardware = self._hardware
+        return self._try(lambda: hardware.near(given), ()) if given and hardware is not None else ()
 
     def _pod_devices(self, pod: Pod) -> tuple[Near, ...]:
         if self._kubelet is None or not self._kubelet.knows_devices or pod.asks is None:
             return ()
-        found: list[Near] = []
-        for ask in pod.asks.containers:
-            found += self._kubelet.devices(pod.namespace, pod.name, ask.name) or ()
-        return measured(tuple(found), self._kubelet.allocatable()) if found else ()
+        return self._told(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
+
+    def _told(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[Near, ...]:
+        """Ask kubelet for the devices of some containers of a pod."""
+
+        def asked() -> tuple[Near, ...]:
+            found: list[Near] = []
+            for name in names:
+                found += kubelet.devices(pod.namespace, pod.name, name) or ()
+            return measured(tuple(found), kubelet.allocatable()) if found else ()
+
+        return self._try(asked, ())
+
+    def _try(self, ask: Callable[[], T], otherwise: T) -> T:
+        """Ask; a fault of ours in there is told, and costs a decision no more than the answer."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001  a decision is made from what is known
+            self._failed(error)
+            return otherwise
 
     def close(self) -> None:
         """End the threads and what they hold open."""

@@ -174,7 +174,7 @@ def let_go(
     asks = started.pod.asks or (pod.asks if pod else None)
     if asks is None:
         return None, []
-    ended = _inits_before(asks, started.name)
+    ended = inits_before(asks, started.name)
     changed = [
         dataclasses.replace(c, placement=dataclasses.replace(c.placement, blocks=()))
         for c in siblings
@@ -187,7 +187,8 @@ def let_go(
     return dataclasses.replace(pod, aside=dataclasses.replace(aside, parts=parts)), changed
 
 
-def _inits_before(asks: PodAsk, name: str) -> set[str]:
+def inits_before(asks: PodAsk, name: str) -> set[str]:
+    """Name the ordinary init containers that have ended when a container is made."""
     found: set[str] = set()
     for ask in asks.containers:
         if ask.name == name:

@@ -15,6 +15,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.keeper import Keeper, Options, Voice
 from proxy.keeper.launch import Launch
 from proxy.keeper.ports import CpusetValue, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.scout import Scout
 from proxy.keeper.sync import Sync
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -158,7 +159,15 @@ class PlayedCall:
 class World:
     """Everything, with helpers that read like a client's day."""
 
-    def __init__(self, options: Options, *, static: bool = True, entries: Any = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        static: bool = True,
+        entries: Any = None,
+        rules: Any = None,
+        told: Any = None,
+    ) -> None:
         self.log: list[str] = []
         self.said: list[str] = []
         self.now = 1000.0
@@ -168,6 +177,10 @@ class World:
         self.ledger.entries.update(entries or {})
         self.options = options
         self.static = static
+        self.rules = rules or {}
+        """More of what a node is: policy, scope, options, memory."""
+        self.kubelet, self.hardware = told or (None, None)
+        """Ports that tell what the CRI does not carry."""
         self.serial = 0
         self.machine = MACHINE
         self.boot()
@@ -175,7 +188,7 @@ class World:
     def boot(self) -> None:
         """Start (again) with what the ledger holds."""
         say = self.said.append
-        node = Node(self.machine, CpuTopology.of(self.machine), self.static)
+        node = Node(self.machine, CpuTopology.of(self.machine), self.static, **self.rules)
         self.keeper = Keeper(
             node,
             self.cgroups,
@@ -186,13 +199,17 @@ class World:
             lambda: self.now,
             hardware=lambda known: None if known is self.machine else self.machine,
         )
+        self.keeper.scout = Scout(self.kubelet, self.hardware, self.keeper.broken)
         self.launch = Launch(self.keeper)
         self.sync = Sync(self.keeper, self.launch)
         self.sync.recover(dict(self.ledger.entries))
         self.wire = Interceptors(self.keeper, self.sync, self.launch)
 
+    def played(self, method: str, message: Any) -> PlayedCall:
+        return PlayedCall(method, message, self.log)
+
     async def call(self, method: str, message: Any) -> PlayedCall:
-        call = PlayedCall(method, message, self.log)
+        call = self.played(method, message)
         self.wire.request(call)
         await asyncio.wait_for(call.over.wait(), 60)
         return call
@@ -216,10 +233,15 @@ class World:
             labels={"koordinator.sh/qosClass": qos} if qos else {},
             linux=pb.LinuxPodSandboxConfig(cgroup_parent=f"/kubepods/{kube}/pod{uid}".replace("//", "/")),
         )
+        if "total" in more:
+            config.linux.resources.CopyFrom(pb.LinuxContainerResources(**more["total"]))
         status = more.get("annotation", f'{{"cpuset":"{cpus}"}}' if cpus else "")
         if status:
             config.annotations["scheduling.koordinator.sh/resource-status"] = status
         call = await self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
+        if call.refused is not None and more.get("may_be_refused"):
+            self.wire.finished(call, None)
+            return call.refused[1]
         assert call.sent == call.body
         sandbox = more.get("sandbox", f"s-{uid}")
         self.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox).SerializeToString())
@@ -313,10 +335,23 @@ def live() -> Callable[..., None]:
     """Run a day in a world; ``synced=False`` leaves the first comparison to the test."""
 
     def runner(
-        day: Day, *, synced: bool = True, static: bool = True, entries: Any = None, **options: Any
+        day: Day,
+        *,
+        synced: bool = True,
+        static: bool = True,
+        entries: Any = None,
+        rules: Any = None,
+        told: Any = None,
+        **options: Any,
     ) -> None:
         async def whole() -> None:
-            world = World(Options(**{"call_timeout": 30.0, **options}), static=static, entries=entries)
+            world = World(
+                Options(**{"call_timeout": 30.0, **options}),
+                static=static,
+                entries=entries,
+                rules=rules,
+                told=told,
+            )
             if synced:
                 await world.sync.once()
             try:
