@@ -23,15 +23,8 @@ NOT_YET = {
     "koord_be_suppress": "suppression of BE pods",
     "koord_cgroup_paths": "Koordinator's cgroup path rules",
     "koord_cgroup_v2_values": "Koordinator's cgroup value conversions",
-    "koord_cpu_take": "Koordinator's CPU accumulator",
-    "koord_cpu_take_sequences": "Koordinator's CPU accumulator",
-    "koord_cpuset_hook": "Koordinator's cpuset hook",
-    "koord_cpuset_rule": "Koordinator's cpuset rule",
     "koord_cri_merge": "Koordinator's hook protocol",
-    "koord_extension": "Koordinator's node annotations",
     "koord_nrt": "node topology objects",
-    "koord_topology_merge": "Koordinator's merging of hints",
-    "koord_topology_small": "Koordinator's merging of hints",
 }
 """Schemas that we know and cannot run yet, with what is missing."""
 

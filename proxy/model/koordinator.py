@@ -1,0 +1,63 @@
+"""Koordinator's words for how CPUs are bound: what pods ask for and what nodes prescribe.
+
+The values are the texts of labels and annotations (reference koordinator c.1, e.1). The document that the
+orchestration was asked for in has more of them than Koordinator's code: ``ConstrainedBurst`` and
+``DistributeEvenly`` are constants there, and here they mean what the document says.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class BindPolicy(enum.StrEnum):
+    """How CPUs are chosen for a pod that owns CPUs; ConstrainedBurst narrows the pool of one that shares."""
+
+    NONE = ""
+    DEFAULT = "Default"
+    FULL_PCPUS = "FullPCPUs"
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"
+    CONSTRAINED_BURST = "ConstrainedBurst"
+
+
+class ExclusivePolicy(enum.StrEnum):
+    """Whom a pod would rather not meet: pods of the same policy on its cores, or on its NUMA nodes."""
+
+    NONE = ""
+    DEFAULT = "Default"
+    PCPU_LEVEL = "PCPULevel"
+    NUMA_NODE_LEVEL = "NUMANodeLevel"
+
+
+class NodeBindPolicy(enum.StrEnum):
+    """What a node prescribes for all pods that own CPUs."""
+
+    NONE = ""
+    FULL_PCPUS_ONLY = "FullPCPUsOnly"
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"
+
+
+class NumaStrategy(enum.StrEnum):
+    """Which NUMA nodes are filled first."""
+
+    NONE = ""
+    MOST_ALLOCATED = "MostAllocated"
+    LEAST_ALLOCATED = "LeastAllocated"
+    DISTRIBUTE_EVENLY = "DistributeEvenly"
+
+
+class NumaPolicy(enum.StrEnum):
+    """How resources are aligned to NUMA nodes."""
+
+    NONE = ""
+    BEST_EFFORT = "BestEffort"
+    RESTRICTED = "Restricted"
+    SINGLE_NUMA_NODE = "SingleNUMANode"
+
+
+class NumaExclusive(enum.StrEnum):
+    """Whether a pod on one NUMA node stays apart from pods that span nodes."""
+
+    NONE = ""
+    PREFERRED = "Preferred"
+    REQUIRED = "Required"

@@ -1,0 +1,227 @@
+"""What a pod's annotations say about its CPUs (reference koordinator c.1, h; peers 5.2).
+
+Each reader takes the annotations of a pod and gives a value and what is wrong with them, in words; it never
+raises. A faulty annotation counts as absent, so that the caller decides what its pod is due: refused if it
+asked for CPUs of its own, pooled otherwise.
+
+Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
+``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. Where the
+first says nothing about CPU, the second counts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from proxy.model.options import Policy
+from proxy.pools.facts import RESOURCE_STATUS
+from proxy.pools.fields import Fields, amount, short
+
+RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
+NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
+VOLCANO_POLICY = "volcano.sh/numa-topology-policy"
+VOLCANO_DECISION = "volcano.sh/topology-decision"
+BATCH_CPU = "kubernetes.io/batch-cpu"
+"""Milli-CPUs that BE pods ask for, as a plain number."""
+
+Annotations = Mapping[str, str]
+E = TypeVar("E", bound=enum.StrEnum)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec:
+    """How a pod wants its CPUs chosen.
+
+    Attributes:
+        required: A policy without which the pod must not run.
+        preferred: A policy that it would like.
+        exclusive: Whom it would rather not meet.
+    """
+
+    required: BindPolicy = BindPolicy.NONE
+    preferred: BindPolicy = BindPolicy.NONE
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What a pod was given on one NUMA node.
+
+    Attributes:
+        node: The node's id.
+        cpu, batch_cpu: Milli-CPUs.
+        others: Other resources as they are written.
+    """
+
+    node: int
+    cpu: int = 0
+    batch_cpu: int = 0
+    others: Mapping[str, str | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStatus:
+    """What a scheduler gave to a pod.
+
+    Attributes:
+        text: The CPU list as it is written; empty where there is none.
+        cpus: The same as a set.
+        shares: Amounts by NUMA node, in their order.
+        pools: NUMA nodes that the document's ``cpuSharedPools`` names, in their order.
+    """
+
+    text: str = ""
+    cpus: CpuSet = field(default_factory=CpuSet)
+    shares: tuple[NodeShare, ...] = ()
+    pools: tuple[int, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """NUMA nodes whose pools the pod is bound to, in their order; none where it is bound to none.
+
+        All listed nodes count once any of them gives CPU (reference c.2, rows 3 and 4).
+        """
+        if any(share.cpu != 0 or share.batch_cpu > 0 for share in self.shares):
+            return tuple(share.node for share in self.shares)
+        return self.pools
+
+
+@dataclass(frozen=True, slots=True)
+class NumaSpec:
+    """How a pod wants its resources aligned.
+
+    Attributes:
+        policy: NONE leaves it to the node.
+        exclusive: Whether it keeps apart from pods that span nodes; REQUIRED unless it says otherwise, where
+            it has a policy.
+    """
+
+    policy: NumaPolicy = NumaPolicy.NONE
+    exclusive: NumaExclusive = NumaExclusive.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class VolcanoWish:
+    """What Volcano's scheduler wishes; it is honoured as far as it can be.
+
+    Attributes:
+        policy: None where none is given.
+        nodes: NUMA nodes that it chose; None where it chose none.
+        cpu: Milli-CPUs by node.
+    """
+
+    policy: Policy | None = None
+    nodes: Mask | None = None
+    cpu: Mapping[int, int] = field(default_factory=dict)
+
+
+def resource_spec(annotations: Annotations) -> tuple[ResourceSpec, str]:
+    """Read ``resource-spec``."""
+    return _read(annotations, RESOURCE_SPEC, ResourceSpec(), _spec)
+
+
+def resource_status(annotations: Annotations) -> tuple[ResourceStatus, str]:
+    """Read ``resource-status``."""
+    return _read(annotations, RESOURCE_STATUS, ResourceStatus(), _status)
+
+
+def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, str]:
+    """Read ``numa-topology-spec``."""
+    return _read(annotations, NUMA_TOPOLOGY_SPEC, NumaSpec(), _numa)
+
+
+def volcano_wish(annotations: Annotations) -> tuple[VolcanoWish, str]:
+    """Read Volcano's two annotations; a fault in one does not spoil the other."""
+    policy, problem = None, ""
+    text = annotations.get(VOLCANO_POLICY, "")
+    try:
+        policy = Policy(text) if text else None
+    except ValueError:
+        problem = short(f"annotation {VOLCANO_POLICY}: {text!r} is not one of {', '.join(Policy)}")
+    cpu, fault = _read(annotations, VOLCANO_DECISION, dict[int, int](), _decision)
+    nodes = Mask(cpu) if cpu else None
+    return VolcanoWish(policy, nodes, cpu), "; ".join(words for words in (problem, fault) if words)
+
+
+def _read(annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V]) -> tuple[V, str]:
+    text = annotations.get(key)
+    if text is None:
+        return absent, ""
+    try:
+        return reader(Fields.parse(text)), ""
+    except ValueError as error:
+        return absent, short(f"annotation {key}: {error}")
+
+
+def one_of(kind: type[E], text: str, what: str) -> E:
+    """Give the value that a text stands for; ``None`` stands for nothing, as an empty text does.
+
+    Raises:
+        ValueError: It stands for none; the message names those that there are.
+    """
+    try:
+        return kind("" if text == "None" else text)
+    except ValueError:
+        known = ", ".join(value for value in kind if value)
+        raise ValueError(f"{what} {text!r} is not one of {known}") from None
+
+
+def _spec(fields: Fields) -> ResourceSpec:
+    def bind(name: str) -> BindPolicy:
+        return one_of(BindPolicy, fields.text(name), name)
+
+    exclusive = "preferredCPUExclusivePolicy"
+    return ResourceSpec(
+        bind("requiredCPUBindPolicy"),
+        bind("preferredCPUBindPolicy"),
+        one_of(ExclusivePolicy, fields.text(exclusive), exclusive),
+    )
+
+
+def _status(fields: Fields) -> ResourceStatus:
+    text = fields.text("cpuset")
+    try:
+        cpus = CpuSet.parse(text)
+    except ValueError as error:
+        raise ValueError(f"cpuset: {error}") from None
+    shares = tuple(_share(inner) for inner in fields.each("numaNodeResources"))
+    pools = tuple(_node(inner) for inner in fields.each("cpuSharedPools"))
+    return ResourceStatus(text, cpus, shares, tuple(dict.fromkeys(pools)))
+
+
+def _share(fields: Fields) -> NodeShare:
+    held = fields.amounts("resources")
+    others = {name: value for name, value in held.items() if name not in ("cpu", BATCH_CPU)}
+    return NodeShare(_node(fields), amount(held, "cpu", milli=True), amount(held, BATCH_CPU), others)
+
+
+def _node(fields: Fields) -> int:
+    node = fields.number("node")
+    if not 0 <= node < Mask.LIMIT:
+        raise ValueError(f"node {node} is no NUMA node")
+    return node
+
+
+def _numa(fields: Fields) -> NumaSpec:
+    policy = one_of(NumaPolicy, fields.text("numaTopologyPolicy"), "numaTopologyPolicy")
+    name = "singleNUMANodeExclusive"
+    exclusive = one_of(NumaExclusive, fields.text(name), name)
+    if policy and not exclusive:
+        exclusive = NumaExclusive.REQUIRED
+    return NumaSpec(policy, exclusive)
+
+
+def _decision(fields: Fields) -> dict[int, int]:
+    found: dict[int, int] = {}
+    given = fields.fields("numa")
+    for name in given.names():
+        if not (name.isascii() and name.isdigit() and len(name) < 6 and int(name) < Mask.LIMIT):
+            raise ValueError(f"numa: {name!r} is no NUMA node")
+        found[int(name)] = amount(given.amounts(name), "cpu", milli=True)
+    return found

@@ -1,0 +1,196 @@
+"""Which CPUs a container runs on: Koordinator's decision table (reference koordinator c.2).
+
+The first row that fits decides.
+
+    1  resource-status names CPUs, whatever the class        those
+    2  the pools are not known                               leave what the request says
+    3  the pod is bound to NUMA nodes; class BE; BE is ours  BE pools of these nodes
+    4  the pod is bound to NUMA nodes; not class BE          shared pools of these nodes
+    5  class SYSTEM, and it has CPUs                         those
+    6  class LS                                              all shared pools
+    7  Kubernetes' class BestEffort                          erase what the request says
+    8  kubelet's policy is static                            leave what the request says
+    9  all others                                            all shared pools
+
+An answer has two sides. ``text`` is what Koordinator's own hook would write, letter for letter: pools joined
+with bare commas, a list as the scheduler wrote it. ``cpus`` is the set that we put into force. They name the
+same CPUs but for three cases, in which the text would do harm:
+
+- A BE pod that names CPUs (row 1) gets only those of them that are in the BE pools: it may not run on what an
+  LSE pod owns.
+- Pools of nodes where nothing is left (rows 3 and 4) would be an empty list, which runtimes take for all
+  CPUs: then the container gets the whole pool, and the problem is told.
+- Row 7 leaves the container to the cgroups above it; its CPUs are those of the BE pools.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, QosClass
+from proxy.pools.annotations import ResourceStatus, resource_status
+from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
+from proxy.pools.rule import STATIC, Rule
+from proxy.pools.shared import NodePool, joined, on_nodes, union
+
+
+class Action(enum.StrEnum):
+    """What happens to the CPU list of a request."""
+
+    LEAVE = "leave"
+    SET = "set"
+    ERASE = "erase"
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What the table looks at.
+
+    Attributes:
+        problem: What is wrong with the annotation; then nothing is decided.
+    """
+
+    qos: QosClass = QosClass.NONE
+    kube_qos: KubeQos = KubeQos.GUARANTEED
+    status: ResourceStatus = field(default_factory=ResourceStatus)
+    problem: str = ""
+
+    @classmethod
+    def of(cls, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str) -> Asker:
+        """Read a pod's labels and annotations, and the class that its cgroup tells."""
+        status, problem = resource_status(annotations)
+        return cls(qos_class(labels.get(QOS_LABEL, "")), kube_qos(cgroup_parent), status, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the table says.
+
+    Attributes:
+        row: Which row decided; 0 where the annotation is faulty, or nobody may ask.
+        action: What happens to the list of the request.
+        text: What Koordinator's hook writes for SET and ERASE.
+        cpus: What we put into force; empty for LEAVE, and where the node has no such CPUs.
+        why: One sentence.
+        problem: What could not be done as asked, in words.
+    """
+
+    row: int
+    action: Action
+    why: str
+    text: str = ""
+    cpus: CpuSet = field(default_factory=CpuSet)
+    problem: str = ""
+
+    @property
+    def upstream(self) -> str | None:
+        """What Koordinator's hook answers: a list, an empty text, or None for no answer."""
+        return None if self.action is Action.LEAVE else self.text
+
+
+def decide(rule: Rule | None, asker: Asker, *, be_manager: bool = False) -> Answer:
+    """Decide which CPUs a container of a pod runs on.
+
+    Args:
+        rule: The pools; None as long as they are not known.
+        asker: The pod.
+        be_manager: Whether BE pods may be bound to NUMA nodes (Koordinator's gate BECPUManager).
+    """
+    if asker.problem:
+        return Answer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=asker.problem)
+    if asker.status.cpus:
+        return _named(rule, asker)
+    if rule is None:
+        return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
+    nodes = asker.status.nodes
+    if nodes and asker.qos is QosClass.BE and be_manager:
+        return _bound(3, "BE", rule.be, nodes)
+    if nodes and asker.qos is not QosClass.BE:
+        return _bound(4, "shared", rule.shared, nodes)
+    if asker.qos is QosClass.SYSTEM and rule.system:
+        why = "SYSTEM pod: the node keeps CPUs for its class"
+        return Answer(5, Action.SET, why, rule.system, rule.system_cpus)
+    if asker.qos is QosClass.LS:
+        return _all_shared(6, rule, "LS pod: shared pool")
+    if asker.kube_qos is KubeQos.BEST_EFFORT:
+        why = f"{asker.qos or asker.kube_qos} pod: the cgroups above it hold the BE pool"
+        return Answer(7, Action.ERASE, why, "", union(rule.be))
+    if rule.kubelet_policy == STATIC:
+        return Answer(8, Action.LEAVE, "kubelet's CPU manager is static, and the pod has no class of ours")
+    return _all_shared(9, rule, f"{asker.qos or asker.kube_qos} pod without CPUs of its own: shared pool")
+
+
+def _named(rule: Rule | None, asker: Asker) -> Answer:
+    status = asker.status
+    why = f"{asker.qos or asker.kube_qos} pod: its resource-status names CPUs {status.cpus}"
+    if asker.qos is not QosClass.BE or rule is None:
+        return Answer(1, Action.SET, why, status.text, status.cpus)
+    pool = union(rule.be)
+    within = status.cpus & pool
+    refused = status.cpus - pool
+    problem = f"CPUs {refused} are not in the BE pool" if refused else ""
+    return Answer(1, Action.SET, why, status.text, within or pool, problem)
+
+
+def _bound(row: int, name: str, pools: tuple[NodePool, ...], nodes: tuple[int, ...]) -> Answer:
+    parts = on_nodes(pools, nodes)
+    cpus = union(parts)
+    listed = ", ".join(map(str, nodes))
+    why = f"bound to the {name} pool of NUMA nodes {listed}"
+    if cpus:
+        return Answer(row, Action.SET, why, joined(parts), cpus)
+    problem = f"nothing is left of the {name} pool on NUMA nodes {listed}; the whole pool is used"
+    return Answer(row, Action.SET, why, joined(parts), union(pools), problem)
+
+
+def _all_shared(row: int, rule: Rule, why: str) -> Answer:
+    cpus = union(rule.shared)
+    return Answer(row, Action.SET, why, joined(rule.shared), cpus, "" if cpus else "the shared pool is empty")
+
+
+def decide_host_app(rule: Rule | None, name: str, qos: str) -> Answer:
+    """Decide for a process that runs on the host, outside pods: only class LS may ask, for all shared pools.
+
+    Args:
+        rule: The pools; None as long as they are not known.
+        name: What the application is called.
+        qos: Its class as it is written.
+    """
+    if rule is None:
+        return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
+    if qos_class(qos) is not QosClass.LS:
+        problem = f"host application {name} is of class {qos or 'none'}; only LS can be given CPUs"
+        return Answer(0, Action.LEAVE, "not of class LS", problem=problem)
+    return _all_shared(6, rule, f"host application {name}: shared pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An answer that is another than before.
+
+    Attributes:
+        key: Whom it is for, as given.
+    """
+
+    key: str
+    answer: Answer
+
+
+def changes(
+    before: Rule | None, after: Rule, pods: Iterable[tuple[str, Asker]], *, be_manager: bool = False
+) -> tuple[Change, ...]:
+    """Tell whose CPUs change with a rule, in the order given; those whose annotation is faulty do not.
+
+    Koordinator writes every container anew. Here only those are touched whose answer differs; all that are
+    to be set where there was no rule before.
+    """
+    found = []
+    for key, asker in pods:
+        new = decide(after, asker, be_manager=be_manager)
+        old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
+        if new.row and (new.action, new.cpus, new.text) != (old.action, old.cpus, old.text):
+            found.append(Change(key, new))
+    return tuple(found)

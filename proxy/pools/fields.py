@@ -1,0 +1,159 @@
+"""JSON out of annotations, read as Go's decoder reads it into a structure.
+
+Theory. Koordinator is written in Go, so what its users write was only ever tried against Go's rules: keys
+match in any case (an exact match before others), ``null`` is the same as absent, unknown keys are passed
+over, and one member of the wrong kind spoils the whole text. Numbers for integers have no fraction. An amount
+(Kubernetes' Quantity) is a text or a number.
+
+Every fault is a ``ValueError`` whose words go to the user; what is quoted of the input is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from proxy.model.quantity import parse_quantity
+
+_LONGEST = 300
+_INT32 = 1 << 31
+
+
+def load(text: str) -> object:
+    """Read a JSON text.
+
+    Raises:
+        ValueError: It is none, or holds what only Python takes for JSON (NaN, Infinity).
+    """
+    try:
+        value: object = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("not JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    return value
+
+
+def _refuse(name: str) -> object:
+    raise ValueError(f"{name} is no number")
+
+
+def short(text: str) -> str:
+    """Cut words that quote a user's input: an annotation may be as long as a book."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+class Fields:
+    """The members of a JSON object. Every method raises ValueError for a member of another kind."""
+
+    def __init__(self, raw: object, what: str = "it") -> None:
+        """Take an object; null has no members.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        if raw is not None and not isinstance(raw, dict):
+            raise ValueError(f"{what} is not a JSON object")
+        self._raw: dict[str, object] = raw or {}
+        self._lower = {name.lower(): value for name, value in self._raw.items()}
+
+    @classmethod
+    def parse(cls, text: str) -> Fields:
+        """Read the object that a text holds.
+
+        Raises:
+            ValueError: It holds none.
+        """
+        return cls(load(text))
+
+    def get(self, name: str) -> object:
+        """Give a member as it is; None where there is none."""
+        return self._raw.get(name, self._lower.get(name.lower()))
+
+    def text(self, name: str) -> str:
+        """Give a text; empty where there is none."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{name} is not a text")
+        return value or ""
+
+    def number(self, name: str) -> int:
+        """Give a 32-bit integer; 0 where there is none."""
+        value = self.get(name)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int) or not -_INT32 <= value < _INT32:
+            raise ValueError(f"{name} is not a whole number")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """Give a truth value; None where there is none."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"{name} is neither true nor false")
+        return value
+
+    def fields(self, name: str) -> Fields:
+        """Give a member that is an object; without members where there is none."""
+        return Fields(self.get(name), name)
+
+    def each(self, name: str) -> Iterator[Fields]:
+        """Give the objects of a list; none where there is no list."""
+        yield from objects(self.get(name), name)
+
+    def names(self) -> list[str]:
+        """Give the names of all members, as they are written."""
+        return list(self._raw)
+
+    def texts(self, name: str) -> dict[str, str]:
+        """Give a map of texts; empty where there is none."""
+        inner = self.fields(name)
+        return {key: inner.text(key) for key in inner.names()}
+
+    def amounts(self, name: str) -> dict[str, str | float]:
+        """Give a map of amounts as they are written; empty where there is none.
+
+        ``amount`` reads one of them.
+        """
+        return amounts(self.get(name), name)
+
+
+def objects(raw: object, what: str) -> Iterator[Fields]:
+    """Give the objects of a JSON list; none for null.
+
+    Raises:
+        ValueError: It is no list, or something in it is no object.
+    """
+    if raw is not None and not isinstance(raw, list):
+        raise ValueError(f"{what} is not a list")
+    for item in raw or ():
+        yield Fields(item, f"an item of {what}")
+
+
+def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
+    """Give a map of amounts as they are written, all of them readable.
+
+    Raises:
+        ValueError: It is no map, or one of them is no amount.
+    """
+    if raw is not None and not isinstance(raw, dict):
+        raise ValueError(f"{what} is not a JSON object")
+    found: dict[str, str | float] = {}
+    for name, value in (raw or {}).items():
+        try:
+            parse_quantity("0" if value is None else value)
+        except ValueError as error:
+            raise ValueError(f"{what}: {name}: {error}") from None
+        found[name] = "0" if value is None else value
+    return found
+
+
+def amount(held: Mapping[str, str | float], name: str, *, milli: bool = False) -> int:
+    """Read one amount out of such a map; 0 where it is not there.
+
+    Args:
+        held: As ``amounts`` gives it.
+        name: The resource.
+        milli: Count in thousandths, as CPU is counted.
+    """
+    return parse_quantity(held.get(name, "0"), milli=milli)

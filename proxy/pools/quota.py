@@ -1,0 +1,68 @@
+"""The CFS quota of pods that own CPUs (reference koordinator c.3).
+
+A container whose CPUs are its own can use no more than those, so a quota only throttles it, for work that
+comes in bursts: it is switched off, for the container and for its pod. Containers of one pod share the pod's
+CPUs, though, and without quotas one can starve the others; so a setting keeps them, for all pods or for pods
+of several containers. Who no longer owns CPUs gets the quota of the request back.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+UNLIMITED = -1
+PERIOD = 100_000
+"""Microseconds, kubelet's."""
+LEAST = 1000
+"""Microseconds; the kernel takes no smaller quota."""
+
+
+class KeepQuota(enum.StrEnum):
+    """For which pods that own CPUs the quota stays."""
+
+    NEVER = "never"
+    SEVERAL_CONTAINERS = "several-containers"
+    ALWAYS = "always"
+
+
+def quota_of_owner(*, owns: bool, containers: int = 1, keep: KeepQuota = KeepQuota.NEVER) -> int | None:
+    """Decide about the quota of a pod, or of a container of it.
+
+    Args:
+        owns: Whether the pod owns CPUs (row 1 of the decision table, whatever its class).
+        containers: How many containers of the pod run at the same time.
+        keep: The setting.
+
+    Returns:
+        -1 to switch it off, None to leave it.
+    """
+    several = containers > 1 and keep is KeepQuota.SEVERAL_CONTAINERS
+    return None if not owns or several or keep is KeepQuota.ALWAYS else UNLIMITED
+
+
+def quota_again(had: int | None, has: int | None, asked: int) -> int | None:
+    """Tell what to write when a decision changes.
+
+    Args:
+        had: What was decided before.
+        has: What is decided now, both as ``quota_of_owner`` says.
+        asked: The quota of the request (0 or -1 for none).
+
+    Returns:
+        The quota to write, None where nothing changes.
+    """
+    if had == has:
+        return None
+    return has if has is not None else asked or UNLIMITED
+
+
+def pod_quota(limits: Iterable[int], period: int = PERIOD) -> int:
+    """Give the quota that kubelet gives to a pod.
+
+    Args:
+        limits: CPU limits of its containers in thousandths; 0 where one has none.
+        period: Microseconds.
+    """
+    each = list(limits)
+    return UNLIMITED if not each or 0 in each else max(LEAST, sum(each) * period // 1000)

@@ -1,0 +1,121 @@
+"""Shared pools by socket and NUMA node, as Koordinator publishes them (reference koordinator c.4).
+
+    base   = online CPUs - CPUs that kubelet's static policy gave to pods
+    shared = base - CPUs of every pod that owns CPUs
+    BE     = base - CPUs of LSE pods
+    both  -= the node's reservation, and CPUs that belong to class SYSTEM alone
+
+kubelet's own reserve stays in both, so that pods that ask for next to nothing always have a CPU. A node on
+which nobody left anything has no pool at all; one that the reservation empties keeps an empty pool, which is
+published without a CPU list.
+
+A pool is a group of CPUs of one socket *and* one node. The two go together on all but odd machines; a node
+that spans sockets has a pool for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import QosClass
+
+Groups = Mapping[tuple[int, int], CpuSet]
+"""Socket and NUMA node to their CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePool:
+    """A part of a pool.
+
+    Attributes:
+        socket, node: Where it is.
+        cpus: What is in it.
+    """
+
+    socket: int
+    node: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class NodePools:
+    """The two pools in their parts, by socket and node."""
+
+    shared: tuple[NodePool, ...] = ()
+    be: tuple[NodePool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """CPUs of a pod, by annotation."""
+
+    qos: QosClass
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """What neither pool may use.
+
+    Attributes:
+        kubelet: What kubelet's static policy gave to pods of its own.
+        reserved: The node's reservation.
+        system: CPUs of class SYSTEM that are nobody else's.
+    """
+
+    kubelet: CpuSet = field(default_factory=CpuSet)
+    reserved: CpuSet = field(default_factory=CpuSet)
+    system: CpuSet = field(default_factory=CpuSet)
+
+
+def node_pools(groups: Groups, held: Iterable[Held], withheld: Withheld) -> NodePools:
+    """Compute the pools.
+
+    Args:
+        groups: The online CPUs.
+        held: CPUs of live pods.
+        withheld: What is taken out besides.
+    """
+    owned = hard = withheld.kubelet.bits
+    for each in held:
+        owned |= each.cpus.bits
+        if each.qos is QosClass.LSE:
+            hard |= each.cpus.bits
+    kept = withheld.reserved.bits | withheld.system.bits
+    return NodePools(_parts(groups, owned, kept), _parts(groups, hard, kept))
+
+
+def _parts(groups: Groups, owned: int, kept: int) -> tuple[NodePool, ...]:
+    left = ((where, groups[where].bits & ~owned) for where in sorted(groups))
+    return tuple(
+        NodePool(socket, node, CpuSet.from_bits(bits & ~kept)) for (socket, node), bits in left if bits
+    )
+
+
+def without(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:
+    """Take CPUs out of pools; what is emptied stays as an empty part."""
+    return tuple(NodePool(pool.socket, pool.node, pool.cpus - cpus) for pool in pools)
+
+
+def union(pools: Iterable[NodePool]) -> CpuSet:
+    """Give all CPUs of pools."""
+    bits = 0
+    for pool in pools:
+        bits |= pool.cpus.bits
+    return CpuSet.from_bits(bits)
+
+
+def on_nodes(pools: Iterable[NodePool], nodes: Iterable[int]) -> tuple[NodePool, ...]:
+    """Give the pools of some nodes, node by node in their order."""
+    kept = tuple(pools)
+    return tuple(pool for node in nodes for pool in kept if pool.node == node)
+
+
+def joined(pools: Iterable[NodePool]) -> str:
+    """Write pools as Koordinator's hook server does: part by part, with bare commas between them.
+
+    This is no canonical list, and no list at all where a part is empty; ``str(union(pools))`` is.
+    """
+    return ",".join(str(pool.cpus) for pool in pools)

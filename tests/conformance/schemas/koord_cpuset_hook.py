@@ -1,0 +1,50 @@
+"""The hook: what is set in a request, CPU list and quota."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from proxy.pools.decision import decide, decide_host_app
+from proxy.pools.quota import KeepQuota, quota_of_owner
+from proxy.pools.rule import Rule
+from tests.conformance import noderules
+from tests.conformance.cases import Case, Outcome, Topologies
+
+Request = dict[str, Any]
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    kind = case.value("kind", str)
+    if kind not in _KINDS:
+        return Outcome(skipped=f"kind {kind!r} is not built yet")
+    request = case.optional("request", dict)
+    expected = (case.optional("error", bool, default=False), case.expected())
+    # A call without a request has nothing that could be decided; the hook refuses it.
+    got = (True, None) if request is None else _KINDS[kind](case, request)
+    return Outcome(expected, got)
+
+
+def _cpuset(case: Case, request: Request) -> tuple[bool, object]:
+    answer = decide(noderules.rule(case), noderules.asker(request))
+    return answer.row == 0, answer.upstream
+
+
+def _quota(case: Case, request: Request) -> tuple[bool, object]:
+    asker = noderules.asker(request)
+    keep = KeepQuota.ALWAYS if case.optional("disable_unset_cpu_quota", bool) else KeepQuota.NEVER
+    return bool(asker.problem), quota_of_owner(owns=bool(asker.status.cpus), keep=keep)
+
+
+def _host_app(case: Case, request: Request) -> tuple[bool, object]:
+    rule: Rule | None = noderules.rule(case)
+    answer = decide_host_app(rule, request["name"], request["qos"])
+    return answer.row == 0, answer.upstream
+
+
+_KINDS: dict[str, Callable[[Case, Request], tuple[bool, object]]] = {
+    "set_container_cpuset": _cpuset,
+    "unset_pod_quota": _quota,
+    "unset_container_quota": _quota,
+    "set_host_app_cpuset": _host_app,
+}
