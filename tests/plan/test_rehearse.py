@@ -1,0 +1,121 @@
+"""A pod's whole life as pure calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
+from proxy.place.asks import together
+from proxy.place.cputopo import CpuTopology
+from proxy.place.devices.state import Device
+from proxy.plan.invariants import violations
+from proxy.plan.node import Node
+from proxy.plan.rehearse import Arrival, arrive, leave
+from proxy.plan.state import NodeState
+from proxy.topology.build import described
+
+MIB = 1 << 20
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+GPUS = {"gpu": {i: Device(i, Mask([n])) for n, i in enumerate("ab")}}
+
+
+def node(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.CONTAINER) -> NodeState:
+    return NodeState.empty(
+        Node(
+            MACHINE,
+            CpuTopology.of(MACHINE),
+            static=True,
+            policy=policy,
+            scope=scope,
+            reserved_memory={0: {"memory": 10 * MIB}},
+            devices=GPUS,
+        )
+    )
+
+
+def ask(name: str, cpus: int, mib: int, kind: Kind = Kind.APP, gpus: int = 0) -> Ask:
+    amounts = {"cpu": cpus * 1000, "memory": mib * MIB, **({"gpu": gpus} if gpus else {})}
+    return Ask(name, kind, amounts, amounts)
+
+
+def arrival(uid: str, *asks: Ask) -> Arrival:
+    def request(amounts: dict[str, int]) -> Request:
+        return Request(amounts["cpu"] * 1024 // 1000, amounts["cpu"] * 100, 100_000, amounts["memory"])
+
+    pod = Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, asks), source="its manifest")
+    total = request(together(asks, lambda one: one.requests))
+    return Arrival(pod, total, tuple((one.name, request(dict(one.requests))) for one in asks))
+
+
+LONG = arrival(
+    "p", ask("i", 6, 80, Kind.INIT, gpus=1), ask("s", 2, 10, Kind.SIDECAR), ask("c", 4, 70, gpus=1)
+)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: Scope) -> None:
+    got = arrive(node(policy, scope), LONG)
+    assert got.verdict.admitted
+    assert [(c.name, c.phase, len(c.placement.own)) for c in got.containers] == [
+        ("i", Phase.EXITED, 6),
+        ("s", Phase.RUNNING, 2),
+        ("c", Phase.RUNNING, 4),
+    ]
+    first, side, app = (c.placement for c in got.containers)
+    assert side.own | app.own == first.own
+    assert (first.devices, app.devices) == ((("gpu", ("a",)),), (("gpu", ("a",)),))
+    assert got.state.memory is not None
+    assert [n.table("memory").reserved // MIB for n in got.state.memory.nodes.values()] == [80, 0]
+    assert len(got.state.pools.shared) == 10
+    assert got.refused == ""
+    decided = policy is not Policy.NONE and scope is Scope.POD
+    assert [why.ref for why in got.explanations] == ["ns/p"] * decided + ["ns/p/i", "ns/p/s", "ns/p/c"]
+    assert violations(got.state) == []
+    over = leave(got.state, ["s-p", "s-unknown"])
+    fresh = node(policy, scope)
+    assert (over.pools, over.memory, over.devices()) == (fresh.pools, fresh.memory, fresh.devices())
+    assert not over.pods
+    assert not over.containers
+
+
+@pytest.mark.parametrize(
+    ("scope", "refused", "placed", "told"),
+    [(Scope.CONTAINER, "c", ["i"], ["ns/p/i", "ns/p/c"]), (Scope.POD, "", [], ["ns/p"])],
+)
+def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
+    scope: Scope, refused: str, placed: list[str], told: list[str]
+) -> None:
+    state = arrive(node(scope=scope), arrival("x", ask("c", 2, 30))).state
+    got = arrive(state, arrival("p", ask("i", 2, 10, Kind.INIT), ask("c", 2, 10, gpus=3), ask("d", 1, 1)))
+    assert got.state is state
+    assert not got.verdict.admitted
+    assert (got.refused, [c.name for c in got.containers]) == (refused, placed)
+    assert [why.ref for why in got.explanations] == told
+    assert got.explanations[-1].verdict == got.verdict
+
+
+def test_pods_that_share_are_told_of_too() -> None:
+    pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
+    state = dataclasses.replace(node(), node=dataclasses.replace(node().node, devices={}))
+    got = arrive(state, Arrival(pod, Request(), (("c", Request()),)))
+    assert [(why.ref, why.pool) for why in got.explanations] == [("ns/p/c", "be")]
+    assert got.containers[0].placement.pool is Pool.BE
+    assert got.state.pods["s"] == pod
+
+
+def test_machines_fill_up_and_empty_again() -> None:
+    state, there = node(scope=Scope.POD), []
+    for number in range(9):
+        got = arrive(state, arrival(f"p{number}", ask("c", 2, 20)))
+        if got.verdict.admitted:
+            there.append(f"s-p{number}")
+        state = got.state
+    assert len(there) == 7, "one CPU at least stays for the others"
+    assert state.aside() == MACHINE.online - state.pools.shared
+    assert leave(state, there).pools.shared == CpuSet.parse("0-15")
