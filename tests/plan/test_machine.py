@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -37,6 +39,8 @@ RESERVED = {0: {"memory": 4 * MIB}}
 NOTHING = Near("/dev/fuse", nodes=None)
 FAR = Near("/dev/gpu3", "vendor/gpu", Mask([3]), "sysfs")
 
+MOST = 6
+Wanted = tuple[Kind, int, int, tuple[Near, ...]]
 CONTAINERS = st.lists(
     st.tuples(
         st.sampled_from([Kind.INIT, Kind.APP, Kind.APP, Kind.SIDECAR]),
@@ -49,7 +53,7 @@ CONTAINERS = st.lists(
 )
 
 
-def within(wanted: list[tuple[Kind, int, int, tuple[Near, ...]]]) -> list[tuple[Ask, tuple[Near, ...]]]:
+def within(wanted: list[Wanted]) -> list[tuple[Ask, tuple[Near, ...]]]:
     """Put containers in a pod's order, with names, at least one of them an app container."""
     if all(kind is not Kind.APP for kind, *_ in wanted):
         wanted = [*wanted, (Kind.APP, 1000, 1, ())]
@@ -84,19 +88,9 @@ def accounts(memory: MemoryState | None) -> object:
     return groups, {uid: pod for uid, pod in held.items() if pod}
 
 
-class Life(RuleBasedStateMachine):
+class Life:
     """A node and what kubelet does to it."""
 
-    @initialize(
-        policy=st.sampled_from(Policy),
-        scope=st.sampled_from(Scope),
-        options=st.sampled_from(
-            [CpuOptions(), *(CpuOptions(**{f.name: True}) for f in dataclasses.fields(CpuOptions))]
-        ),
-        counted=st.booleans(),
-        follow=st.booleans(),
-        reserved=st.sampled_from(["", "0", "0,8"]),
-    )
     def begin(
         self, policy: Policy, scope: Scope, options: CpuOptions, counted: bool, follow: bool, reserved: str
     ) -> None:
@@ -120,17 +114,9 @@ class Life(RuleBasedStateMachine):
 
     # -- kubelet ------------------------------------------------------------------------------------------
 
-    @rule(
-        wanted=CONTAINERS,
-        known=st.booleans(),
-        kube=st.sampled_from([*[KubeQos.GUARANTEED] * 4, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT]),
-        qos=st.sampled_from([*[QosClass.NONE] * 4, QosClass.LS, QosClass.LSR, QosClass.LSE]),
-        cpus=st.sampled_from(["", "", "", "3,11", "4-5,12-13"]),
-    )
-    @precondition(lambda self: len(self.pods) < 6)
     def arrives(
         self,
-        wanted: list[tuple[Kind, int, int, tuple[Near, ...]]],
+        wanted: list[Wanted],
         known: bool,
         kube: KubeQos,
         qos: QosClass,
@@ -180,9 +166,7 @@ class Life(RuleBasedStateMachine):
                 ready.append((ask, near, there.attempt + 1))
         return ready
 
-    @precondition(lambda self: self.pods)
-    @rule(dice=st.randoms(use_true_random=False), run=st.booleans(), fails=st.sampled_from([0, 0, 0, 1]))
-    def creates(self, dice: object, run: bool, fails: int) -> None:
+    def creates(self, dice: random.Random, run: bool, fails: bool) -> None:
         able = [(uid, *one) for uid in sorted(self.pods) for one in self.to_create(uid)]
         if not able:
             return
@@ -233,9 +217,7 @@ class Life(RuleBasedStateMachine):
         container = self.state.containers[key].in_phase(Phase.RUNNING)
         self.state = self.state.changed(put=[container]).started(container)
 
-    @precondition(lambda self: self.pods)
-    @rule(dice=st.randoms(use_true_random=False))
-    def exits(self, dice: object) -> None:
+    def exits(self, dice: random.Random) -> None:
         live = sorted(k for k, c in self.state.containers.items() if c.phase is not Phase.EXITED)
         if live:
             key = dice.choice(live)
@@ -243,9 +225,7 @@ class Life(RuleBasedStateMachine):
                 self.starts(key)
             self.state = self.state.changed(put=[self.state.containers[key].in_phase(Phase.EXITED)])
 
-    @precondition(lambda self: self.pods)
-    @rule(dice=st.randoms(use_true_random=False), at_once=st.booleans())
-    def goes(self, dice: object, at_once: bool) -> None:
+    def goes(self, dice: random.Random, at_once: bool) -> None:
         uid = dice.choice(sorted(self.pods))
         inside = self.state.in_sandbox(f"s-{uid}")
         if not at_once:  # StopPodSandbox first
@@ -256,9 +236,7 @@ class Life(RuleBasedStateMachine):
         del self.pods[uid]
         assert uid not in (self.state.memory.assignments if self.state.memory else {})
 
-    @precondition(lambda self: self.pods)
-    @rule(dice=st.randoms(use_true_random=False))
-    def is_made_anew(self, dice: object) -> None:
+    def is_made_anew(self, dice: random.Random) -> None:
         """The sandbox dies; kubelet makes another for the pod."""
         uid = dice.choice(sorted(self.pods))
         old = self.state.pods[f"s-{uid}"]
@@ -280,7 +258,6 @@ class Life(RuleBasedStateMachine):
 
     # -- the machine and the daemon -----------------------------------------------------------------------
 
-    @rule(gone=st.sets(st.integers(0, 15), max_size=3))
     def cpus_change(self, gone: set[int]) -> None:
         online = CpuSet(i for i in range(16) if i not in gone)
         machine = smaller(online)
@@ -289,7 +266,6 @@ class Life(RuleBasedStateMachine):
         if after.pools.shared and runs:
             self.state = after
 
-    @rule(through_ledger=st.booleans())
     def restarts(self, through_ledger: bool) -> None:
         pods, containers = list(self.state.pods.values()), list(self.state.containers.values())
         if through_ledger:
@@ -306,10 +282,7 @@ class Life(RuleBasedStateMachine):
 
     # -- what must hold -----------------------------------------------------------------------------------
 
-    @invariant()
     def consistent(self) -> None:
-        if not hasattr(self, "state"):
-            return
         state = self.state
         assert violations(state) == []
         assert state.pools.shared
@@ -347,5 +320,96 @@ def smaller(online: CpuSet) -> Machine:
     return dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes, caches={})
 
 
-Life.TestCase.settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
-TestLife = Life.TestCase
+DICE = st.randoms(use_true_random=False)
+SOME = lambda self: bool(self.pods)  # noqa: E731
+OPTIONS = [CpuOptions(), *(CpuOptions(**{f.name: True}) for f in dataclasses.fields(CpuOptions))]
+KUBE = [*[KubeQos.GUARANTEED] * 4, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT]
+QOS = [*[QosClass.NONE] * 4, QosClass.LS, QosClass.LSR, QosClass.LSE]
+NAMED = ["", "", "", "3,11", "4-5,12-13"]
+RESERVES = ["", "0", "0,8"]
+
+
+class Lives(Life, RuleBasedStateMachine):
+    """The same, as hypothesis likes to play it."""
+
+    begins = initialize(
+        policy=st.sampled_from(Policy),
+        scope=st.sampled_from(Scope),
+        options=st.sampled_from(OPTIONS),
+        counted=st.booleans(),
+        follow=st.booleans(),
+        reserved=st.sampled_from(RESERVES),
+    )(Life.begin)
+    arrival = precondition(lambda self: len(self.pods) < MOST)(
+        rule(
+            wanted=CONTAINERS,
+            known=st.booleans(),
+            kube=st.sampled_from(KUBE),
+            qos=st.sampled_from(QOS),
+            cpus=st.sampled_from(NAMED),
+        )(Life.arrives)
+    )
+    creation = precondition(SOME)(rule(dice=DICE, run=st.booleans(), fails=st.just(False))(Life.creates))
+    another = precondition(SOME)(rule(dice=DICE, run=st.just(True), fails=st.booleans())(Life.creates))
+    end = precondition(SOME)(rule(dice=DICE)(Life.exits))
+    going = precondition(SOME)(rule(dice=DICE, at_once=st.booleans())(Life.goes))
+    anew = precondition(SOME)(rule(dice=DICE)(Life.is_made_anew))
+    change = rule(gone=st.sets(st.integers(0, 15), max_size=3))(Life.cpus_change)
+    restart = rule(through_ledger=st.booleans())(Life.restarts)
+    truth = invariant()(Life.consistent)
+
+
+Lives.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLives = Lives.TestCase
+
+
+def wanted(dice: random.Random) -> list[Wanted]:
+    kinds, amounts = (
+        [Kind.INIT, Kind.APP, Kind.APP, Kind.SIDECAR],
+        [0, 500, 1000, 2000, 2000, 4000, 6000, 9000],
+    )
+    near: list[tuple[Near, ...]] = [(), (), (), (NOTHING,), (FAR,)]
+    return [
+        (dice.choice(kinds), dice.choice(amounts), dice.choice([1, 8, 30, 60, 70]), dice.choice(near))
+        for _ in range(dice.randint(1, 4))
+    ]
+
+
+def step(life: Life, dice: random.Random) -> None:
+    """Do what happens on a node, as often as it does."""
+    what = dice.random()
+    if what < 0.25 and len(life.pods) < MOST:
+        known, kube, qos = dice.random() < 0.6, dice.choice(KUBE), dice.choice(QOS)
+        life.arrives(wanted(dice), known, kube, qos, dice.choice(NAMED))
+    elif what > 0.95:
+        life.restarts(through_ledger=dice.random() < 0.5)
+    elif what > 0.9:
+        life.cpus_change(set(dice.sample(range(16), dice.randint(0, 3))))
+    elif not life.pods:
+        return
+    elif what < 0.65:
+        life.creates(dice, run=dice.random() < 0.6, fails=dice.random() < 0.15)
+    elif what < 0.8:
+        life.exits(dice)
+    elif what < 0.87:
+        life.goes(dice, at_once=dice.random() < 0.5)
+    else:
+        life.is_made_anew(dice)
+
+
+@pytest.mark.parametrize("first", range(0, 240, 24))
+def test_random_lives(first: int) -> None:
+    """Longer and fuller lives than those that are easily shrunk; ``first`` and those after it are seeds."""
+    for seed in range(first, first + 24):
+        dice, life = random.Random(seed), Life()
+        life.begin(
+            list(Policy)[seed % 4],
+            list(Scope)[seed // 4 % 2],
+            dice.choice(OPTIONS),
+            counted=dice.random() < 0.7,
+            follow=dice.random() < 0.5,
+            reserved=dice.choice(RESERVES),
+        )
+        for _ in range(50):
+            step(life, dice)
+            life.consistent()
