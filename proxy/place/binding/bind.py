@@ -1,0 +1,236 @@
+"""Binding a pod to CPUs: required policies, preferred CPUs, and an even distribution over NUMA nodes.
+
+Theory (Koordinator, reference e.1 to e.4). The accumulator only prefers. Around it:
+
+- A *required* ``FullPCPUs`` needs a whole number of cores and chooses among wholly free cores only; a
+  required ``SpreadByPCPUs`` chooses among the lowest free CPU of each core. The result is checked.
+- *Preferred* CPUs, such as those given back by a reservation, are taken first as far as they are free, and
+  the rest independently of them.
+- ``DistributeEvenly`` is a name without a meaning in Koordinator's code. Its design means equal parts from
+  the NUMA nodes that are needed, as kubelet's ``distribute-cpus-across-numa``: as few nodes as can give
+  equal parts (``proxy.place.split``), else as few as have enough, each as near to its part as it can. The
+  parts are whole cores for ``FullPCPUs`` as long as there are enough. In each node the accumulator chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.place.binding.accumulator import accumulate, shunned
+from proxy.place.binding.wish import (
+    Allocated,
+    BindPolicy,
+    BindWish,
+    RequiredPolicyError,
+    SmtAlignmentError,
+    Strategy,
+)
+from proxy.place.cputopo import CpuTopology
+from proxy.place.packed import NotEnoughCpus
+from proxy.place.split import split
+from proxy.place.trace import nodes
+
+
+def bind(
+    topology: CpuTopology,
+    free: CpuSet,
+    n: int,
+    wish: BindWish,
+    taken: Allocated | None = None,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose the CPUs of a pod.
+
+    Args:
+        topology: The machine.
+        free: CPUs to choose from, see ``Allocated.available``.
+        n: How many; less than 1 is nothing.
+        wish: How.
+        taken: What other pods have.
+        steps: What was done is added here in words; None where nobody wants to know.
+
+    Returns:
+        Exactly n CPUs, a subset of ``free``; the same for the same arguments.
+
+    Raises:
+        NotEnoughCpus: Fewer than n are free, or fewer than n that a required policy may take.
+        SmtAlignmentError: Whole cores are required and n is no whole number of them.
+        RequiredPolicyError: What was found breaks the required policy.
+    """
+    taken = taken or Allocated()
+    found = _attempt(topology, usable(topology, free, wish, n), n, wish, taken, steps)
+    if not wish.required or holds(topology, found, wish.policy):
+        return found
+    # Only where cores differ in size can whole cores add up to something else than n: take equal ones.
+    equal = _largest_cores(topology, free.bits)
+    if len(equal) < n:
+        raise RequiredPolicyError(wish.policy)
+    if steps is not None:
+        steps.append("once more, with cores of one size only")
+    return _attempt(topology, equal, n, wish, taken, steps)
+
+
+def bind_on_nodes(
+    topology: CpuTopology,
+    free: CpuSet,
+    shares: Mapping[int, int],
+    wish: BindWish,
+    taken: Allocated | None = None,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose the CPUs of a pod whose NUMA nodes are decided (e.4).
+
+    Args:
+        topology: The machine.
+        free: CPUs to choose from.
+        shares: Node to the number of its CPUs, see ``proxy.place.binding.shares``.
+        wish: How.
+        taken: What other pods have.
+        steps: As for ``bind``.
+
+    Raises:
+        NotEnoughCpus, SmtAlignmentError, RequiredPolicyError: As ``bind``; also for a single node.
+    """
+    taken = taken or Allocated()
+    candidates = usable(topology, free, wish, sum(shares.values()))
+    found = CpuSet()
+    for node, share in sorted(shares.items()):
+        inside = CpuSet.from_bits(topology.nodes.get(node, 0)) & candidates
+        if steps is not None:
+            steps.append(f"{share} of NUMA node {node}")
+        found |= _attempt(topology, inside, share, wish, taken, steps)
+    if wish.required and not holds(topology, found, wish.policy):
+        raise RequiredPolicyError(wish.policy)
+    return found
+
+
+def usable(topology: CpuTopology, free: CpuSet, wish: BindWish, n: int) -> CpuSet:
+    """Give the CPUs that a required policy may take; all that are free where it is only preferred.
+
+    Raises:
+        SmtAlignmentError: Whole cores are required and n is no whole number of them.
+    """
+    bits = free.bits & topology.cpus.bits
+    if not wish.required:
+        return CpuSet.from_bits(bits)
+    if wish.policy is BindPolicy.FULL:
+        threads = topology.cpus_per_core
+        if threads and n % threads:
+            raise SmtAlignmentError(n, threads)
+        return _whole_cores(topology, bits)
+    return CpuSet.from_bits(sum(b & bits & -(b & bits) for b in topology.cores.values()))
+
+
+def holds(topology: CpuTopology, cpus: CpuSet, policy: BindPolicy) -> bool:
+    """Tell whether CPUs lie as a required policy wants them: whole cores, or one CPU of each core."""
+    inside = [bits & cpus.bits for bits in topology.cores.values()]
+    if policy is BindPolicy.FULL:
+        return all(own in (0, bits) for own, bits in zip(inside, topology.cores.values(), strict=True))
+    return all(own & (own - 1) == 0 for own in inside)
+
+
+def take_preferred(
+    topology: CpuTopology,
+    free: CpuSet,
+    n: int,
+    wish: BindWish,
+    taken: Allocated,
+    *,
+    degrade: bool = True,
+    steps: list[str] | None = None,
+) -> CpuSet:
+    """Choose from the preferred CPUs first, then from the others (e.2); arguments as ``accumulate``."""
+    first = free & wish.preferred
+    found = CpuSet()
+    if first:
+        if steps is not None:
+            steps.append(f"first of the preferred CPUs that are free, {first}")
+        most = min(n, len(first))
+        found = accumulate(topology, first, most, wish, taken, degrade=degrade, steps=steps)
+    rest = n - len(found)
+    return found | accumulate(topology, free - first, rest, wish, taken, degrade=degrade, steps=steps)
+
+
+def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, int] | None:
+    """Divide a request over as few nodes as can be, as evenly as can be.
+
+    Args:
+        counts: Node to its free CPUs.
+        n: CPUs wanted, a multiple of ``group``.
+        group: CPUs that stay together.
+
+    Returns:
+        Node to its part, or None where there are not enough groups.
+    """
+    order = sorted((node for node, count in counts.items() if count >= group), key=lambda i: (-counts[i], i))
+    even = split([counts[node] for node in order], n, group, 1)
+    shares: dict[int, int] = {}
+    if even is not None:
+        for at in even.members:
+            shares[order[at]] = even.each
+        for at in even.extra:
+            shares[order[at]] += group
+        return shares
+    groups = [counts[node] // group for node in order]
+    wanted = n // group
+    most = next((k for k in range(1, len(order) + 1) if sum(groups[:k]) >= wanted), 0)
+    for at in reversed(range(most)):  # the emptier a node, the sooner it says what it cannot give
+        part = min(groups[at], wanted // (at + 1))
+        shares[order[at]] = part * group
+        wanted -= part
+    return shares if most else None
+
+
+def _attempt(
+    topo: CpuTopology, free: CpuSet, n: int, wish: BindWish, taken: Allocated, steps: list[str] | None
+) -> CpuSet:
+    if n > len(free):
+        raise NotEnoughCpus(n, len(free))
+    if wish.required and wish.policy is BindPolicy.FULL:
+        wish = replace(wish, preferred=_whole_cores(topo, (wish.preferred & free).bits))
+    if wish.strategy is not Strategy.EVENLY or n < 1:
+        return take_preferred(topo, free, n, wish, taken, steps=steps)
+    first = free & wish.preferred
+    if 0 < len(first) < n:  # two choices, independent of each other, as ever with preferred CPUs
+        found = _evenly(topo, first, len(first), wish, taken, steps)
+        return found | _evenly(topo, free - first, n - len(found), wish, taken, steps)
+    return _evenly(topo, first or free, n, wish, taken, steps)
+
+
+def _evenly(
+    topo: CpuTopology, free: CpuSet, n: int, wish: BindWish, taken: Allocated, steps: list[str] | None
+) -> CpuSet:
+    """Choose in equal parts; whole cores matter more than what others would not share."""
+    threads = topo.cpus_per_core
+    whole = wish.policy is BindPolicy.FULL and n % threads == 0
+    cores, sparing = shunned(topo, wish, taken)
+    for group in (threads, 1) if whole and threads > 1 else (1,):
+        for avoided in dict.fromkeys((sparing or cores, cores, 0)):
+            left = free.bits & ~avoided
+            left = _largest_cores(topo, left).bits if group > 1 else left
+            shares = even_shares({i: (left & b).bit_count() for i, b in topo.nodes.items()}, n, group)
+            if shares is None:
+                continue
+            shares = {node: part for node, part in sorted(shares.items()) if part}
+            if steps is not None:
+                parts = " + ".join(map(str, shares.values()))
+                steps.append(f"in even parts over {nodes(Mask(shares))}: {parts}")
+            found = CpuSet()
+            for node, part in shares.items():
+                inside = CpuSet.from_bits(left & topo.nodes[node])
+                found |= accumulate(topo, inside, part, wish, taken, steps=steps)
+            return found
+    raise NotEnoughCpus(n, len(free))
+
+
+def _whole_cores(topo: CpuTopology, bits: int) -> CpuSet:
+    return CpuSet.from_bits(sum(core for core in topo.cores.values() if not core & ~bits))
+
+
+def _largest_cores(topo: CpuTopology, bits: int) -> CpuSet:
+    """Give the CPUs of wholly free cores that have as many threads as any."""
+    threads = topo.cpus_per_core
+    whole = (c for c in topo.cores.values() if not c & ~bits and c.bit_count() == threads)
+    return CpuSet.from_bits(sum(whole))

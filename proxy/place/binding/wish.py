@@ -1,0 +1,186 @@
+"""What a pod may wish for when its CPUs are chosen, and what others already have.
+
+The words are Koordinator's (its annotations and labels, commit a7a1b76; reference c.1, e.1 and e.3).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from proxy.model.idset import CpuSet
+from proxy.place.cputopo import CpuTopology
+
+ARM = frozenset({"aarch64", "arm64", "arm"})
+"""Names of architectures on which only ``FullPCPUs`` and ``NUMANodeLevel`` are offered."""
+
+
+class BindPolicy(enum.StrEnum):
+    """How logical CPUs lie on physical cores."""
+
+    FULL = "FullPCPUs"
+    SPREAD = "SpreadByPCPUs"
+
+
+class Exclusive(enum.StrEnum):
+    """What a pod would rather not share with pods of the same exclusive policy."""
+
+    NONE = "None"
+    CORE = "PCPULevel"
+    NODE = "NUMANodeLevel"
+
+
+class Strategy(enum.StrEnum):
+    """Which NUMA nodes come first: the fullest, the emptiest, or several in equal parts."""
+
+    MOST = "MostAllocated"
+    LEAST = "LeastAllocated"
+    EVENLY = "DistributeEvenly"
+
+
+class BindError(ValueError):
+    """CPUs cannot be bound as wished; ``str()`` begins with the reason in Koordinator's words."""
+
+
+class SmtAlignmentError(BindError):
+    """Whole cores are required, and the number of CPUs is no whole number of them."""
+
+    def __init__(self, requested: int, threads: int) -> None:
+        super().__init__(
+            "node(s) requested cpus not multiple cpus per core: "
+            f"requested={requested}, cpus per core={threads}"
+        )
+
+
+class RequiredPolicyError(BindError):
+    """The CPUs that could be had do not lie as the required bind policy wants it."""
+
+    def __init__(self, policy: BindPolicy) -> None:
+        super().__init__(f"insufficient CPUs to satisfy required cpu bind policy {policy}")
+
+
+class UnsupportedPolicyError(BindError):
+    """A required policy is not offered on this architecture."""
+
+
+class PolicyConflictError(BindError):
+    """The pod requires one bind policy and the node another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindWish:
+    """How CPUs are to be chosen.
+
+    Attributes:
+        policy: Whole cores or one thread of each core.
+        required: The policy must hold, else it is only preferred.
+        exclusive: Always only preferred.
+        strategy: The order of the NUMA nodes.
+        preferred: CPUs to be taken first as far as they are free (e.2).
+        max_ref_count: How many pods may have the same CPU.
+    """
+
+    policy: BindPolicy = BindPolicy.FULL
+    required: bool = False
+    exclusive: Exclusive = Exclusive.NONE
+    strategy: Strategy = Strategy.MOST
+    preferred: CpuSet = field(default_factory=CpuSet)
+    max_ref_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What bound pods already have.
+
+    Attributes:
+        counts: CPU to the number of pods that have it; only CPUs that some pod has.
+        policies: CPU to the exclusive policy of the pod that got it last.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    policies: Mapping[int, Exclusive] = field(default_factory=dict)
+
+    def add(self, cpus: CpuSet, exclusive: Exclusive = Exclusive.NONE) -> Allocated:
+        """Give the value after a pod with this exclusive policy got CPUs."""
+        counts = dict(self.counts)
+        for cpu in cpus:
+            counts[cpu] = counts.get(cpu, 0) + 1
+        return Allocated(counts, {**self.policies, **dict.fromkeys(cpus, exclusive)})
+
+    def remove(self, cpus: CpuSet) -> Allocated:
+        """Give the value after a pod let go of CPUs; those that nobody has are ignored."""
+        counts = {cpu: n - (cpu in cpus) for cpu, n in self.counts.items() if n > (cpu in cpus)}
+        return Allocated(counts, {cpu: p for cpu, p in self.policies.items() if cpu in counts})
+
+    def available(self, cpus: CpuSet, max_ref_count: int = 1, returned: Iterable[CpuSet] = ()) -> CpuSet:
+        """Give the CPUs that a pod could still get.
+
+        Args:
+            cpus: CPUs that may be bound at all.
+            max_ref_count: How many pods may have the same CPU.
+            returned: CPUs that are given back for this pod, each as often as it is named (e.2).
+        """
+        given = self
+        for back in returned:
+            given = given.remove(back)
+        return CpuSet(cpu for cpu in cpus if given.counts.get(cpu, 0) < max_ref_count)
+
+    def under(self, policy: Exclusive) -> CpuSet:
+        """Give the CPUs that were got under an exclusive policy."""
+        return CpuSet(cpu for cpu, own in self.policies.items() if own is policy)
+
+
+def effective(
+    required: BindPolicy | None, preferred: BindPolicy | None, node: BindPolicy | None, default: BindPolicy
+) -> tuple[BindPolicy, bool]:
+    """Find the bind policy that holds for a pod (e.1), and whether it is required.
+
+    Args:
+        required: What the pod requires; None also for ``Default`` and for an empty value.
+        preferred: What it prefers; None likewise.
+        node: What the node's label or kubelet's options require.
+        default: What holds where nobody says anything.
+
+    Raises:
+        PolicyConflictError: Pod and node require different policies.
+    """
+    if required is not None and node is not None and required is not node:
+        raise PolicyConflictError(
+            f"cannot bind CPUs of the pod: it requires {required} and the node requires {node}"
+        )
+    must = required or node
+    return (must, True) if must else (preferred or default, False)
+
+
+def fitted(wish: BindWish, architecture: str, topology: CpuTopology) -> tuple[BindWish, tuple[str, ...]]:
+    """Bring a wish into what an architecture offers.
+
+    On ARM only ``FullPCPUs`` and ``NUMANodeLevel`` are offered. With one thread per core both bind policies
+    choose alike, and a core is never shared, so nothing is lost there.
+
+    Args:
+        wish: The wish.
+        architecture: As the kernel names it, such as ``x86_64`` or ``aarch64``.
+        topology: The machine.
+
+    Returns:
+        The wish, and what was changed in words.
+
+    Raises:
+        UnsupportedPolicyError: ``SpreadByPCPUs`` is required where cores have several threads.
+    """
+    notes: list[str] = []
+    if architecture not in ARM:
+        return wish, ()
+    if wish.policy is BindPolicy.SPREAD:
+        if wish.required and topology.cpus_per_core > 1:
+            raise UnsupportedPolicyError(
+                f"cannot bind CPUs of the pod: it requires {wish.policy}, which {architecture} does not offer"
+            )
+        notes.append(f"{BindPolicy.FULL} instead of {wish.policy}: {architecture} offers nothing else")
+        wish = replace(wish, policy=BindPolicy.FULL)
+    if wish.exclusive is Exclusive.CORE:
+        notes.append(f"{Exclusive.CORE} left out: {architecture} offers only {Exclusive.NODE}")
+        wish = replace(wish, exclusive=Exclusive.NONE)
+    return wish, tuple(notes)

@@ -1,0 +1,67 @@
+"""Koordinator's CPU accumulator: orders, requests one after the other, and preferred CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.model.idset import CpuSet
+from proxy.place.binding.accumulator import accumulate, spread_order
+from proxy.place.binding.bind import take_preferred
+from proxy.place.binding.wish import Allocated, Exclusive
+from tests.conformance import binding
+from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    kind = case.value("kind", str)
+    if kind not in _KINDS:
+        return Outcome(skipped=f"kind {kind!r} is not built yet")
+    return _KINDS[kind](case)
+
+
+def _order(case: Case) -> Outcome:
+    topo = binding.topology(case)
+    return Outcome(case.expected(), spread_order(topo, topo.cpus, binding.wish(case.fields).strategy))
+
+
+def _sequence(case: Case) -> Outcome:
+    topo, taken, most = binding.topology(case), Allocated(), 1
+    expected: list[str] = []
+    got: list[str] = []
+    for step in _steps(case):
+        most = step.optional("max_ref_count", int, 1)
+        free = taken.available(topo.cpus, most)
+        n, wish = step.value("num_cpus", int), binding.wish(step.fields)
+        got.append(str(accumulate(topo, free, n, wish, taken, degrade=False)))
+        expected.append(str(step.cpus("expected")))
+        policy = Exclusive(step.optional("record_exclusive_policy", str, Exclusive.NONE))
+        taken = taken.add(step.cpus("expected"), policy)
+    if case.optional("available_after", str) is not None:
+        expected.append(str(case.cpus("available_after")))
+        got.append(str(taken.available(topo.cpus, most)))
+    return Outcome(expected, got)
+
+
+def _preferred(case: Case) -> Outcome:
+    topo = binding.topology(case)
+    expected: list[str] = []
+    got: list[str] = []
+    for step in _steps(case):
+        preferred = CpuSet()
+        if step.value("call", str) == "take_preferred":
+            preferred = step.cpus("preferred")
+        wish = replace(binding.wish(step.fields), preferred=preferred)
+        n, free = step.value("num_cpus", int), step.cpus("available")
+        got.append(str(take_preferred(topo, free, n, wish, Allocated(), degrade=False)))
+        expected.append(str(step.cpus("expected")))
+    return Outcome(expected, got)
+
+
+def _steps(case: Case) -> list[Case]:
+    steps = case.value("steps", list)
+    if not all(isinstance(step, dict) for step in steps):
+        raise BadCaseError(f"it has unusable 'steps': {steps!r}")
+    return [Case(case.index, step) for step in steps]
+
+
+_KINDS = {"spread_order": _order, "allocate_sequence": _sequence, "preferred": _preferred}

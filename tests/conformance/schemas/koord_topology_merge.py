@@ -1,0 +1,27 @@
+"""Koordinator's merge: providers' answers in, hint, admission and reasons out."""
+
+from __future__ import annotations
+
+from proxy.model.idset import Mask
+from proxy.model.options import Policy
+from proxy.place.binding.merging import Exclusivity, Tenancy, align
+from tests.conformance import binding
+from tests.conformance.cases import Case, Outcome, Topologies
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    done = align(
+        Policy(case.value("policy", str)),
+        [binding.answer(raw) for raw in case.optional("providers", list, [])],
+        Mask(case.value("numa_nodes", list)),
+        Tenancy(Exclusivity(case.value("exclusive", str)), binding.status(case)),
+    )
+    expected: list[object] = [binding.plain(binding.hint(case.value("expected", dict)))]
+    got: list[object] = [binding.plain(done.hint)]
+    if (admit := case.optional("admit", bool)) is not None:
+        expected.append(admit)
+        got.append(done.admitted)
+    if "expected_reasons" in case.fields:
+        expected.append(case.fields["expected_reasons"] or [])
+        got.append(list(done.reasons))
+    return Outcome(expected, got)
