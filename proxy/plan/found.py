@@ -73,7 +73,8 @@ def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSe
         return None
     case = case_of(state, pod, asks_of(pod, name, request, 0), name, 0, request, owns=False)
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
-    return grant(case, name, TopologyHint(homes or None, preferred=False))
+    near = grant(case, name, TopologyHint(homes or None, preferred=False))
+    return near if near.verdict.admitted else grant(case, name, TopologyHint(None, preferred=False))
 
 
 def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:

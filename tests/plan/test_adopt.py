@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from proxy.model.idset import CpuSet, Mask
@@ -98,3 +100,72 @@ def test_the_memory_of_a_live_container_stays_where_it_is() -> None:
     plan = adopt(empty(), "id", lse, "c", 0, runs_on("3", mems="0-1"), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.mems == Mask((0, 1))
+
+
+MIB = 1 << 20
+
+
+def counting() -> NodeState:
+    machine = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+    node = Node(machine, CpuTopology.of(machine), static=True, reserved_memory={0: {"memory": 10 * MIB}})
+    return NodeState.empty(node)
+
+
+def with_memory(cpus: str, mems: str, count: int = 2) -> Request:
+    pages = (("hugepages-2Mi", 4 * MIB), ("hugepages-1Gi", 0))
+    return Request(1024 * count, 100_000 * count, 100_000, 60 * MIB, cpus, mems, pages)
+
+
+@pytest.mark.parametrize(
+    ("the_pod", "request_", "pool"),
+    [
+        (pod("g"), with_memory("5,13", "1"), Pool.OWN),
+        (pod("g"), with_memory("0-15", "1"), Pool.SHARED),
+        (pod("g"), Request(512, 0, 0, 60 * MIB, "", "1", (("hugepages-2Mi", 4 * MIB),)), Pool.SHARED),
+        (pod("l", QosClass.LSR, cpus="5,13"), with_memory("5,13", "1"), Pool.OWN),
+    ],
+)
+def test_memory_that_is_bound_counts_whoever_has_it(the_pod: Pod, request_: Request, pool: Pool) -> None:
+    plan = adopt(counting(), "id", the_pod, "c", 0, request_, Phase.RUNNING)
+    assert plan.container is not None
+    placement = plan.container.placement
+    assert (placement.pool, placement.mems, plan.container.request) == (pool, Mask([1]), request_)
+    assert [(b.affinity, b.resource, b.size) for b in placement.blocks] == [
+        (Mask([1]), "memory", 60 * MIB),
+        (Mask([1]), "hugepages-2Mi", 4 * MIB),
+    ]
+    assert plan.state.memory is not None
+    assert plan.state.memory.nodes[1].table("memory").reserved == 60 * MIB
+    assert plan.state.changed(drop=["id"]).memory == counting().memory
+
+
+@pytest.mark.parametrize(
+    ("the_pod", "mems"), [(pod("g"), ""), (pod("g"), "0-1"), (pod("b", kube=KubeQos.BURSTABLE), "1")]
+)
+def test_memory_that_may_be_anywhere_counts_nowhere(the_pod: Pod, mems: str) -> None:
+    plan = adopt(counting(), "id", the_pod, "c", 0, with_memory("5,13", mems), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.blocks == ()
+    assert adopt(empty(), "id", pod("g"), "c", 0, with_memory("5", "1"), Phase.RUNNING).container is not None
+
+
+def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> None:
+    state = adopt(counting(), "a", pod("a"), "c", 0, with_memory("5,13", "1"), Phase.RUNNING).state
+    lsr = pod("l", QosClass.LSR, cpus="6,14")
+    plan = adopt(state, "id", lsr, "c", 0, with_memory("6,14", "0-1"), Phase.RUNNING)
+    assert plan.container is not None
+    assert (plan.container.placement.own, plan.container.placement.mems) == (
+        CpuSet.parse("6,14"),
+        Mask([0, 1]),
+    )
+    plain = dataclasses.replace(with_memory("", ""), huge_pages=())
+    created = adopt(state, "id", lsr, "c", 0, plain, Phase.CREATED)
+    assert created.container is not None
+    assert created.container.placement.mems == Mask([0]), "nothing is in use yet"
+    assert created.container.placement.own == CpuSet.parse("6,14")
+
+
+def test_what_is_there_is_not_adopted_if_it_leaves_nothing_to_share() -> None:
+    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15", 16), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED

@@ -290,7 +290,11 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
         assert placement.devices == (("gpu", ("b",)),)
         twin = dataclasses.replace(lsr, sandbox_id="t", uid="t", cpuset=CpuSet.parse("5,13"))
         second = arrives(plan.state.with_pod(lsr), twin, whole(2, 60)).container
-        assert second is None, "no node that holds such memory already can be extended"
+        assert second is not None
+        assert second.placement.own == CpuSet.parse("5,13")
+        assert second.placement.mems == Mask([0]), "near is full"
+        third = dataclasses.replace(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
+        assert not arrives(plan.state.changed(put=[second]), third, whole(2, 60)).verdict.admitted
         free = dataclasses.replace(twin, kube_qos=KubeQos.BURSTABLE, asks=None)
         assert arrives(plan.state, free, Request(memory_limit=99 * MIB)).verdict.admitted
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.model.options import CpuOptions
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
@@ -324,3 +325,51 @@ def test_moves_tell_shrink_from_growth(phase: Phase) -> None:
     assert moves(owned, owned.changed(drop=["lse/c"])) == ((), ("be/c", "ls/c"))
     exited = dataclasses.replace(owned.containers["ls/c"], phase=Phase.EXITED)
     assert moves(owned, owned.changed(put=[exited], drop=["lse/c"])) == ((), ("be/c",))
+
+
+def strict(reserved: str) -> NodeState:
+    options = CpuOptions(strict_cpu_reservation=True)
+    return NodeState.empty(
+        Node(MACHINE, CpuTopology.of(MACHINE), True, CpuSet.parse(reserved), options=options)
+    )
+
+
+def test_cpus_that_are_strictly_reserved_do_not_count_as_shared() -> None:
+    state = strict("0,8")
+    assert state.pools.shared == state.pools.be == CpuSet.parse("1-7,9-15")
+    ls = put(state, pod("ls", QosClass.LS, cpus="1-7,9-15"))
+    assert ls.container is not None, "who may share is not refused"
+    assert (ls.container.placement.pool, ls.problem) == (Pool.SHARED, "the shared pool would be left empty")
+    assert put(state, pod("l", QosClass.LSR, cpus="1-7,9-15")).verdict.reason == "SharedPoolExhausted"
+    assert put(state, pod("l", QosClass.LSR, cpus="2-7,9-15")).verdict.admitted
+    assert put(state, pod("g"), whole(13)).verdict.admitted
+    assert put(state, pod("g"), whole(14)).verdict.reason == "SharedPoolExhausted"
+
+
+@pytest.mark.parametrize("named", ["", "4-5"])
+def test_cpus_that_kubelet_named_stand_beside_what_is_set_aside(named: str) -> None:
+    aside = SetAside(None, True, CpuSet.parse("4-7"))
+    keeps = dataclasses.replace(pod("keeps"), aside=aside)
+    state = empty(static=False).with_pod(keeps)
+    request = dataclasses.replace(whole(2), cpuset_cpus=named or "0-1")
+    plan = put(state, pod("g"), request)
+    assert plan.container is not None
+    assert (plan.container.placement.pool is Pool.SHARED) is bool(named)
+    assert plan.problem == ("CPUs 4-5 are owned by ns/keeps (set aside) already" if named else "")
+    its_own = put(state, keeps, dataclasses.replace(whole(2), cpuset_cpus="4-5"))
+    assert its_own.container is not None
+    assert its_own.container.placement.own == CpuSet.parse("4-5")
+    all_but = put(state, pod("l", QosClass.LSR, cpus="0-3,8-15"))
+    assert all_but.verdict.reason == "SharedPoolExhausted"
+
+
+def test_the_shared_pool_is_left_a_cpu_beside_what_is_set_aside_for_others() -> None:
+    keeps = dataclasses.replace(pod("keeps"), aside=SetAside(None, True, CpuSet.parse("0-3")))
+    state = empty().with_pod(keeps)
+    refused = put(state, pod("g"), whole(12))
+    assert (refused.verdict.reason, refused.state) == ("SharedPoolExhausted", state)
+    assert refused.explanation is not None
+    assert refused.explanation.verdict == refused.verdict
+    assert put(state, pod("g"), whole(11)).verdict.admitted
+    assert put(state, keeps, whole(4)).verdict.admitted
+    assert put(state, keeps, whole(15)).verdict.admitted, "what is set aside for it is its own"
