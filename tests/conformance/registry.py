@@ -21,8 +21,6 @@ DATA = "topologies"
 
 NOT_YET = {
     "koord_be_suppress": "suppression of BE pods",
-    "koord_cgroup_paths": "Koordinator's cgroup path rules",
-    "koord_cgroup_v2_values": "Koordinator's cgroup value conversions",
     "koord_cri_merge": "Koordinator's hook protocol",
     "koord_nrt": "node topology objects",
 }
