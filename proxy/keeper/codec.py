@@ -155,7 +155,10 @@ def _aside(data: Mapping[str, Any]) -> SetAside:
 
 
 def _blocks(data: list[Any]) -> Blocks:
-    return tuple(Block(Mask.parse(_text(mask)), _text(name), _number(size)) for mask, name, size in data)
+    blocks = tuple(Block(Mask.parse(_text(mask)), _text(name), _number(size)) for mask, name, size in data)
+    if any(block.size < 0 for block in blocks):
+        raise ValueError("no memory is less than none")
+    return blocks
 
 
 def _request(data: Mapping[str, Any]) -> Request:

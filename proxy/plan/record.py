@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxy.model.asks import Ask
 from proxy.model.explanation import Explanation, Fact, Lack, Moved
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.desk import ANYWHERE, Ruling
@@ -43,7 +44,7 @@ def explain(
         lacks: What would have made it fit, on a refusal.
     """
     weighed = ruling or Ruling(verdict, ANYWHERE)
-    cpus = weighed.cpus
+    cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
         cpus = placement.own if placement.pool is Pool.OWN else after.pools.of(placement.pool)
     return Explanation(
@@ -60,7 +61,7 @@ def explain(
         placement.pool.value if placement else "",
         cpus,
         placement.mems if placement else None,
-        tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids)
+        tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids if verdict.admitted)
         or tuple(device.name for device in request.devices),
         placement.reasons if placement else weighed.reasons,
         lacks=lacks,

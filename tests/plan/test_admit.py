@@ -219,7 +219,7 @@ def test_the_shared_pool_is_left_a_cpu_beside_all_that_is_set_aside() -> None:
     assert got.state is state
     assert got.pod.aside is None
     assert got.explanation is not None
-    assert got.explanation.verdict == got.verdict
+    assert (got.explanation.verdict, got.explanation.cpus) == (got.verdict, CpuSet())
     assert admit(state, pod("b"), whole(3)).verdict.admitted
     lsr = Pod("s-l", "l", "ns", "l", 0, QosClass.LSR, cpuset=CpuSet.parse("6-7,14-15"))
     assert place(state, lsr, "c", 0, Request(), "t").verdict.reason == "SharedPoolExhausted"

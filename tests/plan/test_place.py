@@ -370,6 +370,7 @@ def test_the_shared_pool_is_left_a_cpu_beside_what_is_set_aside_for_others() -> 
     assert (refused.verdict.reason, refused.state) == ("SharedPoolExhausted", state)
     assert refused.explanation is not None
     assert refused.explanation.verdict == refused.verdict
+    assert (refused.explanation.cpus, refused.explanation.pool) == (CpuSet(), ""), "it got none"
     assert put(state, pod("g"), whole(11)).verdict.admitted
     assert put(state, keeps, whole(4)).verdict.admitted
     assert put(state, keeps, whole(15)).verdict.admitted, "what is set aside for it is its own"
