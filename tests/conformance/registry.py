@@ -20,7 +20,6 @@ DATA = "topologies"
 """The schema that holds no cases but what other files refer to."""
 
 NOT_YET = {
-    "koord_be_suppress": "suppression of BE pods",
     "koord_cri_merge": "Koordinator's hook protocol",
     "koord_nrt": "node topology objects",
 }

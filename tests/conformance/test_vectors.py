@@ -86,6 +86,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "device_hints": {"expected": {"r": [{"affinity": [1], "preferred": True}]}},
     "koord_cpu_take": {"expected": "77"},
     "koord_cpu_take_sequences": {"expected": [77]},
+    "koord_be_suppress": {"expected_milli": 77},
     "koord_cgroup_paths": {"expected": "77"},
     "koord_cgroup_v2_values": {"expected": 77},
     "koord_cpuset_hook": {"expected": "77"},

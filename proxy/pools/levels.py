@@ -1,0 +1,102 @@
+"""In which order the cgroups of BE pods are written, from the group above them all down to containers.
+
+Theory (reference koordinator c.5, c.6). On cgroup v1 a group must lie within its parent at every moment. So
+groups that hold others are first widened, from the top, to what they have and shall have together; then all
+get what they shall have, from the bottom up. On v2 the same order does no harm. What has its value already is
+not written.
+
+What each level shall have depends on kubelet. Where its CPU manager is static, it sends wider sets for
+containers now and then, which fail under a narrowed parent; so only containers are narrowed there, and the
+levels above keep all that BE pods may ever use. Otherwise all levels are narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet
+
+ROOT, POD, CONTAINER = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A cgroup of BE pods.
+
+    Attributes:
+        path: Below the hierarchy's root.
+        depth: ROOT, POD or CONTAINER.
+        cpus: What it has.
+    """
+
+    path: str
+    depth: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class SetCpus:
+    """One write."""
+
+    path: str
+    cpus: CpuSet
+
+
+def wanted(
+    groups: Iterable[Group],
+    target: CpuSet,
+    every: CpuSet,
+    *,
+    static: bool,
+    apart: frozenset[str] = frozenset(),
+) -> dict[str, CpuSet]:
+    """Tell what each group shall have.
+
+    Args:
+        groups: All of them.
+        target: The CPUs for the budget; empty where everything stays as it is.
+        every: All that BE pods may ever use; as target, nothing is suppressed. Empty where it is not known.
+        static: Whether kubelet's CPU manager is static.
+        apart: Paths of containers that a scheduler bound to CPUs or NUMA nodes: those stay.
+
+    Returns:
+        Path to CPUs; groups that stay are not in it.
+    """
+    if not target:
+        return {}
+    shall = {
+        group.path: every if static and group.depth < CONTAINER else target
+        for group in groups
+        if group.depth <= CONTAINER and group.path not in apart
+    }
+    return {path: cpus for path, cpus in shall.items() if cpus}
+
+
+def steps(groups: Iterable[Group], shall: Mapping[str, CpuSet]) -> tuple[SetCpus, ...]:
+    """Order the writes.
+
+    Args:
+        groups: All of them, in any order.
+        shall: What they shall have; nobody is given an empty set.
+    """
+    there = sorted((g for g in groups if shall.get(g.path)), key=lambda g: (g.depth, g.path))
+    above = {path for group in there for path in _ancestors(group.path)}
+    found: list[SetCpus] = []
+    has = {group.path: group.cpus for group in there}
+    for group in there:
+        wide = group.cpus | shall[group.path]
+        if group.path in above and wide != group.cpus:
+            found.append(SetCpus(group.path, wide))
+            has[group.path] = wide
+    found += [
+        SetCpus(group.path, shall[group.path])
+        for group in reversed(there)
+        if has[group.path] != shall[group.path]
+    ]
+    return tuple(found)
+
+
+def _ancestors(path: str) -> Iterable[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:i]) for i in range(1, len(parts)))

@@ -1,0 +1,55 @@
+"""Where each CPU is, in the four numbers in which Koordinator speaks of it: CPU, core, socket, NUMA node.
+
+Cores and sockets are numbered from 0 by their lowest CPU, as ``lscpu`` does, which Koordinator asks; so
+numbers are unique on the machine, and the same whatever the firmware calls its packages. NUMA nodes keep the
+kernel's ids, with the gaps that there may be. A CPU of no node counts to the lowest node of its package, else
+to the lowest of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
+from proxy.pools.shared import Groups
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Seat:
+    """One CPU and where it is."""
+
+    cpu: int
+    core: int
+    socket: int
+    node: int
+
+
+def seats_of(machine: Machine) -> tuple[Seat, ...]:
+    """Give the seats of a machine's online CPUs, ascending by CPU."""
+    cores = {name: number for number, name in enumerate(machine.cores)}
+    sockets = {name: number for number, name in enumerate(machine.packages)}
+    lowest = min((node.id for node in machine.nodes), default=0)
+    of_package: dict[int, int] = {}
+    for cpu in machine.cpus:
+        if cpu.numa is not None:
+            of_package[cpu.package] = min(cpu.numa, of_package.get(cpu.package, cpu.numa))
+    return tuple(
+        Seat(
+            cpu.id,
+            cores[cpu.core],
+            sockets[cpu.package],
+            of_package.get(cpu.package, lowest) if cpu.numa is None else cpu.numa,
+        )
+        for cpu in machine.cpus
+    )
+
+
+def groups_of(seats: Iterable[Seat]) -> Groups:
+    """Give the CPUs of each socket and node."""
+    bits: dict[tuple[int, int], int] = {}
+    for seat in seats:
+        where = seat.socket, seat.node
+        bits[where] = bits.get(where, 0) | 1 << seat.cpu
+    return {where: CpuSet.from_bits(bits[where]) for where in sorted(bits)}

@@ -1,0 +1,182 @@
+"""BE suppression: budgets, picks, sets, quotas, and the order in which groups are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+from proxy.pools.facts import qos_class
+from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps, wanted
+from proxy.pools.nodekeys import reservation, system_qos
+from proxy.pools.pick import pick
+from proxy.pools.quota import UNLIMITED
+from proxy.pools.seats import Seat
+from proxy.pools.shared import Held, Withheld
+from proxy.pools.suppress import (
+    HostApp,
+    Mode,
+    Status,
+    Statuses,
+    Usage,
+    be_cpus,
+    budget,
+    is_be,
+    quota_for,
+    suppressed,
+    turn,
+)
+from tests.conformance import noderules
+from tests.conformance.cases import Case, Outcome, Topologies
+
+_STATUS = {"policyUsing": Status.USING, "policyRecovered": Status.RECOVERED}
+_BESTEFFORT = "kubepods/besteffort"
+
+
+def check(case: Case, _: Topologies) -> Outcome:
+    kind = case.value("kind", str)
+    if kind not in _KINDS:
+        return Outcome(skipped=f"kind {kind!r} is not built yet")
+    return _KINDS[kind](case)
+
+
+def _budget(case: Case) -> Outcome:
+    kept, _ = reservation(case.optional("node_annotations", dict, {}))
+    pods = noderules.pods(case)
+    told = case.optional("host_app_used", dict, {})
+    usage = Usage(
+        case.value("capacity_milli", int),
+        case.value("allocatable_milli", int),
+        case.value("node_used", (int, float)),
+        kept.milli,
+        case.optional("pod_used", dict, {}),
+        frozenset(
+            pod["uid"]
+            for pod in pods
+            if is_be(qos_class(pod.get("qos_label") or ""), KubeQos(pod["kube_qos"]))
+        ),
+        tuple(_app(raw, told) for raw in noderules.pods(case, "host_apps")),
+    )
+    least = case.optional("min_percent", int)
+    return Outcome(
+        case.expected("expected_milli"), budget(usage, case.value("threshold_percent", int), least)
+    )
+
+
+def _app(raw: Mapping[str, Any], used: Mapping[str, float]) -> HostApp:
+    name, base = raw["name"], raw.get("cgroup_base")
+    return HostApp(name, qos_class(raw.get("qos") or ""), used.get(name), base == "KubeBesteffort")
+
+
+def _seats(case: Case) -> list[Seat]:
+    return [Seat(*row) for row in case.optional("processors", list, [])]
+
+
+def _pick(case: Case) -> Outcome:
+    got = pick(case.value("num_cpus", int), _seats(case))
+    return Outcome(case.expected(), list(got) or None)
+
+
+def _node(case: Case) -> tuple[list[Held], Withheld]:
+    annotations = case.optional("nrt_annotations", dict, {})
+    askers = [noderules.asker(pod) for pod in noderules.pods(case)]
+    held = [Held(asker.qos, asker.status.cpus) for asker in askers]
+    return held, Withheld(reserved=reservation(annotations)[0].cpus, system=system_qos(annotations)[0].taken)
+
+
+def _tree(old: CpuSet, pods: Iterable[str], containers: Iterable[str] = ()) -> list[Group]:
+    """Lay out the groups: pods below the root, and every container below each pod."""
+    names = list(pods)
+    return [
+        Group(_BESTEFFORT, ROOT, old),
+        *(Group(f"{_BESTEFFORT}/{pod}", POD, old) for pod in names),
+        *(Group(f"{_BESTEFFORT}/{pod}/{each}", CONTAINER, old) for pod in names for each in containers),
+    ]
+
+
+def _written(
+    groups: list[Group], target: CpuSet, every: CpuSet, old: str, *, static: bool
+) -> dict[int, set[str]]:
+    """Carry out the steps; give the texts of the files by depth."""
+    files = {group.path: old for group in groups}
+    for step in steps(groups, wanted(groups, target, every, static=static)):
+        files[step.path] = str(step.cpus)
+    found: dict[int, set[str]] = {}
+    for group in groups:
+        found.setdefault(group.depth, set()).add(files[group.path])
+    return found
+
+
+def _adjust_cpuset(case: Case) -> Outcome:
+    old, seats = case.value("old_file", str), _seats(case)
+    held, withheld = _node(case)
+    now = CpuSet.parse(old)
+    target = suppressed(seats, held, withheld, case.value("budget_milli", int), now)
+    every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
+    static = case.optional("kubelet_policy", str) == "static"
+    files = _written(_tree(now, ("a", "b", "c")), target, every, old, static=static)
+    return Outcome({ROOT: {case.expected("expected_file")}, POD: {case.expected("expected_file")}}, files)
+
+
+def _adjust_quota(case: Case) -> Outcome:
+    old, cpus = case.value("old_quota", int), case.value("capacity_cpus", int)
+    got = quota_for(case.value("budget_milli", int), cpus, old, case.value("period", int))
+    return Outcome(case.expected("expected_quota"), old if got is None else got)
+
+
+def _recover_cpuset(case: Case) -> Outcome:
+    old, seats = case.value("old_file", str), _seats(case)
+    held, withheld = _node(case)
+    now = turn(Mode.OFF, Statuses(cpuset=_status(case)))
+    every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
+    files = _written(_tree(CpuSet.parse(old), ("a",)), every, every, old, static=False)
+    got = files[ROOT] if now.give_back_cpus else {old}
+    return Outcome(({case.expected("expected_file")}, _expected(case)), (got, now.after.cpuset))
+
+
+def _recover_quota(case: Case) -> Outcome:
+    now = turn(Mode.OFF, Statuses(quota=_status(case)))
+    got = UNLIMITED if now.give_back_quota else case.value("old_quota", int)
+    return Outcome((case.expected("expected_quota"), _expected(case)), (got, now.after.quota))
+
+
+def _status(case: Case) -> Status | None:
+    told = case.optional("status_before", str)
+    return None if told is None else _STATUS[told]
+
+
+def _expected(case: Case) -> Status | None:
+    told = case.expected("expected_status")
+    return None if told is None else _STATUS[told]
+
+
+def _apply(case: Case) -> Outcome:
+    old, seats = case.value("old_file", str), _seats(case)
+    held, withheld = _node(case)
+    every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
+    pods, containers = case.optional("pod_dirs", list, []), case.optional("container_dirs", list, [])
+    # Directories of containers are given as paths, or as names below each pod.
+    groups = _tree(CpuSet.parse(old), pods, [] if any("/" in each for each in containers) else containers)
+    groups += [
+        Group(f"{_BESTEFFORT}/{each}", CONTAINER, CpuSet.parse(old)) for each in containers if "/" in each
+    ]
+    static = case.value("kubelet_policy", str) == "static"
+    files = _written(groups, CpuSet(case.value("target", list)), every, old, static=static)
+    expected = {
+        depth: {case.expected(name)}
+        for depth, name in ((ROOT, "expected_root"), (POD, "expected_pod"), (CONTAINER, "expected_container"))
+        if case.expected(name) is not None
+    }
+    return Outcome(expected, files)
+
+
+_KINDS: dict[str, Callable[[Case], Outcome]] = {
+    "budget": _budget,
+    "pick": _pick,
+    "adjust_cpuset": _adjust_cpuset,
+    "adjust_quota": _adjust_quota,
+    "recover_cpuset": _recover_cpuset,
+    "recover_quota": _recover_quota,
+    "apply": _apply,
+}
