@@ -31,10 +31,7 @@ def memory_for(
     order = _by_distance(machine, cpus)
     near = machine.nodes_of(cpus) & machine.memory_nodes
     if not near:
-        nearest = min((d for d, _ in order), default=0)
-        near = Mask(node for d, node in order if d == nearest) or machine.memory_nodes
-    if need <= 0:
-        return near
+        near = Mask(node for d, node in order if d == order[0][0])
     free = _free(machine, promised)
     chosen = set(near)
     for _, node in order:

@@ -110,7 +110,7 @@ def release_pod(state: MemoryState, uid: str) -> MemoryState:
 def _choose(
     state: MemoryState, able: Family, amounts: Mapping[str, int], merged: TopologyHint
 ) -> tuple[Mask, list[str]]:
-    mask, preferred, reasons = merged.affinity, merged.preferred, []
+    mask = merged.affinity
     if mask is None:
         best = able.best()
         if best is None or best.affinity is None:
@@ -119,16 +119,14 @@ def _choose(
             )
         if merged.preferred and not best.preferred:
             raise MemoryRefused("failed to find the default preferred hint")
-        mask, preferred = best.affinity, best.preferred
-        reasons.append(f"no nodes were decided on; nodes {mask} are the best for its memory")
-    else:
-        reasons.append(f"nodes {mask} were decided on")
-    in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask if i in state.nodes)
+        return best.affinity, [f"no nodes were decided on; nodes {best.affinity} are the best for its memory"]
+    reasons = [f"nodes {mask} were decided on"]
+    in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
     if in_group or not _has_free(state, mask, amounts):
         wider = able.best(mask)
         if wider is None or wider.affinity is None:
             raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
-        if preferred and not wider.preferred:
+        if merged.preferred and not wider.preferred:
             raise MemoryRefused("failed to find the extended preferred hint")
         if wider.affinity != mask:
             lack = "are in a group" if in_group else "lack free memory"
@@ -140,7 +138,7 @@ def _choose(
 
 
 def _has_free(state: MemoryState, mask: Mask, amounts: Mapping[str, int]) -> bool:
-    nodes = [state.nodes[i] for i in mask if i in state.nodes]
+    nodes = [state.nodes[i] for i in mask]
     return all(sum(node.table(name).free for node in nodes) >= size for name, size in amounts.items())
 
 
@@ -151,7 +149,7 @@ def _shrink(state: MemoryState, pod: PodAsk, ask: Ask, block: Block) -> MemorySt
         if earlier.name == ask.name:
             break
         held = state.blocks(pod.uid, earlier.name)
-        if earlier.kind is not Kind.INIT or not held or not left:
+        if earlier.kind is not Kind.INIT or not held:
             continue
         rest = []
         for own in held:

@@ -28,7 +28,7 @@ from proxy.model.asks import Kind, PodAsk
 from proxy.model.hint import Hints
 from proxy.model.idset import Mask
 from proxy.model.memory import Blocks
-from proxy.place.demand import Demand, smallest
+from proxy.place.demand import Demand, covers, smallest
 from proxy.place.family import Family, hint
 from proxy.place.memory.request import container_amounts, nothing_left, pod_amounts, served
 from proxy.place.memory.state import MemoryState
@@ -72,24 +72,17 @@ def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: st
         amounts: Resource to bytes.
         name: The container that they are for; empty: the pod.
     """
-    if not amounts:
-        return Family((), (), 1, (), 0)
     able = tuple(_demand(state, name, size, free=False) for name, size in amounts.items())
     spare = tuple(_demand(state, name, size, free=True) for name, size in amounts.items())
-    least = smallest(tuple(state.nodes), able)
-    if least is None or not state.nodes:
+    least = smallest(tuple(state.nodes), able) if amounts else None
+    if least is None:
         return Family((), (), 1, (), 0)
-    fixed = {1 << i for i, node in state.nodes.items() if len(node.cells) <= 1}
-    fixed |= {n.cells.bits for n in state.nodes.values() if n.assignments and len(n.cells) > 1}
-    for demand in able:
-        fixed &= {at for at, amount in demand.lots if amount >= demand.want} | {
-            bits for bits in fixed if bits & (bits - 1) and demand.met(bits)
-        }
-    masks = [Mask.from_bits(bits) for bits in sorted(fixed)]
+    fixed = {node.cells.bits: node.cells for node in state.nodes.values()}
     explicit = tuple(
         mask.bits
-        for mask in masks
+        for mask in fixed.values()
         if not violates(state, mask)
+        and covers(able, mask.bits)
         and all(
             d.had(mask.bits) + left_over(state, pod, name, mask, n) >= d.want
             for n, d in zip(amounts, spare, strict=True)
@@ -100,10 +93,8 @@ def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: st
 
 
 def violates(state: MemoryState, mask: Mask) -> bool:
-    """Tell whether a group would have nodes that serve single blocks or another group."""
-    if len(mask) <= 1:
-        return False
-    nodes = (state.nodes[i] for i in mask if i in state.nodes)
+    """Tell whether a mask has nodes that serve blocks on others."""
+    nodes = (state.nodes[i] for i in mask)
     return any(node.assignments and node.cells != mask for node in nodes)
 
 

@@ -28,10 +28,9 @@ def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved
         for name, blocks in pod.items():
             where = f"(pod: {uid}, container: {name}) the memory assignment uses"
             for block in blocks:
-                hit = [expected.nodes.get(i) for i in block.affinity]
-                if None in hit:
+                if any(i not in expected.nodes for i in block.affinity):
                     raise MemoryRefused(f"{where} the NUMA that does not exist")
-                if any(node is not None and block.resource not in node.tables for node in hit):
+                if any(block.resource not in expected.nodes[i].tables for i in block.affinity):
                     raise MemoryRefused(f"{where} memory resource that does not exist")
                 expected = expected.charged(block, block.size)
     if problem := difference(read, expected):
@@ -63,5 +62,5 @@ def _fixed(node: Node, name: str) -> tuple[int, int, int]:
 
 
 def _sums(state: MemoryState, node: Node, name: str) -> tuple[int, int]:
-    tables = [state.nodes[i].table(name) for i in node.cells if i in state.nodes]
+    tables = [state.nodes[i].table(name) for i in node.cells]
     return sum(t.free for t in tables), sum(t.reserved for t in tables)
