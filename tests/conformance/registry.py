@@ -21,7 +21,6 @@ DATA = "topologies"
 
 NOT_YET = {
     "koord_cri_merge": "Koordinator's hook protocol",
-    "koord_nrt": "node topology objects",
 }
 """Schemas that we know and cannot run yet, with what is missing."""
 
