@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.model.idset import Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.hints import Answer, ScoredHint
 from proxy.place.binding.merging import NodeStatus
-from proxy.place.binding.wish import BindPolicy, BindWish, Exclusive, Strategy
+from proxy.place.binding.wish import BindWish
 from proxy.place.cputopo import CpuTopology, Row
 from tests.conformance.cases import BadCaseError, Case
 
@@ -33,13 +34,18 @@ def wish(raw: Mapping[str, Any]) -> BindWish:
     """Read how CPUs are to be taken."""
     try:
         return BindWish(
-            policy=BindPolicy(raw.get("bind_policy", BindPolicy.SPREAD)),
-            exclusive=Exclusive(raw["exclusive_policy"]),
-            strategy=Strategy(raw["numa_strategy"]),
+            policy=BindPolicy(raw.get("bind_policy", BindPolicy.SPREAD_BY_PCPUS)),
+            exclusive=exclusive(raw["exclusive_policy"]),
+            strategy=NumaStrategy(raw["numa_strategy"]),
             max_ref_count=int(raw.get("max_ref_count", 1)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadCaseError(f"it has an unusable policy: {error!r}") from None
+
+
+def exclusive(text: str | None) -> ExclusivePolicy:
+    """Read an exclusive policy; ``None`` and null are none."""
+    return ExclusivePolicy("" if text in (None, "None") else text)
 
 
 def hint(raw: Mapping[str, Any]) -> ScoredHint:

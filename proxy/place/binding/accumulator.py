@@ -27,8 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.groups import Group, Groups
-from proxy.place.binding.wish import Allocated, BindPolicy, BindWish, Exclusive, Strategy
+from proxy.place.binding.wish import Allocated, BindWish
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
 from proxy.place.trace import counted, cpus
@@ -76,7 +77,7 @@ def accumulate(
     return CpuSet.from_bits(work.taken)
 
 
-def spread_order(topo: CpuTopology, free: CpuSet, strategy: Strategy) -> list[int]:
+def spread_order(topo: CpuTopology, free: CpuSet, strategy: NumaStrategy) -> list[int]:
     """Give the free CPUs in the order of step 3 with nothing taken yet."""
     groups = Groups(topo, strategy)
     return groups.spread(groups.by_core(free.bits & topo.cpus.bits, 0))
@@ -84,10 +85,10 @@ def spread_order(topo: CpuTopology, free: CpuSet, strategy: Strategy) -> list[in
 
 def shunned(topo: CpuTopology, wish: BindWish, taken: Allocated) -> tuple[int, int]:
     """Give the CPUs to be avoided, as bits: cores, and (under ``NUMANodeLevel``) nodes in use by others."""
-    if wish.exclusive is Exclusive.NONE:
+    if wish.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
     theirs = taken.under(wish.exclusive).bits
-    nodes = _widened(topo.nodes.values(), theirs) if wish.exclusive is Exclusive.NODE else 0
+    nodes = _widened(topo.nodes.values(), theirs) if wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL else 0
     return _widened(topo.cores.values(), theirs), nodes
 
 
@@ -113,9 +114,9 @@ class _Work:
         self.needed = needed
         self.taken = 0
         self.steps = steps
-        self.lowest = "fewest" if wish.strategy is Strategy.MOST else "most"
+        self.lowest = "fewest" if wish.strategy is NumaStrategy.MOST_ALLOCATED else "most"
         cores, nodes = shunned(topo, wish, taken)
-        node_level = wish.exclusive is Exclusive.NODE
+        node_level = wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
         # What is avoided, attempt by attempt: by node, then (see ``degrade``) only by core.
         self.avoided = [nodes, cores] if node_level and degrade else [nodes or cores]
         self.avoided_whole = self.avoided if node_level or degrade else [0]
@@ -123,7 +124,7 @@ class _Work:
         self.avoided_in_whole_sockets = cores if degrade else 0
 
     def plan(self) -> Iterator[Callable[[], None]]:
-        full = self.wish.policy is BindPolicy.FULL
+        full = self.wish.policy is BindPolicy.FULL_PCPUS
         if full or self.topo.cpus_per_core == 1:
             yield self.cores_of_a_node
             yield self.cores_of_a_socket

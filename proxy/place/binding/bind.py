@@ -18,14 +18,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.place.binding.accumulator import accumulate, shunned
 from proxy.place.binding.wish import (
     Allocated,
-    BindPolicy,
     BindWish,
     RequiredPolicyError,
     SmtAlignmentError,
-    Strategy,
 )
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
@@ -115,7 +114,7 @@ def usable(topology: CpuTopology, free: CpuSet, wish: BindWish, n: int) -> CpuSe
     bits = free.bits & topology.cpus.bits
     if not wish.required:
         return CpuSet.from_bits(bits)
-    if wish.policy is BindPolicy.FULL:
+    if wish.policy is BindPolicy.FULL_PCPUS:
         threads = topology.cpus_per_core
         if threads and n % threads:
             raise SmtAlignmentError(n, threads)
@@ -126,7 +125,7 @@ def usable(topology: CpuTopology, free: CpuSet, wish: BindWish, n: int) -> CpuSe
 def holds(topology: CpuTopology, cpus: CpuSet, policy: BindPolicy) -> bool:
     """Tell whether CPUs lie as a required policy wants them: whole cores, or one CPU of each core."""
     inside = [bits & cpus.bits for bits in topology.cores.values()]
-    if policy is BindPolicy.FULL:
+    if policy is BindPolicy.FULL_PCPUS:
         return all(own in (0, bits) for own, bits in zip(inside, topology.cores.values(), strict=True))
     return all(own & (own - 1) == 0 for own in inside)
 
@@ -188,9 +187,9 @@ def _attempt(
 ) -> CpuSet:
     if n > len(free):
         raise NotEnoughCpus(n, len(free))
-    if wish.required and wish.policy is BindPolicy.FULL:
+    if wish.required and wish.policy is BindPolicy.FULL_PCPUS:
         wish = replace(wish, preferred=_whole_cores(topo, (wish.preferred & free).bits))
-    if wish.strategy is not Strategy.EVENLY or n < 1:
+    if wish.strategy is not NumaStrategy.DISTRIBUTE_EVENLY or n < 1:
         return take_preferred(topo, free, n, wish, taken, steps=steps)
     first = free & wish.preferred
     if 0 < len(first) < n:  # two choices, independent of each other, as ever with preferred CPUs
@@ -204,7 +203,7 @@ def _evenly(
 ) -> CpuSet:
     """Choose in equal parts; whole cores matter more than what others would not share."""
     threads = topo.cpus_per_core
-    whole = wish.policy is BindPolicy.FULL and n % threads == 0
+    whole = wish.policy is BindPolicy.FULL_PCPUS and n % threads == 0
     cores, sparing = shunned(topo, wish, taken)
     for group in (threads, 1) if whole and threads > 1 else (1,):
         for avoided in dict.fromkeys((sparing or cores, cores, 0)):

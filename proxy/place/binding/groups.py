@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet
-from proxy.place.binding.wish import Strategy
+from proxy.model.koordinator import NumaStrategy
 from proxy.place.cputopo import CpuTopology, Units
 
 
@@ -42,10 +42,12 @@ class Groups:
         core_of: CPU to its core.
     """
 
-    def __init__(self, topo: CpuTopology, strategy: Strategy, refs: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, topo: CpuTopology, strategy: NumaStrategy, refs: Mapping[int, int] | None = None
+    ) -> None:
         self.topo = topo
         self.refs = refs or {}
-        self.sign = 1 if strategy is Strategy.MOST else -1
+        self.sign = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
         self.core_of = {cpu: core for core, bits in topo.cores.items() for cpu in CpuSet.from_bits(bits)}
         self._socket_of = _outer(topo.nodes, topo.sockets)
 

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.model.idset import Mask
+from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
 from proxy.place.binding.hints import Answer, ScoredHint, gather, single_numa
 from proxy.place.meet import meet_all
@@ -45,23 +46,16 @@ class NodeStatus(enum.StrEnum):
     SHARED = "shared"
 
 
-class Exclusivity(enum.StrEnum):
-    """Whether pods on one node and pods on several may meet (``singleNUMANodeExclusive``)."""
-
-    PREFERRED = "Preferred"
-    REQUIRED = "Required"
-
-
 @dataclass(frozen=True, slots=True)
 class Tenancy:
     """Who may be where.
 
     Attributes:
-        exclusivity: Only ``Required`` forbids anything.
+        exclusive: Whether pods on one node and on several may meet. Only ``Required`` forbids anything.
         status: NUMA node to its use; a node that is not here is idle.
     """
 
-    exclusivity: Exclusivity = Exclusivity.PREFERRED
+    exclusive: NumaExclusive = NumaExclusive.NONE
     status: Mapping[int, NodeStatus] | None = None
 
 
@@ -119,7 +113,7 @@ def allowed(affinity: Mask | None, tenancy: Tenancy) -> bool:
     """
     if affinity is None:
         return False
-    if tenancy.exclusivity is not Exclusivity.REQUIRED:
+    if tenancy.exclusive is not NumaExclusive.REQUIRED:
         return True
     forbidden = NodeStatus.SINGLE if len(affinity) > 1 else NodeStatus.SHARED
     return all((tenancy.status or {}).get(node) is not forbidden for node in affinity)

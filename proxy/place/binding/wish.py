@@ -5,38 +5,22 @@ The words are Koordinator's (its annotations and labels, commit a7a1b76; referen
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 from proxy.place.cputopo import CpuTopology
 
 ARM = frozenset({"aarch64", "arm64", "arm"})
 """Names of architectures on which only ``FullPCPUs`` and ``NUMANodeLevel`` are offered."""
 
 
-class BindPolicy(enum.StrEnum):
-    """How logical CPUs lie on physical cores."""
-
-    FULL = "FullPCPUs"
-    SPREAD = "SpreadByPCPUs"
-
-
-class Exclusive(enum.StrEnum):
-    """What a pod would rather not share with pods of the same exclusive policy."""
-
-    NONE = "None"
-    CORE = "PCPULevel"
-    NODE = "NUMANodeLevel"
-
-
-class Strategy(enum.StrEnum):
-    """Which NUMA nodes come first: the fullest, the emptiest, or several in equal parts."""
-
-    MOST = "MostAllocated"
-    LEAST = "LeastAllocated"
-    EVENLY = "DistributeEvenly"
+_BINDING = frozenset({BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS})
+_OF_NODE = {
+    NodeBindPolicy.FULL_PCPUS_ONLY: BindPolicy.FULL_PCPUS,
+    NodeBindPolicy.SPREAD_BY_PCPUS: BindPolicy.SPREAD_BY_PCPUS,
+}
 
 
 class BindError(ValueError):
@@ -73,18 +57,18 @@ class BindWish:
     """How CPUs are to be chosen.
 
     Attributes:
-        policy: Whole cores or one thread of each core.
+        policy: Whole cores (``FullPCPUs``), or else one thread of each core.
         required: The policy must hold, else it is only preferred.
         exclusive: Always only preferred.
-        strategy: The order of the NUMA nodes.
+        strategy: The order of the NUMA nodes; none is ``LeastAllocated``.
         preferred: CPUs to be taken first as far as they are free (e.2).
         max_ref_count: How many pods may have the same CPU.
     """
 
-    policy: BindPolicy = BindPolicy.FULL
+    policy: BindPolicy = BindPolicy.FULL_PCPUS
     required: bool = False
-    exclusive: Exclusive = Exclusive.NONE
-    strategy: Strategy = Strategy.MOST
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.MOST_ALLOCATED
     preferred: CpuSet = field(default_factory=CpuSet)
     max_ref_count: int = 1
 
@@ -99,9 +83,9 @@ class Allocated:
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
-    policies: Mapping[int, Exclusive] = field(default_factory=dict)
+    policies: Mapping[int, ExclusivePolicy] = field(default_factory=dict)
 
-    def add(self, cpus: CpuSet, exclusive: Exclusive = Exclusive.NONE) -> Allocated:
+    def add(self, cpus: CpuSet, exclusive: ExclusivePolicy = ExclusivePolicy.NONE) -> Allocated:
         """Give the value after a pod with this exclusive policy got CPUs."""
         counts = dict(self.counts)
         for cpu in cpus:
@@ -126,31 +110,35 @@ class Allocated:
             given = given.remove(back)
         return CpuSet(cpu for cpu in cpus if given.counts.get(cpu, 0) < max_ref_count)
 
-    def under(self, policy: Exclusive) -> CpuSet:
+    def under(self, policy: ExclusivePolicy) -> CpuSet:
         """Give the CPUs that were got under an exclusive policy."""
         return CpuSet(cpu for cpu, own in self.policies.items() if own is policy)
 
 
 def effective(
-    required: BindPolicy | None, preferred: BindPolicy | None, node: BindPolicy | None, default: BindPolicy
+    required: BindPolicy, preferred: BindPolicy, node: NodeBindPolicy, default: BindPolicy
 ) -> tuple[BindPolicy, bool]:
-    """Find the bind policy that holds for a pod (e.1), and whether it is required.
+    """Find the bind policy that holds for a pod that owns CPUs (e.1), and whether it is required.
+
+    What says nothing about cores (none, ``Default``, ``ConstrainedBurst``) leaves it to the next.
 
     Args:
-        required: What the pod requires; None also for ``Default`` and for an empty value.
-        preferred: What it prefers; None likewise.
-        node: What the node's label or kubelet's options require.
-        default: What holds where nobody says anything.
+        required: What the pod requires.
+        preferred: What it prefers.
+        node: What the node's label, or kubelet's ``full-pcpus-only`` in its place, requires.
+        default: What is preferred where nobody says anything.
 
     Raises:
         PolicyConflictError: Pod and node require different policies.
     """
-    if required is not None and node is not None and required is not node:
-        raise PolicyConflictError(
-            f"cannot bind CPUs of the pod: it requires {required} and the node requires {node}"
-        )
-    must = required or node
-    return (must, True) if must else (preferred or default, False)
+    own = required if required in _BINDING else None
+    given = _OF_NODE.get(node)
+    if own and given and own is not given:
+        raise PolicyConflictError(f"cannot bind CPUs: the pod requires {own} and the node requires {given}")
+    must = own or given
+    if must:
+        return must, True
+    return next((each for each in (preferred, default) if each in _BINDING), BindPolicy.FULL_PCPUS), False
 
 
 def fitted(wish: BindWish, architecture: str, topology: CpuTopology) -> tuple[BindWish, tuple[str, ...]]:
@@ -173,14 +161,15 @@ def fitted(wish: BindWish, architecture: str, topology: CpuTopology) -> tuple[Bi
     notes: list[str] = []
     if architecture not in ARM:
         return wish, ()
-    if wish.policy is BindPolicy.SPREAD:
+    if wish.policy is BindPolicy.SPREAD_BY_PCPUS:
         if wish.required and topology.cpus_per_core > 1:
             raise UnsupportedPolicyError(
-                f"cannot bind CPUs of the pod: it requires {wish.policy}, which {architecture} does not offer"
+                f"cannot bind CPUs: the pod requires {wish.policy}, which {architecture} does not offer"
             )
-        notes.append(f"{BindPolicy.FULL} instead of {wish.policy}: {architecture} offers nothing else")
-        wish = replace(wish, policy=BindPolicy.FULL)
-    if wish.exclusive is Exclusive.CORE:
-        notes.append(f"{Exclusive.CORE} left out: {architecture} offers only {Exclusive.NODE}")
-        wish = replace(wish, exclusive=Exclusive.NONE)
+        notes.append(f"{BindPolicy.FULL_PCPUS} instead of {wish.policy}: {architecture} offers nothing else")
+        wish = replace(wish, policy=BindPolicy.FULL_PCPUS)
+    if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        only = ExclusivePolicy.NUMA_NODE_LEVEL
+        notes.append(f"{ExclusivePolicy.PCPU_LEVEL} left out: {architecture} offers only {only}")
+        wish = replace(wish, exclusive=ExclusivePolicy.NONE)
     return wish, tuple(notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.place.binding.accumulator import accumulate
-from proxy.place.binding.wish import Allocated, BindError, Exclusive
+from proxy.place.binding.wish import Allocated, BindError
 from proxy.place.packed import NotEnoughCpus
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
@@ -11,7 +11,7 @@ from tests.conformance.cases import Case, Outcome, Topologies
 
 def check(case: Case, _: Topologies) -> Outcome:
     topo, held = binding.topology(case), case.cpus("allocated")
-    policy = Exclusive(case.optional("allocated_exclusive_policy", str, Exclusive.NONE))
+    policy = binding.exclusive(case.optional("allocated_exclusive_policy", str))
     taken = Allocated(policies=dict.fromkeys(held, policy))  # all reference counts are 0
     wanted = "error" if case.optional("error", bool, default=False) else str(case.cpus("expected"))
     n = case.value("num_cpus", int)

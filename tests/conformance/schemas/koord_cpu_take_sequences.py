@@ -7,7 +7,7 @@ from dataclasses import replace
 from proxy.model.idset import CpuSet
 from proxy.place.binding.accumulator import accumulate, spread_order
 from proxy.place.binding.bind import take_preferred
-from proxy.place.binding.wish import Allocated, Exclusive
+from proxy.place.binding.wish import Allocated
 from tests.conformance import binding
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
 
@@ -34,7 +34,7 @@ def _sequence(case: Case) -> Outcome:
         n, wish = step.value("num_cpus", int), binding.wish(step.fields)
         got.append(str(accumulate(topo, free, n, wish, taken, degrade=False)))
         expected.append(str(step.cpus("expected")))
-        policy = Exclusive(step.optional("record_exclusive_policy", str, Exclusive.NONE))
+        policy = binding.exclusive(step.optional("record_exclusive_policy", str))
         taken = taken.add(step.cpus("expected"), policy)
     if case.optional("available_after", str) is not None:
         expected.append(str(case.cpus("available_after")))

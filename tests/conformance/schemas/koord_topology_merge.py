@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from proxy.model.idset import Mask
+from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
-from proxy.place.binding.merging import Exclusivity, Tenancy, align
+from proxy.place.binding.merging import Tenancy, align
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 
@@ -14,7 +15,7 @@ def check(case: Case, _: Topologies) -> Outcome:
         Policy(case.value("policy", str)),
         [binding.answer(raw) for raw in case.optional("providers", list, [])],
         Mask(case.value("numa_nodes", list)),
-        Tenancy(Exclusivity(case.value("exclusive", str)), binding.status(case)),
+        Tenancy(NumaExclusive(case.value("exclusive", str)), binding.status(case)),
     )
     expected: list[object] = [binding.plain(binding.hint(case.value("expected", dict)))]
     got: list[object] = [binding.plain(done.hint)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
 from proxy.place.binding.hints import ScoredHint, gather, single_numa
-from proxy.place.binding.merging import Exclusivity, Tenancy, admits, allowed
+from proxy.place.binding.merging import Tenancy, admits, allowed
 from tests.conformance import binding
 from tests.conformance.cases import Case, Outcome, Topologies
 
@@ -20,7 +21,7 @@ def check(case: Case, _: Topologies) -> Outcome:
 
 def _exclusive(case: Case) -> Outcome:
     hint = binding.hint(case.value("affinity", dict))
-    tenancy = Tenancy(Exclusivity(case.value("exclusive", str)), binding.status(case))
+    tenancy = Tenancy(NumaExclusive(case.value("exclusive", str)), binding.status(case))
     return Outcome(case.value("expected", bool), allowed(hint.affinity, tenancy))
 
 
