@@ -32,7 +32,7 @@ BED = REPO.parent / "shared/testbed/vm-bed.py"
 DISK = Path(os.environ.get("TOPOPROXY_VM_DIR") or Path(tempfile.gettempdir(), "vm-bed"))
 KUBELET = Path(os.environ.get("TOPOPROXY_KUBELET") or "absent")
 GUEST_PYTHON = (3, 11)
-LIMIT_S = 600
+LIMIT_S = 1200
 
 
 def why_not() -> str:
