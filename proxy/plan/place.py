@@ -131,6 +131,8 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     """
     if pod.cpuset is not None or pod.problem or request.cpuset_mems or request.devices or state.node.devices:
         return None
+    if pod.aside is not None:
+        return None  # what is set aside for it may end here
     if pod.kube_qos is KubeQos.GUARANTEED and (
         state.node.memory is not None or pod.asks is not None or whole_cpus(request)
     ):

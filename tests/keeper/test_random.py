@@ -19,8 +19,12 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.ports import RuntimeContainer
 from proxy.keeper.settle import Settler
-from proxy.model.idset import CpuSet
+from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import Near
 from proxy.plan.invariants import violations
+from proxy.plan.state import NodeState
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 KINDS = (
@@ -51,6 +55,7 @@ class Play:
         self.w = world
         self.dice = random.Random(seed)
         self.wild = wild
+        self.faulty = False
         world.runtime.containers = Shelf()
         world.runtime.pods = Shelf()
         self.slow("list_containers", after=True)
@@ -105,13 +110,26 @@ class Play:
         await self.breathe()
         return call
 
+    def look_at_asides(self) -> None:
+        """Nobody owns what is set aside for another pod, and what is carried along is what there is."""
+        state = self.w.keeper.state
+        for pod in state.pods.values():
+            for owner, held in state.owners.items():
+                if pod.aside is not None and not owner.startswith(f"{pod.key}/"):
+                    assert held.cpus.isdisjoint(pod.aside.cpus), (owner, pod.key)
+        if state.memory is not None:
+            again = NodeState.of(state.node, state.pods.values(), state.containers.values())
+            assert again.memory.assignments == state.memory.assignments
+
     # -- what the client does -----------------------------------------------------------------------------
 
     async def pod(self) -> None:
         self.serial += 1
         kind = self.dice.choice(KINDS)
-        sandbox = await self.w.pod(f"u{self.serial}", kind[0], kind[1], kind[2])
-        self.kinds[sandbox] = kind
+        uid = f"u{self.serial}"
+        sandbox = await self.w.pod(uid, kind[0], kind[1], kind[2], total=kind[3], may_be_refused=True)
+        if sandbox in self.w.runtime.pods:
+            self.kinds[sandbox] = kind
 
     async def create(self, sandbox: str) -> None:
         kind = self.kinds.get(sandbox)
@@ -312,6 +330,7 @@ class Play:
             self.act()
             await self.breathe()
             assert self.faults == []
+            self.look_at_asides()
         await self.settle_down()
         self.w.check()
         state = self.w.keeper.state
@@ -330,6 +349,7 @@ class Play:
         keeper = self.w.keeper
         assert violations(keeper.state) == []
         assert str(keeper.state.pools.shared) == str(keeper.state.pools.be) == "0-15"
+        assert keeper.state.memory == keeper.state.node.memory
         for rest in (
             keeper.state.pods,
             keeper.state.containers,
@@ -338,10 +358,56 @@ class Play:
             keeper.lost,
             keeper.unsettled,
             keeper.flights._flying,
+            keeper.sandboxes.arriving,
             self.w.ledger.entries,
         ):
             assert not rest
-        assert keeper.counters["internal_errors"] == 0
+        assert self.faulty or keeper.counters["internal_errors"] == 0
+
+
+class Told:
+    """A kubelet that knows some pods, takes its time, and fails now and then."""
+
+    knows_pods, knows_devices = True, True
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+
+    def asks(self, uid: str, namespace: str, name: str) -> Any:
+        time.sleep(self.dice.choice((0, 0.001, 0.005)))
+        if self.dice.random() < 0.1:
+            raise OSError("gone")
+        amounts = {"cpu": self.dice.choice((1000, 2000, 3000)), "memory": 1 << 20}
+        return (PodAsk(uid, (Ask("c", Kind.APP, amounts, amounts),)), "kubelet") if int(uid[1:]) % 2 else None
+
+    def devices(self, namespace: str, pod: str, container: str) -> Any:
+        time.sleep(self.dice.choice((0, 0.001)))
+        return (Near("/dev/a", nodes=Mask([self.dice.randint(0, 1)])),) if self.dice.random() < 0.3 else None
+
+    def allocatable(self) -> Any:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "no-policy": {},
+    "by-pod": {"policy": Policy.RESTRICTED, "scope": Scope.POD, "reserved_memory": {0: {"memory": 1}}},
+    "by-container": {"policy": Policy.BEST_EFFORT, "reserved_memory": {0: {"memory": 1}}},
+}
+
+
+@pytest.mark.parametrize("seed", range(DAYS // 2))
+@pytest.mark.parametrize(("rules", "told"), [("by-pod", False), *((rules, True) for rules in RULES)])
+def test_a_random_day_under_a_topology_policy(live, seed: int, rules: str, *, told: bool) -> None:
+    async def day(world: Any) -> None:
+        play = Play(world, seed, wild=seed % 2 == 1)
+        play.faulty = told
+        await play.day()
+
+    # A start whose client went away is waited for until a pass tells; here nobody passes on a timer.
+    live(day, rules=RULES[rules], told=(Told(seed), None) if told else None, call_timeout=0.3)
 
 
 @pytest.mark.parametrize("seed", range(DAYS))

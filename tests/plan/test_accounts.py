@@ -9,7 +9,7 @@ import pytest
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
-from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device
 from proxy.plan.adopt import adopt
@@ -235,3 +235,13 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
     assert there.of_container("p", "init", "gpu") == {"a"}
     assert NodeState.of(node, (), containers).devices().available("gpu") == {"a", "c"}
     assert NodeState.of(NODE, (), containers).devices().held == {}
+
+
+def test_a_part_ends_with_its_container_whatever_class_that_turns_out_to_have() -> None:
+    """kubelet's word and the cgroup parent may contradict each other."""
+    pod = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT, aside=aside(("init", 20), ("app", 60)))
+    state = NodeState.empty(NODE).with_pod(pod)
+    plan = place(state, pod, "app", 0, Request(cpu_shares=2), "t")
+    again = NodeState.of(NODE, plan.state.pods.values(), plan.state.containers.values())
+    assert held(plan.state) == held(again) == {INIT: [("0", 20)]}
+    assert reserved(plan.state) == (20, 0)
