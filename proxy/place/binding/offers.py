@@ -1,0 +1,144 @@
+"""Which NUMA nodes would do for a pod, and how well: the hints that ``merging`` merges.
+
+Theory (Koordinator, reference e.5 and e.6). Sets of nodes are tried by size, each by a trial allocation of
+the whole pod. Where it succeeds, each resource gets a hint, except that a node with none of a resource is in
+no hint of it. A hint is preferred if no smaller set did for its resource; under ``restricted`` all are. Its
+score says how full (``MostAllocated``) or how empty (any other strategy) the nodes would be: for each
+resource the used or the free part in percent, rounded down, and of these the weighted mean.
+
+Koordinator tries all ``2**nodes - 1`` sets. So do we up to ``ALL_SETS`` nodes. Beyond that sizes end with the
+first at which every resource has got a hint, and the set of all nodes comes last: larger sets are never
+preferred (and under ``restricted`` never win over the smaller ones), so that only a pod whose other resources
+lie on more nodes than its CPUs need is aligned worse than it could be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from proxy.model.idset import Mask
+from proxy.model.koordinator import NumaPolicy, NumaStrategy
+from proxy.model.options import Policy
+from proxy.place.binding.hints import ScoredHint
+from proxy.place.binding.merging import NodeStatus
+from proxy.place.binding.shares import CPU, Amounts
+from proxy.place.binding.wish import PolicyConflictError
+
+ALL_SETS = 8
+"""Up to so many nodes every set of them is tried."""
+
+WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
+
+_POLICIES = {
+    NumaPolicy.NONE: Policy.NONE,
+    NumaPolicy.BEST_EFFORT: Policy.BEST_EFFORT,
+    NumaPolicy.RESTRICTED: Policy.RESTRICTED,
+    NumaPolicy.SINGLE_NUMA_NODE: Policy.SINGLE_NUMA_NODE,
+}
+
+
+def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
+    """Find the policy that holds for a pod.
+
+    Raises:
+        PolicyConflictError: Pod and node have different ones.
+    """
+    if pod and node and pod is not node:
+        raise PolicyConflictError(f"cannot align the pod: it wants {pod} and the node has {node}")
+    return _POLICIES[pod or node]
+
+
+def node_status(pods: Iterable[Mask]) -> dict[int, NodeStatus]:
+    """Tell how bound pods use NUMA nodes.
+
+    Args:
+        pods: The nodes of each pod.
+
+    Returns:
+        Nodes that are used; one with a pod that spans several is shared, whoever else is there.
+    """
+    status: dict[int, NodeStatus] = {}
+    for nodes in pods:
+        for node in nodes:
+            if len(nodes) > 1:
+                status[node] = NodeStatus.SHARED
+            else:
+                status.setdefault(node, NodeStatus.SINGLE)
+    return status
+
+
+def offers(
+    requests: Amounts,
+    available: Mapping[int, Amounts],
+    fits: Callable[[Mask], bool],
+    policy: Policy,
+    score: Callable[[Mask], int] = lambda _: 0,
+) -> dict[str, list[ScoredHint]]:
+    """Give the hints of a pod.
+
+    Args:
+        requests: What it asks for.
+        available: What every NUMA node could still give; a resource that no node names gets no hints.
+        fits: The trial: can the whole pod be placed on these nodes?
+        policy: The policy that holds.
+        score: How well these nodes would do, see ``score_of``; only asked where the pod fits.
+
+    Returns:
+        Resource to hints, by size and then by node ids; an empty list where it cannot be given.
+    """
+    known = {resource for own in available.values() for resource in own}
+    found: dict[str, list[ScoredHint]] = {resource: [] for resource in sorted(known & requests.keys())}
+    least: dict[str, int] = {}
+    for nodes in _sets(Mask(available), lambda: bool(found) and all(found.values())):
+        if not fits(nodes):
+            continue
+        worth = score(nodes)
+        for resource, hints in found.items():
+            if all(available[node].get(resource, 0) > 0 for node in nodes):
+                smallest = least.setdefault(resource, len(nodes)) == len(nodes)
+                hints.append(ScoredHint(nodes, smallest or policy is Policy.RESTRICTED, score=worth))
+    return found
+
+
+def score_of(
+    requests: Amounts,
+    available: Mapping[int, Amounts],
+    total: Mapping[int, Amounts],
+    nodes: Mask,
+    strategy: NumaStrategy,
+    weights: Mapping[str, int] = WEIGHTS,
+) -> int:
+    """Score nodes for a pod.
+
+    Args:
+        requests: What it asks for.
+        available: What every node could still give.
+        total: What every node has.
+        nodes: The nodes.
+        strategy: Whether full or empty nodes are better.
+        weights: Resource to weight; what the nodes do not have does not count.
+
+    Returns:
+        0 to 100.
+    """
+    points = weight_sum = 0
+    for resource, weight in weights.items():
+        has = sum(total.get(node, {}).get(resource, 0) for node in nodes)
+        left = sum(available.get(node, {}).get(resource, 0) for node in nodes)
+        if has <= 0:
+            continue
+        used = max(has - left, 0) + requests.get(resource, 0)
+        part = min(used, has) if strategy is NumaStrategy.MOST_ALLOCATED else max(has - used, 0)
+        points += weight * (part * 100 // has)
+        weight_sum += weight
+    return points // weight_sum if weight_sum else 0
+
+
+def _sets(nodes: Mask, enough: Callable[[], bool]) -> Iterator[Mask]:
+    """Give sets of nodes by size; on large machines until there is enough, and then all nodes."""
+    for size in range(1, len(nodes) + 1):
+        if len(nodes) > ALL_SETS and enough():
+            yield nodes
+            return
+        yield from map(Mask, itertools.combinations(nodes, size))

@@ -1,0 +1,124 @@
+"""Hints of a pod, scores, and the policy that holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.model.idset import Mask
+from proxy.model.koordinator import NumaPolicy, NumaStrategy
+from proxy.model.options import Policy
+from proxy.place.binding.hints import ScoredHint
+from proxy.place.binding.merging import NodeStatus, align
+from proxy.place.binding.offers import ALL_SETS, node_status, offers, policy_of, score_of
+from proxy.place.binding.shares import InsufficientError, divide
+from proxy.place.binding.wish import PolicyConflictError
+
+NONE, BEST, RESTRICTED, SINGLE = NumaPolicy
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "expected"),
+    [
+        (NONE, NONE, Policy.NONE),
+        (NONE, BEST, Policy.BEST_EFFORT),
+        (SINGLE, NONE, Policy.SINGLE_NUMA_NODE),
+        (RESTRICTED, RESTRICTED, Policy.RESTRICTED),
+    ],
+)
+def test_the_policy_of_whoever_has_one(pod: NumaPolicy, node: NumaPolicy, expected: Policy) -> None:
+    assert policy_of(pod, node) is expected
+
+
+def test_pod_and_node_must_agree() -> None:
+    with pytest.raises(PolicyConflictError, match="it wants Restricted and the node has BestEffort"):
+        policy_of(RESTRICTED, BEST)
+
+
+def test_nodes_with_a_pod_that_spans_nodes_are_shared() -> None:
+    masks = [Mask([0]), Mask([1]), Mask([1, 2]), Mask([2]), Mask()]
+    expected = {0: NodeStatus.SINGLE, 1: NodeStatus.SHARED, 2: NodeStatus.SHARED}
+    assert node_status(masks) == node_status(masks[::-1]) == expected
+
+
+AVAILABLE = {0: {"cpu": 2000, "memory": 8}, 1: {"cpu": 4000, "memory": 0}, 2: {"cpu": 3000, "memory": 4}}
+
+
+def fits(requests: dict[str, int]) -> list[Mask]:
+    """Give the nodes on which a request fits, tried one by one."""
+    tried: list[Mask] = []
+
+    def fit(nodes: Mask) -> bool:
+        tried.append(nodes)
+        try:
+            divide(requests, AVAILABLE, nodes)
+        except InsufficientError:
+            return False
+        return True
+
+    hints = offers(requests, AVAILABLE, fit, Policy.NONE)
+    assert tried == [Mask(nodes) for nodes in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
+    return [hint.affinity for hint in hints["cpu"] if hint.affinity is not None]
+
+
+def test_sets_that_fit() -> None:
+    assert fits({"cpu": 3500}) == [Mask(n) for n in ([1], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
+    assert fits({"cpu": 3500, "memory": 5}) == [Mask(n) for n in ([0, 1], [0, 2], [0, 1, 2])]
+    assert fits({"cpu": 9001}) == []
+
+
+def test_hints_of_each_resource() -> None:
+    wanted = {"cpu": 3500, "memory": 5, "gpu": 1}
+
+    def fit(nodes: Mask) -> bool:
+        return nodes in (Mask([0, 1]), Mask([0, 2]), Mask([0, 1, 2]))
+
+    hints = offers(wanted, AVAILABLE, fit, Policy.BEST_EFFORT, lambda nodes: 10 * len(nodes))
+    assert hints == {
+        "cpu": [
+            ScoredHint(Mask([0, 1]), preferred=True, score=20),
+            ScoredHint(Mask([0, 2]), preferred=True, score=20),
+            ScoredHint(Mask([0, 1, 2]), preferred=False, score=30),
+        ],
+        "memory": [ScoredHint(Mask([0, 2]), preferred=True, score=20)],
+    }
+    strict = offers(wanted, AVAILABLE, fit, Policy.RESTRICTED)
+    assert all(hint.preferred for each in strict.values() for hint in each)
+    assert align(Policy.RESTRICTED, [strict], Mask(range(3))).hint.affinity == Mask([0, 2])
+    refused = align(
+        Policy.RESTRICTED, [offers(wanted, AVAILABLE, lambda _: False, Policy.RESTRICTED)], Mask(range(3))
+    )
+    assert refused.reasons == ("Unsatisfied NUMA cpu", "Unsatisfied NUMA memory")
+
+
+def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> None:
+    many = {node: {"cpu": 1000} for node in range(ALL_SETS + 1)}
+    tried: list[int] = []
+
+    def fit(nodes: Mask) -> bool:
+        tried.append(len(nodes))
+        return len(nodes) >= 2
+
+    hints = offers({"cpu": 2000}, many, fit, Policy.BEST_EFFORT)["cpu"]
+    assert (tried.count(2), tried.count(3), tried[-1]) == (36, 0, 9)
+    assert [hint.preferred for hint in hints] == [True] * 36 + [False]
+    few = {node: many[node] for node in range(ALL_SETS)}
+    assert len(offers({"cpu": 2000}, few, lambda _: True, Policy.BEST_EFFORT)["cpu"]) == 255
+
+
+@pytest.mark.parametrize(
+    ("requests", "nodes", "strategy", "expected"),
+    [
+        ({"cpu": 1000}, [0], NumaStrategy.MOST_ALLOCATED, (50 + 0) // 2),
+        ({"cpu": 1000, "memory": 3}, [0], NumaStrategy.MOST_ALLOCATED, (50 + 30) // 2),
+        ({"cpu": 1000, "memory": 3}, [0], NumaStrategy.LEAST_ALLOCATED, (50 + 70) // 2),
+        ({"cpu": 9000}, [0], NumaStrategy.MOST_ALLOCATED, 50),
+        ({"cpu": 9000}, [0], NumaStrategy.DISTRIBUTE_EVENLY, 50),
+        ({"cpu": 1000}, [0, 1], NumaStrategy.MOST_ALLOCATED, (33 + 0) // 2),
+        ({"cpu": 1000}, [1], NumaStrategy.LEAST_ALLOCATED, 50),
+        ({"cpu": 1000}, [7], NumaStrategy.LEAST_ALLOCATED, 0),
+    ],
+)
+def test_scores(requests: dict[str, int], nodes: list[int], strategy: NumaStrategy, expected: int) -> None:
+    total = {0: {"cpu": 4000, "memory": 10}, 1: {"cpu": 2000}}
+    left = {0: {"cpu": 3000, "memory": 10}, 1: {"cpu": 2000}}
+    assert score_of(requests, left, total, Mask(nodes), strategy) == expected
