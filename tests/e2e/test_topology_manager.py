@@ -20,6 +20,7 @@ import pytest
 from bed import Bed, hierarchies, wait_for
 from cri import EXITED, IMAGE, code, cpuset_of, online
 from daemon import MIB, Daemon, Node
+from kubelet import Kubelet
 
 from proxy.model.idset import CpuSet, Mask
 
@@ -385,6 +386,46 @@ def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> No
     assert (cpuset_of(second).cpus, cpuset_of(second).mems) == (place.cpus, place.mems)
     assert free_memory(node) == total - GIB
     node.check()
+
+
+# What kubelet tells.
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    server = Kubelet(tmp_path)
+    yield server
+    server.close()
+
+
+def test_kubelet_tells_over_tls_what_a_pod_is_made_of(make: Callable[..., Node], kubelet: Kubelet) -> None:
+    """The sum of the sandbox would be the same for one container that wants all of it."""
+    node = make(topologyManagerScope="pod", kubelet=kubelet.settings)
+    total = free_memory(node)
+    kubelet.add("db", init=(("prepare", "1", "1Gi"),), cpu="1", memory="64Mi")
+    pod = node.pod("whole", name="db", total=whole(1, GIB))
+    assert kubelet.asked == 1
+    assert free_memory(node) == total - GIB
+    first = node.run(pod, "prepare", command=["sleep", "1"], **whole(1, GIB))
+    place = cpuset_of(first)
+    wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
+    del node.members[first]
+    second = node.run(pod, "main", **whole(1))
+    assert cpuset_of(second).cpus == place.cpus, "it takes over from the init container"
+    node.check()
+    (record, *_) = [r for r in told(node, "default/db") if r["container"] == "main"]
+    assert "kubelet's list of pods" in {fact["source"] for fact in record["facts"]}
+    assert kubelet.asked == 1
+    assert node.daemon.status()["problems"] == []
+
+
+def test_a_kubelet_that_is_gone_is_done_without(make: Callable[..., Node], kubelet: Kubelet) -> None:
+    node = make(topologyManagerScope="pod", kubelet={**kubelet.settings, "pods": "https://127.0.0.1:9"})
+    owner = node.run(node.pod("whole", name="db", total=whole(1)), **whole(1))
+    node.check()
+    assert len(cpuset_of(owner).cpus) == 1
+    (problem,) = node.daemon.status()["problems"]
+    assert "https://127.0.0.1:9" in problem["what"]
 
 
 # Devices.
