@@ -200,7 +200,7 @@ class _Pool:
                     continue
                 if at & (at - 1):  # on several nodes: each may have it, but it counts once
                     apart.update(Mask.from_bits(at))
-                for node in Mask.from_bits(at) if at & (at - 1) else (at.bit_length() - 1,):
+                for node in Mask.from_bits(at):
                     if node in column:
                         column[node] += amount
         self.amounts = {node: tuple(column[node] for column in columns) for node in nodes}
@@ -214,7 +214,7 @@ class _Pool:
         return choose(self.nodes, self.amounts, self.needs, size, self.suits, self.apart)
 
     def suits(self, bits: int) -> bool:
-        return not self.apart or covers(self.demands, self.base | bits)
+        return covers(self.demands, self.base | bits)
 
     def least(self) -> int:
         """Give the bits of the fewest nodes that do; all of them do."""

@@ -75,29 +75,13 @@ class Family(Sequence[TopologyHint]):
         """Every node that some hint may name."""
         return Mask.from_bits(functools.reduce(int.__or__, self.explicit, to_bits(self.nodes)))
 
-    @property
-    def narrowest(self) -> int | None:
-        """Size of the smallest hint; None where there is no hint."""
-        sizes = [bits.bit_count() for bits in self.explicit]
-        if (least := self._least()) is not None:
-            sizes.append(least)
-        return min(sizes, default=None)
-
-    def of_size(self, size: int) -> Iterator[TopologyHint]:
-        """Give the hints with ``size`` nodes, in kubelet's order."""
-        least = self._least()
-        return self._of_size(size, least is not None and size >= least)
-
     def best(self, around: Mask | None = None) -> TopologyHint | None:
         """Give the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.
 
         Args:
             around: Only hints that contain these nodes count.
         """
-        base = around.bits if around else 0
-        found = self._fewest(base)
-        beside = () if found and self.prefers(found) else self.favourites(self.nodes, self.demands, 1, base)
-        bits = min((found, *beside) if found else beside, key=self._rank, default=0)
+        bits = self._best(around.bits if around else 0)
         return hint(bits, self.prefers(bits)) if bits else None
 
     def favourites(
@@ -114,10 +98,18 @@ class Family(Sequence[TopologyHint]):
         del nodes, demands, floor, base
         return ()
 
+    def _best(self, base: int = 0) -> int:
+        """Give the mask of ``best``; 0 where there is none."""
+        found = self._fewest(base)
+        if self.prefers(found):
+            return found
+        beside = self.favourites(self.nodes, self.demands, 1, base)
+        return min((found, *beside) if found else beside, key=self._rank, default=0)
+
     def _fewest(self, base: int = 0) -> int:
         """Give the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
         found = [bits for bits in self.explicit if not base & ~bits]
-        if not base & ~to_bits(self.nodes) and len(self.nodes) >= self.floor:
+        if not base & ~to_bits(self.nodes):
             found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
         return min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
 
@@ -129,18 +121,14 @@ class Family(Sequence[TopologyHint]):
 
         Those after it are looked for with a bounded number of tries, so there may be fewer than there are.
         """
-        best = self.best()
-        if best is None or best.affinity is None:
+        best = self._best()
+        if not best:
             return ()
-        size = len(best.affinity)
-        found = {bits for bits in self.explicit if bits.bit_count() == size} | {best.affinity.bits}
+        size = best.bit_count()
+        found = {bits for bits in self.explicit if bits.bit_count() == size} | {best}
         if size >= self.floor:
             found.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
         return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found, key=self._rank)[:most])
-
-    def narrow(self) -> tuple[TopologyHint, ...]:
-        """Give the hints of the least size (they may be many)."""
-        return tuple(self.of_size(self.narrowest or 0))
 
     def prefers(self, bits: int) -> bool:
         """Tell whether a hint with this mask is preferred."""
@@ -251,6 +239,7 @@ class Family(Sequence[TopologyHint]):
         return None if found is None else max(found, self.floor)
 
     def _of_size(self, size: int, opened: bool) -> Iterator[TopologyHint]:
+        """Give the hints with ``size`` nodes, in kubelet's order."""
         fixed = sorted((bits for bits in self.explicit if bits.bit_count() == size), key=_by_nodes)
         free: Iterator[int] = iter(())
         if opened:

@@ -43,8 +43,6 @@ TRIES = 3000
 def lists_of(answers: Sequence[Hints], *, closest: bool = False) -> tuple[HintList, ...]:
     """Bring providers' answers into lists that a merge can read, families included; see ``listable``."""
     lists = hint_lists(answers)
-    if not any(isinstance(entry.hints, Family) for entry in lists):
-        return tuple(lists)
     short = hint_lists(listable(answers, closest=closest))
     return tuple(
         replace(entry, family=whole.hints) if isinstance(whole.hints, Family) else entry
@@ -95,9 +93,9 @@ def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:
     floor = max(family.floor for family in families)
     if (best := fittest(nodes, demands, floor=floor)) is not None:
         found.add(best)
-    if best is None or _cool(families, best):
-        for family in families:
-            found.update(family.favourites(nodes, demands, floor))
+        if _cool(families, best):
+            for family in families:
+                found.update(family.favourites(nodes, demands, floor))
     shared = [bits for bits in found if all(family.holds(bits) for family in families)]
     if not shared:
         return ()
@@ -123,5 +121,4 @@ def _short(
         return hints.through(window)
     if agreed:
         return tuple(hint(bits, hints.prefers(bits)) for bits in agreed)
-    best = hints.best()  # no mask suits all: let the merge see what the best have in common
-    return (best,) if best is not None else ()
+    return hints.lowest(1)  # no mask suits all: let the merge see what the best have in common

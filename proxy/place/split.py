@@ -84,7 +84,7 @@ class _Search:
         self.mean = math.floor((sum(counts) - n) / len(counts) * 1000 + 0.5) / 1000
         self.total = sum(counts) - n
         self.squares = sum(count * count for count in counts)
-        self.score: tuple[float, int] | None = None
+        self.score: float | None = None
         self.found: Split | None = None
         self.scored = 0
         self.goal = 0.0
@@ -151,7 +151,7 @@ class _Search:
     @property
     def done(self) -> bool:
         """True when no choice can be better than what was found."""
-        return self.score is not None and self.score[0] <= self.goal
+        return self.score is not None and self.score <= self.goal
 
     @property
     def over(self) -> bool:
@@ -160,8 +160,6 @@ class _Search:
 
     def try_members(self, members: tuple[int, ...]) -> None:
         self.scored += 1
-        if self.groups(members) * self.group < self.need:
-            return
         counts = self.counts
         self.even = self.squares + self.k * self.each * self.each
         self.even -= 2 * self.each * sum(counts[i] for i in members)
@@ -182,11 +180,9 @@ class _Search:
         squares = self.even
         for i, after in left.items():
             squares += after * after - (self.counts[i] - self.each) ** 2
-        if self.score is not None and squares >= self.score[1]:
-            return  # the deviation grows with the squares, for the mean is the same for all choices
         deviation = self.deviation(squares)
-        if self.score is None or deviation < self.score[0]:
-            self.score = deviation, squares
+        if self.score is None or deviation < self.score:
+            self.score = deviation
             self.found = Split(self.each, members, tuple(gave))
 
     def deviation(self, squares: int) -> float:

@@ -75,7 +75,7 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
     if isinstance(got, Family):
         every = Mask(topo.nodes)
         assert set(got.through(every)) == set(expected), "through a window of all nodes, all is seen"
-        assert got.narrowest == min(len(h.affinity or ()) for h in expected)
+        assert len(got[0].affinity or ()) == min(len(h.affinity or ()) for h in expected)
 
 
 def test_preferred_is_measured_by_an_empty_machine() -> None:
@@ -127,7 +127,7 @@ def test_sixty_four_nodes() -> None:
     available = topo.cpus - CpuSet.parse("0-8")
     got = cpu_hints(topo, available, CpuSet.parse("8"), 17)
     assert isinstance(got, Family)
-    assert got.narrowest == 3
+    assert len(got[0].affinity or ()) == 3
     first = list(islice(got, 3))
     assert [h.affinity for h in first] == [Mask([1, 2, 3]), Mask([1, 2, 4]), Mask([1, 2, 5])]
     assert all(h.preferred for h in first)

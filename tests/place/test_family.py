@@ -98,9 +98,6 @@ def test_a_family_gives_its_hints_in_order(family: Family, few: bool) -> None:
             patch.setattr(family_room, "LISTED", 0)
         assert list(iter(family)) == expected
         assert bool(family) == bool(expected)
-        sizes = [len(h.affinity or ()) for h in expected]
-        assert family.narrowest == min(sizes, default=None)
-        assert list(family.narrow()) == [h for h, n in zip(expected, sizes, strict=True) if n == min(sizes)]
         assert list(family[1:3]) == expected[1:3]
         assert (family.listed() == tuple(expected)) if few or not expected else (family.listed() is family)
     held = {h.affinity.bits for h in expected if h.affinity}
