@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.pick import pick
 from proxy.pools.quota import PERIOD, UNLIMITED
+from proxy.pools.scatter import pick
 from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
 

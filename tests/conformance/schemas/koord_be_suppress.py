@@ -10,8 +10,8 @@ from proxy.model.workload import KubeQos
 from proxy.pools.facts import qos_class
 from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps, wanted
 from proxy.pools.nodekeys import reservation, system_qos
-from proxy.pools.pick import pick
 from proxy.pools.quota import UNLIMITED
+from proxy.pools.scatter import pick
 from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
 from proxy.pools.suppress import (

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from proxy.model.options import Policy
+from proxy.pools.annotations import (
+    BATCH_CPU,
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    VOLCANO_DECISION,
+    VOLCANO_POLICY,
+    NodeShare,
+    NumaSpec,
+    ResourceSpec,
+    ResourceStatus,
+    VolcanoWish,
+    numa_topology_spec,
+    resource_spec,
+    resource_status,
+    volcano_wish,
+)
+from proxy.pools.facts import RESOURCE_STATUS
+
+KEYS = (RESOURCE_SPEC, RESOURCE_STATUS, NUMA_TOPOLOGY_SPEC, VOLCANO_DECISION, VOLCANO_POLICY)
+
+
+def status(**fields: object) -> ResourceStatus:
+    found, problem = resource_status({RESOURCE_STATUS: json.dumps(fields)})
+    assert not problem
+    return found
+
+
+def test_nothing_said() -> None:
+    assert resource_spec({}) == (ResourceSpec(), "")
+    assert resource_status({}) == (ResourceStatus(), "")
+    assert numa_topology_spec({}) == (NumaSpec(), "")
+    assert volcano_wish({}) == (VolcanoWish(), "")
+
+
+def test_how_cpus_are_to_be_chosen() -> None:
+    text = json.dumps(
+        {
+            "requiredCPUBindPolicy": "FullPCPUs",
+            "preferredCPUBindPolicy": "ConstrainedBurst",
+            "preferredCPUExclusivePolicy": "NUMANodeLevel",
+        }
+    )
+    full, burst = BindPolicy.FULL_PCPUS, BindPolicy.CONSTRAINED_BURST
+    assert resource_spec({RESOURCE_SPEC: text}) == (
+        ResourceSpec(full, burst, ExclusivePolicy.NUMA_NODE_LEVEL),
+        "",
+    )
+    assert resource_spec({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy": "None"}'})[0] == ResourceSpec()
+
+
+def test_what_was_given() -> None:
+    share = {"node": 3, "resources": {"cpu": "1500m", BATCH_CPU: "2k", "memory": "8Gi"}}
+    found = status(cpuset="2,0-1", numaNodeResources=[share], more=1)
+    assert (found.text, found.cpus) == ("2,0-1", CpuSet.parse("0-2"))
+    assert found.shares == (NodeShare(3, 1500, 2000, {"memory": "8Gi"}),)
+    assert found.nodes == (3,)
+
+
+def test_nodes_count_once_one_of_them_gives_cpu() -> None:
+    memory, cpu = {"node": 0, "resources": {"memory": "1Gi"}}, {"node": 3, "resources": {"cpu": 1}}
+    assert status(numaNodeResources=[memory]).nodes == ()
+    assert status(numaNodeResources=[memory, cpu]).nodes == (0, 3)
+    assert status(numaNodeResources=[{"node": 1, "resources": {BATCH_CPU: "-1"}}]).nodes == ()
+
+
+def test_the_documents_pools_count_where_the_codes_nodes_say_nothing() -> None:
+    pools = [{"socket": 1, "node": 2}, {"socket": 0, "node": 0}, {"socket": 1, "node": 2, "cpuset": "9"}]
+    assert status(cpuSharedPools=pools).nodes == (2, 0)
+    cpu = {"node": 3, "resources": {"cpu": 1}}
+    assert status(cpuSharedPools=pools, numaNodeResources=[cpu]).nodes == (3,)
+
+
+def test_alignment() -> None:
+    def spec(**fields: str) -> NumaSpec:
+        return numa_topology_spec({NUMA_TOPOLOGY_SPEC: json.dumps(fields)})[0]
+
+    single = NumaPolicy.SINGLE_NUMA_NODE
+    assert spec(numaTopologyPolicy="SingleNUMANode") == NumaSpec(single, NumaExclusive.REQUIRED)
+    preferred = spec(numaTopologyPolicy="SingleNUMANode", singleNUMANodeExclusive="Preferred")
+    assert preferred == NumaSpec(single, NumaExclusive.PREFERRED)
+    assert spec() == NumaSpec()
+
+
+def test_volcanos_wishes() -> None:
+    decision = json.dumps({"numa": {"2": {"cpu": "4"}, "0": {"cpu": "500m"}}})
+    wish, problem = volcano_wish({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
+    assert not problem
+    assert wish == VolcanoWish(Policy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
+
+
+def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
+    wish, problem = volcano_wish({VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'})
+    assert wish == VolcanoWish(None, Mask([1]), {1: 0})
+    assert problem.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
+    wish, problem = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
+    assert wish == VolcanoWish(Policy.NONE)
+    assert problem == f"annotation {VOLCANO_DECISION}: numa: '-1' is no NUMA node"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [
+        (RESOURCE_STATUS, "", "not JSON"),
+        (RESOURCE_STATUS, "[]", "it is not a JSON object"),
+        (RESOURCE_STATUS, '{"cpuset": "0-"}', "cpuset: '0-' is not a list"),
+        (RESOURCE_STATUS, '{"numaNodeResources": [{"node": -1}]}', "node -1 is no NUMA node"),
+        (RESOURCE_STATUS, '{"numaNodeResources": [{"resources": {"cpu": "1q"}}]}', "resources: cpu: '1q'"),
+        (RESOURCE_SPEC, '{"preferredCPUBindPolicy": "Full"}', "'Full' is not one of Default, FullPCPUs"),
+        (NUMA_TOPOLOGY_SPEC, '{"numaTopologyPolicy": "all"}', "'all' is not one of BestEffort, "),
+    ],
+)
+def test_faults_are_told_in_words(key: str, text: str, words: str) -> None:
+    readers = {
+        RESOURCE_STATUS: resource_status,
+        RESOURCE_SPEC: resource_spec,
+        NUMA_TOPOLOGY_SPEC: numa_topology_spec,
+    }
+    value, problem = readers[key]({key: text})
+    assert value == type(value)(), "as if it were not there"
+    assert problem.startswith(f"annotation {key}: ")
+    assert words in problem
+
+
+@given(st.sampled_from(KEYS), st.text() | st.recursive(st.integers(), st.lists).map(json.dumps))
+def test_no_text_raises(key: str, text: str) -> None:
+    for reader in (resource_spec, resource_status, numa_topology_spec, volcano_wish):
+        value, problem = reader({key: text})
+        assert len(problem) < 1000
+        assert not problem or value == type(value)()

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos, QosClass
+from proxy.pools.annotations import NodeShare, ResourceStatus
+from proxy.pools.decision import Action, Asker, changes, decide, decide_host_app
+from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
+from proxy.pools.rule import Rule
+from proxy.pools.shared import Held, Withheld, node_pools
+
+GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
+SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
+STATUS = st.builds(
+    lambda cpus, nodes: ResourceStatus(str(cpus), cpus, tuple(NodeShare(node, 1000) for node in nodes)),
+    SETS | st.just(CpuSet()),
+    st.lists(st.integers(0, 4), max_size=2),
+)
+ASKER = st.builds(Asker, st.sampled_from(QosClass), st.sampled_from(KubeQos), STATUS)
+HELD = st.lists(st.builds(Held, st.sampled_from(QosClass), SETS), max_size=3)
+
+
+def rule(held: list[Held] | None = None, policy: str = "none", system: str = "") -> Rule:
+    pools = node_pools(GROUPS, held or [], Withheld())
+    return Rule(policy, pools.shared, pools.be, system)
+
+
+def on(*nodes: int) -> ResourceStatus:
+    return ResourceStatus(shares=tuple(NodeShare(node, 500) for node in nodes))
+
+
+def named(cpus: str) -> ResourceStatus:
+    return ResourceStatus(cpus, CpuSet.parse(cpus))
+
+
+def test_every_row_in_turn() -> None:
+    ls, be, lsr, system = QosClass.LS, QosClass.BE, QosClass.LSR, QosClass.SYSTEM
+    here = rule([Held(lsr, CpuSet([0]))], system="7")
+    rows = [
+        (1, decide(None, Asker(lsr, status=named("1,0")))),
+        (2, decide(None, Asker(ls))),
+        (3, decide(here, Asker(be, KubeQos.BEST_EFFORT, on(0)), be_manager=True)),
+        (4, decide(here, Asker(ls, KubeQos.BEST_EFFORT, on(3, 0)))),
+        (5, decide(here, Asker(system))),
+        (6, decide(here, Asker(ls, KubeQos.BEST_EFFORT))),
+        (7, decide(here, Asker(be, KubeQos.BEST_EFFORT, on(0)))),
+        (8, decide(rule(policy="static"), Asker())),
+        (9, decide(here, Asker(kube_qos=KubeQos.BURSTABLE))),
+    ]
+    assert [answer.row for _, answer in rows] == [row for row, _ in rows]
+    assert [answer.upstream for _, answer in rows] == [
+        "1,0",
+        None,
+        "0-3",
+        "4-7,1-3",
+        "7",
+        "1-3,4-7",
+        "",
+        None,
+        "1-3,4-7",
+    ]
+    assert [str(answer.cpus) for _, answer in rows] == ["0-1", "", "0-3", "1-7", "7", "1-7", "0-7", "", "1-7"]
+    assert all(answer.why and not answer.problem for _, answer in rows)
+
+
+def test_a_faulty_annotation_decides_nothing() -> None:
+    asker = Asker.of({QOS_LABEL: "LSE"}, {RESOURCE_STATUS: "{"}, "/kubepods/podx")
+    answer = decide(rule(), asker)
+    assert (answer.row, answer.action) == (0, Action.LEAVE)
+    assert answer.problem.startswith(f"annotation {RESOURCE_STATUS}: not JSON")
+
+
+def test_what_a_pod_says_of_itself() -> None:
+    annotations = {RESOURCE_STATUS: json.dumps({"cpuset": "1"})}
+    asker = Asker.of({QOS_LABEL: "LS"}, annotations, "kubepods-burstable-podx.slice")
+    assert asker == Asker(QosClass.LS, KubeQos.BURSTABLE, named("1"))
+
+
+def test_a_be_pod_does_not_get_cpus_of_an_lse_pod_by_naming_them() -> None:
+    here = rule([Held(QosClass.LSE, CpuSet([0, 1]))])
+    answer = decide(here, Asker(QosClass.BE, KubeQos.BEST_EFFORT, named("1-2")))
+    assert (answer.row, answer.text, answer.cpus) == (1, "1-2", CpuSet([2]))
+    assert answer.problem == "CPUs 1 are not in the BE pool"
+    assert decide(here, Asker(QosClass.BE, status=named("0"))).cpus == CpuSet.parse("2-7")
+
+
+def test_nodes_with_nothing_left_give_way_to_the_whole_pool() -> None:
+    here = rule([Held(QosClass.LSE, CpuSet.parse("4-7"))])
+    answer = decide(here, Asker(QosClass.LS, status=on(3)))
+    assert (answer.row, answer.text, answer.cpus) == (4, "", CpuSet.parse("0-3"))
+    assert answer.problem == "nothing is left of the shared pool on NUMA nodes 3; the whole pool is used"
+
+
+def test_an_empty_shared_pool_is_told() -> None:
+    full = rule([Held(QosClass.LSE, CpuSet.parse("0-7"))])
+    assert decide(full, Asker(QosClass.LS)).problem == "the shared pool is empty"
+
+
+def test_host_applications() -> None:
+    assert decide_host_app(None, "a", "BE").row == 2
+    assert decide_host_app(rule(), "a", "LS").cpus == CpuSet.parse("0-7")
+    refused = decide_host_app(rule(), "a", "LSR")
+    assert (refused.row, refused.upstream) == (0, None)
+    assert refused.problem == "host application a is of class LSR; only LS can be given CPUs"
+
+
+@given(HELD, ASKER, st.booleans(), st.sampled_from(["none", "static", ""]))
+def test_nobody_is_put_where_others_own(held: list[Held], asker: Asker, gate: bool, policy: str) -> None:
+    pools = node_pools(GROUPS, held, Withheld())
+    answer = decide(Rule(policy, pools.shared, pools.be), asker, be_manager=gate)
+    if answer.row != 1:
+        mine = {QosClass.LSE} if answer.row in (3, 7) else set(QosClass)
+        for each in held:
+            assert each.qos not in mine or answer.cpus.isdisjoint(each.cpus)
+    if asker.qos is QosClass.BE and answer.row in (1, 3, 7):
+        for each in held:
+            assert each.qos is not QosClass.LSE or answer.cpus.isdisjoint(each.cpus)
+    assert bool(answer.cpus) <= (answer.action is not Action.LEAVE)
+
+
+@given(HELD, HELD, st.lists(ASKER, max_size=5), st.booleans())
+def test_only_those_whose_answer_differs_change(
+    before: list[Held], after: list[Held], askers: list[Asker], gate: bool
+) -> None:
+    old, new = rule(before), rule(after)
+    pods = [(str(i), asker) for i, asker in enumerate(askers)]
+    found = {change.key: change.answer for change in changes(old, new, pods, be_manager=gate)}
+    for key, asker in pods:
+        was, now = decide(old, asker, be_manager=gate), decide(new, asker, be_manager=gate)
+        assert (key in found) == ((was.action, was.cpus, was.text) != (now.action, now.cpus, now.text))
+        assert found.get(key, now) == now
+    assert changes(new, new, pods, be_manager=gate) == ()
+
+
+def test_the_first_rule_sets_all_but_the_faulty() -> None:
+    pods = [
+        ("a", Asker(QosClass.LS)),
+        ("b", Asker(problem="x")),
+        ("c", Asker(QosClass.LSR, status=named("1"))),
+    ]
+    assert [change.key for change in changes(None, rule(), pods)] == ["a", "c"]
+    static = rule(policy="static")
+    assert changes(None, static, [("d", Asker())]) == (), "nothing is written where kubelet rules"

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import QosClass
+from proxy.pools.shared import (
+    Held,
+    NodePool,
+    Withheld,
+    joined,
+    node_pools,
+    on_nodes,
+    union,
+    without,
+)
+
+GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
+SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
+HELD = st.lists(st.builds(Held, st.sampled_from(QosClass), SETS), max_size=4)
+WITHHELD = st.builds(Withheld, SETS, SETS, SETS)
+
+
+def part(socket: int, node: int, cpus: str) -> NodePool:
+    return NodePool(socket, node, CpuSet.parse(cpus))
+
+
+def test_whoever_owns_cpus_leaves_the_shared_pool_and_only_lse_the_be_pool() -> None:
+    held = [Held(QosClass.LSR, CpuSet([0])), Held(QosClass.LSE, CpuSet([4])), Held(QosClass.LS, CpuSet([7]))]
+    pools = node_pools(GROUPS, held, Withheld())
+    assert pools.shared == (part(0, 0, "1-3"), part(1, 3, "5-6"))
+    assert pools.be == (part(0, 0, "0-3"), part(1, 3, "5-7"))
+
+
+def test_what_is_withheld_is_in_neither_pool() -> None:
+    pools = node_pools(GROUPS, (), Withheld(CpuSet([0]), CpuSet([1]), CpuSet([7])))
+    assert pools.shared == pools.be == (part(0, 0, "2-3"), part(1, 3, "4-6"))
+
+
+def test_an_owned_node_has_no_pool_and_a_reserved_one_an_empty_pool() -> None:
+    owned = node_pools(GROUPS, [Held(QosClass.LSE, CpuSet.parse("4-7"))], Withheld())
+    assert owned.shared == owned.be == (part(0, 0, "0-3"),)
+    kept = node_pools(GROUPS, (), Withheld(reserved=CpuSet.parse("4-7")))
+    assert kept.shared == (part(0, 0, "0-3"), part(1, 3, ""))
+
+
+def test_parts_are_in_the_order_of_socket_and_node() -> None:
+    groups = {(1, 0): CpuSet([0]), (0, 9): CpuSet([1]), (0, 2): CpuSet([2])}
+    assert [(p.socket, p.node) for p in node_pools(groups, (), Withheld()).be] == [(0, 2), (0, 9), (1, 0)]
+
+
+def test_pools_of_nodes_in_the_order_of_the_nodes() -> None:
+    pools = node_pools(GROUPS, (), Withheld()).shared
+    assert joined(on_nodes(pools, (3, 7, 0))) == "4-7,0-3"
+    assert joined(pools) == "0-3,4-7", "raw, where the set would be 0-7"
+    assert union(pools) == CpuSet.parse("0-7")
+    assert without(pools, CpuSet.parse("2-7")) == (part(0, 0, "0-1"), part(1, 3, ""))
+
+
+@given(HELD, WITHHELD)
+def test_pools_keep_clear_of_what_is_owned_or_withheld(held: list[Held], withheld: Withheld) -> None:
+    pools = node_pools(GROUPS, held, withheld)
+    kept = withheld.kubelet | withheld.reserved | withheld.system
+    owned = union(NodePool(0, 0, each.cpus) for each in held)
+    hard = union(NodePool(0, 0, each.cpus) for each in held if each.qos is QosClass.LSE)
+    assert union(pools.shared) == CpuSet.parse("0-7") - owned - kept
+    assert union(pools.be) == CpuSet.parse("0-7") - hard - kept
+    assert all(pool.cpus <= GROUPS[pool.socket, pool.node] for pool in (*pools.shared, *pools.be))
