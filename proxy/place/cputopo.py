@@ -72,12 +72,12 @@ class CpuTopology:
     uncores: Units
     counts: Counts = field(default_factory=Counts)
     declared: bool = False
-    socket_nodes: Inner = field(init=False, repr=False, compare=False)
-    socket_cores: Inner = field(init=False, repr=False, compare=False)
-    node_sockets: Inner = field(init=False, repr=False, compare=False)
-    node_cores: Inner = field(init=False, repr=False, compare=False)
-    node_uncores: Inner = field(init=False, repr=False, compare=False)
-    uncore_cores: Inner = field(init=False, repr=False, compare=False)
+    socket_nodes: Inner = field(init=False, repr=False)
+    socket_cores: Inner = field(init=False, repr=False)
+    node_sockets: Inner = field(init=False, repr=False)
+    node_cores: Inner = field(init=False, repr=False)
+    node_uncores: Inner = field(init=False, repr=False)
+    uncore_cores: Inner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         def found(name: str, outer: Units, inner: Units) -> None:
