@@ -28,7 +28,7 @@ FOLDER = Path("/run/topoproxy")
 SOCKET = FOLDER / "cri.sock"
 NODES = Path("/sys/devices/system/node")
 PERIOD_S = 5
-LONG_S = 60.0
+LONG_S = 180.0
 ALL = online()
 
 

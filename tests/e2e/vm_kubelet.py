@@ -144,7 +144,7 @@ class Bed:
                 return self.pods() is not None and POD_RESOURCES.exists()
             return False
 
-        step(f"kubelet answers after {wait('kubelet to answer', answers, 120):.1f} s")
+        step(f"kubelet answers after {wait('kubelet to answer', answers, LONG_S):.1f} s")
 
     def _launch(self) -> None:
         command = ["/carry/kubelet", "--config", "/etc/kubelet/config.yaml", "--hostname-override", "bed"]
@@ -190,7 +190,7 @@ class Bed:
             if c.state == RUNNING and "io.kubernetes.pod.name" in c.labels
         }
 
-    def place(self, name: str, limit: float = 90) -> Place:
+    def place(self, name: str, limit: float = LONG_S) -> Place:
         """Wait for a container to run, and see where it is."""
         wait(f"{name} to run", lambda: name in self.ids(), limit)
         place = place_in(group_of(self.ids()[name]))
@@ -249,7 +249,7 @@ def a_refused_pod(bed: Bed) -> None:
     bed.add("wide", container("main", "3"))
     log = Path("/out/kubelet.log")
     words = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
-    wait("kubelet to hear of the refusal", lambda: words in log.read_text(), 90)
+    wait("kubelet to hear of the refusal", lambda: words in log.read_text(), LONG_S)
     status = bed.pods()["wide"]["status"]
     (line, *_) = [line for line in log.read_text().splitlines() if words in line]
     step(f"kubelet's log: {line[:600]}")
@@ -263,7 +263,7 @@ def a_refused_pod(bed: Bed) -> None:
     assert "wide-bed" not in sandboxes, "a refused sandbox leaves nothing at the runtime"
     print(bed.daemon.explain("default/wide-bed"), flush=True)
     (MANIFESTS / "six.yaml").unlink()
-    place = bed.place("wide/main", 150)
+    place = bed.place("wide/main", 2 * LONG_S)
     assert len(nodes_of(place.cpus)) == 1, place
     refusals = log.read_text().count('"RunPodSandbox from runtime service failed"')
     step(
@@ -276,7 +276,7 @@ def restarts(bed: Bed) -> None:
     before, old = bed.place("init/main"), bed.ids()["init/main"]
     pid = int((group_of(old) / "cgroup.procs").read_text().split()[0])
     os.kill(pid, 9)
-    wait("a new attempt", lambda: bed.ids().get("init/main", old) != old, 90)
+    wait("a new attempt", lambda: bed.ids().get("init/main", old) != old, LONG_S)
     after = bed.place("init/main")
     assert (after.cpus, after.mems) == (before.cpus, before.mems), (before, after)
     step(f"init/main was killed; its next attempt has {after.cpus}, memory of {after.mems} as before")
