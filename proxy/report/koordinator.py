@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
+from proxy.model.workload import QosClass
 from proxy.pools.nodekeys import NUMA_RESERVATION, RESERVATION, SYSTEM_QOS, node_labels, system_qos
 from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, Rule, write_pools
 from proxy.pools.seats import Seat, groups_of, seats_of
@@ -101,6 +102,7 @@ def picture(seats: Iterable[Seat], facts: NodeFacts) -> Picture:
     kubelets = kubelet_allocs(facts.kubelet.checkpoint, facts.pods) if policy.policy == STATIC else ()
     withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.taken)
     held = [Held(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
+    held += [Held(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
     pools = node_pools(groups_of(there), held, withheld)
     allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)
     annotations = {

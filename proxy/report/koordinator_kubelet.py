@@ -64,12 +64,14 @@ class Alloc:
 
     Attributes:
         namespace, name: Empty where only the uid is known.
+        hard: Whether BE pods are kept off these CPUs too; kubelet's always are.
     """
 
     uid: str
     cpus: CpuSet
     namespace: str = ""
     name: str = ""
+    hard: bool = True
 
     def data(self) -> dict[str, object]:
         """Give it as Koordinator writes it: without what is empty."""
