@@ -87,8 +87,7 @@ class _Search:
         self.score: float | None = None
         self.found: Split | None = None
         self.scored = 0
-        self.goal = 0.0
-        self.even = 0
+        self.goal: float  # what levelling reaches
 
     def best(self) -> Split | None:
         """Give the first of the best choices, or None when no k nodes can do it."""
@@ -114,13 +113,8 @@ class _Search:
 
     def first_even(self, usable: Sequence[int], most: int) -> tuple[int, ...]:
         """Give the first k nodes that leave the rest as even as the k fullest, which have ``most`` free."""
-        fixed = self.squares + self.k * self.each * self.each
-
-        def after(total: int) -> float:
-            return self.deviation(fixed - 2 * self.each * total)
-
-        goal, least = after(most), most
-        while least > 0 and after(least - 1) == goal:
+        goal, least = self.deviation(self.evenly(most)), most
+        while least > 0 and self.deviation(self.evenly(least - 1)) == goal:
             least -= 1
         members: list[int] = []
         total = 0
@@ -136,8 +130,7 @@ class _Search:
 
     def level(self, members: Sequence[int]) -> tuple[Split, int]:
         """Take the rest group by group from what is the fullest; also the sum of squares afterwards."""
-        squares = self.squares + self.k * self.each * self.each
-        squares -= 2 * self.each * sum(self.counts[i] for i in members)
+        squares = self.evenly(sum(self.counts[i] for i in members))
         heap = [(self.each - self.counts[i], i) for i in members]
         heapq.heapify(heap)
         gave = []
@@ -147,6 +140,10 @@ class _Search:
             squares += self.group * (self.group + 2 * left)
             heapq.heapreplace(heap, (left + self.group, i))
         return Split(self.each, tuple(members), tuple(gave)), squares
+
+    def evenly(self, total: int) -> int:
+        """Give the sum of squares after k nodes, which have ``total`` free, gave the same."""
+        return self.squares + self.k * self.each * self.each - 2 * self.each * total
 
     @property
     def done(self) -> bool:
@@ -161,8 +158,6 @@ class _Search:
     def try_members(self, members: tuple[int, ...]) -> None:
         self.scored += 1
         counts = self.counts
-        self.even = self.squares + self.k * self.each * self.each
-        self.even -= 2 * self.each * sum(counts[i] for i in members)
         givers = [i for i in members if counts[i] - self.each >= self.group]
         for size in range(len(givers), 0, -1):
             for chosen in first_choices([counts[i] for i in givers], size):
@@ -177,7 +172,7 @@ class _Search:
         if sum(count // self.group for count in left.values()) * self.group < self.rest:
             return
         gave = hand_out(left, extra, self.rest, self.group)
-        squares = self.even
+        squares = self.evenly(sum(self.counts[i] for i in members))
         for i, after in left.items():
             squares += after * after - (self.counts[i] - self.each) ** 2
         deviation = self.deviation(squares)
