@@ -187,10 +187,25 @@ def changes(
     Koordinator writes every container anew. Here only those are touched whose answer differs; all that are
     to be set where there was no rule before.
     """
+    alike: dict[object, Answer | None] = {}
     found = []
     for key, asker in pods:
-        new = decide(after, asker, be_manager=be_manager)
-        old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
-        if new.row and (new.action, new.cpus, new.text) != (old.action, old.cpus, old.text):
-            found.append(Change(key, new))
+        if asker.problem:
+            continue
+        status = asker.status
+        # Most pods ask alike, so few answers are worked out.
+        kind = (asker.qos, asker.kube_qos, status.text, status.nodes if status.shares else status.pools)
+        if kind not in alike:
+            alike[kind] = _changed(before, after, asker, be_manager=be_manager)
+        answer = alike[kind]
+        if answer is not None:
+            found.append(Change(key, answer))
     return tuple(found)
+
+
+def _changed(before: Rule | None, after: Rule, asker: Asker, *, be_manager: bool) -> Answer | None:
+    """Give the new answer if it is another than before."""
+    new = decide(after, asker, be_manager=be_manager)
+    old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
+    same = (new.action, new.cpus, new.text) == (old.action, old.cpus, old.text)
+    return None if same else new
