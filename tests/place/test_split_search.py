@@ -81,11 +81,11 @@ def test_only_machines_beyond_kubelets_limit_have_one() -> None:
     [
         ([5000, 8, 8, 8], 8, 1, 2, Split(4, (0, 1))),
         (
-            [4, 5000, 5001, 5002],
-            8,
+            [3, 5000, 5, 6],
+            4,
             1,
             2,
-            Split(4, (1, 2)),
+            Split(2, (0, 1)),
         ),  # alike to three decimals: the first in list order
         ([4, 50, 51, 52], 8, 1, 2, Split(4, (2, 3))),
         ([8, 8], 8, 1, 0, Split(8, (0,))),
