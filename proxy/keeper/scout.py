@@ -88,7 +88,10 @@ class Scout:
             if told is None:
                 return pod
             asks, source = told
-            return dataclasses.replace(pod, asks=dataclasses.replace(asks, uid=pod.key), source=source)
+            # What the cgroup parent says of its class is what the kernel will do with it.
+            guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
+            asks = dataclasses.replace(asks, uid=pod.key, guaranteed=guaranteed)
+            return dataclasses.replace(pod, asks=asks, source=source)
 
         return self._try(asked, pod)
 

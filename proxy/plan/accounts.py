@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from proxy.model.asks import Kind, PodAsk
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
-from proxy.model.workload import Container, Phase, Pod
+from proxy.model.workload import Container, KubeQos, Phase, Pod
 from proxy.place.devices.state import Device, DeviceState
 from proxy.place.memory.state import MemoryState, Node
 
@@ -26,14 +26,21 @@ Entry = tuple[str, str]
 
 
 def entries_of(pods: Iterable[Pod], containers: Iterable[Container]) -> set[Entry]:
-    """Name the entries that these pods and containers may have."""
-    found = {(c.pod.key, c.name) for c in containers if c.placement.blocks or c.pod.aside is not None}
+    """Name the entries that these pods and containers may have, or may end."""
+    found = {(c.pod.key, c.name) for c in containers if _may_hold(c)}
     for pod in pods:
         if pod.aside is not None:
             found |= {(pod.key, part.name) for part in pod.aside.parts if part.blocks}
             if pod.aside.blocks:
                 found.add((pod.key, ""))
     return found
+
+
+def _may_hold(container: Container) -> bool:
+    """Tell whether a container may hold memory, or end what an earlier attempt or its pod held for it."""
+    if container.placement.blocks or container.pod.aside is not None:
+        return True
+    return container.pod.kube_qos is KubeQos.GUARANTEED
 
 
 def charged(

@@ -536,3 +536,18 @@ def test_a_fault_of_ours_refuses_only_whom_a_policy_could_have_refused(
         assert pod.sent == pod.body, "its containers are decided one by one"
 
     live(day, rules={"policy": policy, "scope": Scope.POD})
+
+
+def test_kubelet_does_not_make_a_pod_guaranteed_whose_cgroup_is_not(live) -> None:
+    near = Near("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
+    kubelet = PlayedKubelet(ask("c", 2))
+    kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", kube="burstable", total=WHOLE)
+        container = await w.run(s, "c", **WHOLE)
+        placement = w.keeper.state.containers[container].placement
+        assert (placement.own, placement.blocks) == (CpuSet(), ())
+        assert w.keeper.state.pods[s].asks.guaranteed is False
+
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))

@@ -245,3 +245,12 @@ def test_a_part_ends_with_its_container_whatever_class_that_turns_out_to_have() 
     again = NodeState.of(NODE, plan.state.pods.values(), plan.state.containers.values())
     assert held(plan.state) == held(again) == {INIT: [("0", 20)]}
     assert reserved(plan.state) == (20, 0)
+
+
+def test_a_newer_attempt_without_memory_ends_what_an_older_one_held() -> None:
+    state = NodeState.of(NODE, [POD], [holding(POD, "app", 60)])
+    bare = dataclasses.replace(
+        holding(POD, "app", 0, attempt=1), placement=Placement(Pool.SHARED, CpuSet(), Mask())
+    )
+    assert reserved(state.changed(put=[bare])) == (0, 0)
+    assert reserved(state.changed(put=[bare]).changed(drop=[bare.id])) == (60, 0)
