@@ -97,11 +97,6 @@ class Orders:
         order = self.socket_order(free)
         return (s for s in order if (topo.sockets[s] & free).bit_count() == topo.socket_size(s))
 
-    def whole_uncores(self) -> Iterator[int]:
-        """Order the uncore caches that are."""
-        uncores, free = self.topo.uncores, self.free
-        return (u for u in self.uncore_order(free) if not uncores[u] & ~free)
-
     def whole_cores(self) -> Iterator[int]:
         """Order the cores that are."""
         topo, free = self.topo, self.free

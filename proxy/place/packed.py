@@ -169,7 +169,7 @@ class _Accumulator(Orders):
     def take_uncores(self) -> None:
         for uncore in list(self.uncore_order(self.free)):
             if self.needed >= self.topo.cpus_per_uncore:
-                self.take_whole(UNCORE, self.topo.uncores, self.whole_uncores())
+                self.take_whole(UNCORE, self.topo.uncores, self.uncore_order(self.free))
             if self.needed:
                 self.take_rest_from(uncore)
             if not self.needed:

@@ -64,8 +64,7 @@ def _said(provider: str, resource: str, hints: Sequence[TopologyHint] | None) ->
         return Said(provider, resource, "", hints.lowest(SAMPLE), None, None)
     preferred = [hint for hint in hints if hint.preferred]
     sample = _first(preferred, SAMPLE)
-    if len(sample) < SAMPLE:
-        sample += _first((hint for hint in hints if not hint.preferred), SAMPLE - len(sample))
+    sample += _first((hint for hint in hints if not hint.preferred), SAMPLE - len(sample))
     return Said(provider, resource, "", tuple(sample), len(hints), len(preferred))
 
 
@@ -129,10 +128,9 @@ class _Strict:
 def _narrowest(entry: HintList, policy: Policy) -> str:
     single = policy is Policy.SINGLE_NUMA_NODE
     what = "has no single NUMA node that it prefers" if single else "has no preferred NUMA nodes left"
-    least = _first((hint for hint in entry.hints if hint.affinity), 1)
-    now = (
-        f", the fewest it can have now are {nodes(least[0].affinity)}" if least and least[0].affinity else ""
-    )
+    masks = (hint.affinity for hint in entry.hints if hint.affinity)
+    least = min(masks, key=lambda mask: (len(mask), mask.bits), default=None)
+    now = f", the fewest it can have now are {nodes(least)}" if least else ""
     return f"{entry.resource} {what}{now}"
 
 
@@ -145,4 +143,4 @@ def _at_odds(strict: Sequence[_Strict]) -> list[str]:
             mine, theirs = (counted(size, "NUMA node") for size in sizes)
             return [f"{one.resource} prefers {mine} and {other.resource} {theirs}"]
     names = ", ".join(each.resource for each in strict)
-    return [f"no NUMA nodes are preferred by all of {names}"] if strict else []
+    return [f"no NUMA nodes are preferred by all of {names}"]
