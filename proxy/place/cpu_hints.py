@@ -113,7 +113,7 @@ def cpu_hints(
     need = request - len(reusable)
     if len(nodes) <= LISTED:
         return _list(nodes, free, sum(1 << node for node in held), need, size, sockets)
-    lots = tuple((1 << node, count) for node, count in zip(nodes, free, strict=True) if count)
+    lots = tuple((1 << node, count) for node, count in zip(nodes, free, strict=True))
     demands = (Demand(need, lots), *(Demand(1, ((1 << node, 1),)) for node in held))
     if sockets is not None:
         return SocketFamily((), nodes, 1, demands, size, sockets) or ()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.place.cputopo import CpuTopology
-from proxy.place.packed import NotEnoughCpus, open_nodes, take_packed
+from proxy.place.packed import open_nodes, take_packed
 from proxy.place.split import Split, split
 from proxy.place.trace import counted, cpus, nodes_of
 from proxy.place.trace import nodes as named
@@ -39,13 +39,11 @@ def take_distributed(
         NotEnoughCpus: Fewer than n are available.
         ValueError: n is negative or ``group`` is not positive.
     """
-    if n < 0 or group < 1:
-        raise ValueError(f"cannot take {n} CPUs in groups of {group}: both must be positive")
+    if group < 1:
+        raise ValueError(f"cannot take {n} CPUs in groups of {group}: a group has at least one")
     free = available & topo.cpus
-    if n % group or n == 0:
+    if n % group or not 0 < n <= len(free):
         return take_packed(topo, free, n, steps=steps)
-    if n > len(free):
-        raise NotEnoughCpus(n, len(free))
     nodes = open_nodes(topo, free)
     parts = [CpuSet.from_bits(topo.nodes[node] & free.bits) for node in nodes]
     groups_per_node = _ceil(_ceil(len(topo.cpus), group), len(topo.nodes))

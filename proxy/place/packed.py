@@ -170,10 +170,9 @@ class _Accumulator(Orders):
         for uncore in list(self.uncore_order(self.free)):
             if self.needed >= self.topo.cpus_per_uncore:
                 self.take_whole(UNCORE, self.topo.uncores, self.uncore_order(self.free))
-            if self.needed:
-                self.take_rest_from(uncore)
             if not self.needed:
                 return
+            self.take_rest_from(uncore)
 
     def take_rest_from(self, uncore: int) -> None:
         """Take all that is still needed from one uncore cache, core by core, or nothing."""

@@ -105,7 +105,7 @@ class SocketFamily(Family):
             )
             wanted = (*demands, *held, *touch)
             least = smallest(inside, wanted)
-            if least is not None and len(inside) >= floor:
+            if least is not None:
                 found.append((max(least, floor), inside, wanted))
         fewest = min((size for size, _, _ in found), default=0)
         masks = (fittest(inside, wanted, 0, floor) for size, inside, wanted in found if size == fewest)

@@ -32,8 +32,8 @@ PAIRS = wish([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
             PAIRS[:4],
             wish([4]),
             (
-                "a can only be on nodes 0-1 together or nodes 0,2 together or nodes 1-2 together or nodes 0,3 "
-                "together and b only on node 4"
+                "a can only be on nodes 0-1 together or nodes 0,2 together or nodes 1-2 together "
+                "or nodes 0,3 together and b only on node 4"
             ),
         ),
         (PAIRS, wish([4]), "a prefers 2 NUMA nodes and b 1 NUMA node"),

@@ -97,6 +97,7 @@ def test_hints_of_many_nodes_come_without_delay() -> None:
     ]
     assert Family((0b111,), (0, 1), 3, (), 3).best() == hint(0b111, preferred=True)
     assert Family((0b100,), (0, 1), 3, (), 3).best(Mask([0])) is None
+    assert Family((0b100,), (0, 1), 3, (), 3).best(Mask([1])) is None
     assert not Family((), (0, 1), 3, (), 3)
 
 

@@ -71,6 +71,8 @@ def test_nodes_that_count() -> None:
     found = family(mixed, 1, NODES, frozenset("ab"))
     assert (found.nodes, found.size) == ((2,), 1)
     assert family(mixed, 3, NODES, frozenset("ab")).size == 1, "no number of nodes could do"
+    untold = {d.id: d for d in devices(a=2, b=-1)}
+    assert family(untold, 1, NODES, frozenset("ab")).nodes == (2,)
     wide = {d.id: d for d in devices(a=0, b=1, c=2)}
     assert family(wide, 9, NODES, frozenset("abc")).size == 3
     assert family(wide, 2, NODES, frozenset("abx")).size == 2
