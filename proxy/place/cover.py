@@ -40,7 +40,7 @@ def choose(
         nodes: To choose from.
         amounts: What they have, at most.
         needs: What is needed, each more than 0.
-        size: The largest number.
+        size: The largest number, not below 0.
         suits: Has the last word on nodes whose amounts are enough.
         apart: Nodes that are like no other, whatever their amounts.
 
@@ -49,11 +49,9 @@ def choose(
     """
     if not needs:
         return 0
-    if size <= 0:
-        return None
     search = _Search(nodes, amounts, needs, suits, apart)
     weights = [max(1, _SCALE // need) for need in needs]
-    for _ in range(_ROUNDS if len(nodes) > size else 1):
+    for _ in range(_ROUNDS):
         search.weigh(weights)
         top = search.order[:size]
         got = [sum(column) for column in zip(*(amounts[node] for node in top), strict=True)]

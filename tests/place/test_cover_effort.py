@@ -74,6 +74,11 @@ def test_most_of_what_cannot_be_is_proved_without_a_search() -> None:
     assert searched <= 6
 
 
+def test_one_node_may_do() -> None:
+    assert choose((3, 4), {3: (1, 2), 4: (2, 2)}, (2, 1), 1, lambda _: True) == 1 << 4
+    assert choose((3, 4), {3: (1, 2), 4: (2, 0)}, (2, 1), 1, lambda _: True) is None
+
+
 def test_a_single_need_is_decided_at_once() -> None:
     amounts = {node: (node,) for node in NODES}
     with mock.patch.object(cover._Search, "walk", side_effect=AssertionError):

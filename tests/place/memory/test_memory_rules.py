@@ -74,6 +74,7 @@ def test_reserves_without_memory_and_below_zero() -> None:
     assert initial(nodes(4, 4), {0: {PAGES: 5}, 1: {"memory": 1}}).nodes, "one node is enough"
     paged = (NodeMemory(0, 4 * GI, {2048: 512}),)
     assert misfit(paged, {0: {"memory": 3 * GI, PAGES: GI}}) == ""
+    assert misfit(nodes(4), {0: {"memory": GI, PAGES: 0}}) == ""
     assert "it has 3221225472" in misfit(paged, {0: {"memory": 3 * GI + 1}}), "without the huge pages"
     assert "cannot reserve -1 bytes of memory on NUMA node 0" in misfit(nodes(4), {0: {"memory": -1}})
 
