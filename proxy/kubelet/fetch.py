@@ -12,9 +12,10 @@ is meant for kubelet only, and goes over TLS only.
 from __future__ import annotations
 
 import io
+import os
 import socket
+import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -31,6 +32,7 @@ LARGEST = 64 << 20
 
 _CHUNK = 1 << 16
 _LONGEST_REASON = 200
+_LONGEST_TOKEN = 1 << 16
 _HINTS = {
     401: "; name the file of a valid token or certificate",
     403: "; allow get on nodes/pods or nodes/proxy",
@@ -176,12 +178,28 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
     if scheme != "https":
         raise ValueError("a token is sent over https only")
     try:
-        token = Path(settings.token_file).read_text("ascii").strip()
-    except (OSError, ValueError) as error:
+        token = _small_file(settings.token_file).decode("ascii").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the token in {settings.token_file}: {error.strerror}") from None
+    except ValueError as error:
         raise ValueError(f"cannot read the token in {settings.token_file}: {error}") from None
     if not token or not token.isprintable() or " " in token:
         raise ValueError(f"cannot use the token in {settings.token_file}: it is not one word")
     return {"Authorization": f"Bearer {token}"}
+
+
+def _small_file(path: str) -> bytes:
+    """Read a file that a call waits for: of a pipe nobody writes to, or a device, the end may never come."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
+        content = os.read(descriptor, _LONGEST_TOKEN + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > _LONGEST_TOKEN:
+        raise ValueError(f"it is larger than {_LONGEST_TOKEN >> 10} KiB")
+    return content
 
 
 def _body(response: http.client.HTTPResponse) -> bytes:

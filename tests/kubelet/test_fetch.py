@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -49,6 +50,27 @@ def test_the_token_is_read_for_each_exchange(
         token.write_text(f"{word}\n")
         fetch_pods(asked)
     assert [headers["Authorization"] for _, headers in tls_server.seen] == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.mkdir(), "it is no regular file"),
+        (os.mkfifo, "it is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
+        (lambda path: path.write_text("x" * (1 << 16) + "x"), "it is larger than 64 KiB"),
+        (lambda path: path.write_bytes(b"\xff"), "'ascii' codec can't decode"),
+    ],
+    ids=["none", "folder", "pipe", "device", "large", "binary"],
+)
+def test_a_token_that_cannot_be_read_costs_no_time(
+    tls_server: Any, tmp_path: Path, make: Callable[[Path], object], cause: str
+) -> None:
+    make(tmp_path / "token")
+    said = failure(pods_url=tls_server.url, token_file=str(tmp_path / "token"))
+    assert f"cannot read the token in {tmp_path}/token: {cause}" in said
+    assert not tls_server.seen
 
 
 def test_a_token_goes_over_tls_only(pods_server: Any, tmp_path: Path) -> None:
