@@ -93,7 +93,10 @@ def cpu_times(text: str) -> CpuTimes:
 
 def cpu_usage(text: str) -> int:
     """Read the used time out of ``cpu.stat``: nanoseconds."""
-    return 1000 * _figures(text, "cpu.stat", ("usage_usec",))["usage_usec"]
+    used = _figures(text, "cpu.stat", ("usage_usec",))["usage_usec"]
+    if used < 0:
+        raise CgroupError(f"cannot read cpu.stat: {used} is not a time")
+    return 1000 * used
 
 
 def throttling(text: str) -> Throttling:

@@ -68,6 +68,9 @@ def test_times() -> None:
         throttling("usage_usec 1")
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: 'x' is not a whole number$"):
         cpu_usage("usage_usec x")
+    with pytest.raises(CgroupError, match=r"^cannot read cpu\.stat: -1 is not a time$"):
+        cpu_usage("usage_usec -1")
+    assert cpu_usage("usage_usec 0") == 0
 
 
 def test_memory() -> None:

@@ -70,6 +70,8 @@ def test_what_was_given() -> None:
 def test_nodes_count_once_one_of_them_gives_cpu() -> None:
     memory, cpu = {"node": 0, "resources": {"memory": "1Gi"}}, {"node": 3, "resources": {"cpu": 1}}
     assert status(numaNodeResources=[memory]).nodes == ()
+    assert status(numaNodeResources=[{"node": 1}]).shares == (NodeShare(1),)
+    assert NodeShare(1) == NodeShare(1, 0, 0, {})
     assert status(numaNodeResources=[memory, cpu]).nodes == (0, 3)
     assert status(numaNodeResources=[{"node": 1, "resources": {BATCH_CPU: "-1"}}]).nodes == ()
 
@@ -115,6 +117,7 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
         (RESOURCE_STATUS, "[]", "it is not a JSON object"),
         (RESOURCE_STATUS, '{"cpuset": "0-"}', "cpuset: '0-' is not a list"),
         (RESOURCE_STATUS, '{"numaNodeResources": [{"node": -1}]}', "node -1 is no NUMA node"),
+        (RESOURCE_STATUS, '{"cpuSharedPools": [{"node": 65536}]}', "node 65536 is no NUMA node"),
         (RESOURCE_STATUS, '{"numaNodeResources": [{"resources": {"cpu": "1q"}}]}', "resources: cpu: '1q'"),
         (RESOURCE_SPEC, '{"preferredCPUBindPolicy": "Full"}', "'Full' is not one of Default, FullPCPUs"),
         (NUMA_TOPOLOGY_SPEC, '{"numaTopologyPolicy": "all"}', "'all' is not one of BestEffort, "),

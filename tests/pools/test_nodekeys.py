@@ -105,6 +105,8 @@ def test_one_ratio_beside_others() -> None:
     after, changed, problem = with_ratio(before, "cpu", 1.5)
     assert (after[AMPLIFICATION], changed, problem) == ('{"cpu":1.50,"memory":2.00}', True, "")
     assert with_ratio(after, "cpu", 1.5) == (after, False, "")
+    assert with_ratio(after, "gpu", 0.0) == (after, False, ""), "none is what there was"
+    assert amplification_ratios({AMPLIFICATION: '{"cpu": null}'}) == ({"cpu": 0.0}, "")
     faulty = {AMPLIFICATION: '{"cpu": "x"}'}
     assert with_ratio(faulty, "cpu", 1.5) == (
         faulty,

@@ -88,6 +88,7 @@ def test_nobody_elses_cpus_are_chosen(held: list[Held], withheld: Withheld, mill
         (9000, 300_000, 400_000),
         (9000, -1, 900_000),
         (5099, 500_000, None),
+        (5100, 500_000, 510_000),
         (0, 2000, 2000),
     ],
 )
