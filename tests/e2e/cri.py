@@ -23,6 +23,8 @@ from proxy.model.idset import CpuSet, Mask
 
 RpcError = grpc.RpcError
 IMAGE = "localhost/busybox:1"
+PATIENCE_S = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
+"""How long a call may take where the caller does not say; a virtual machine on a busy host needs more."""
 CREATED, RUNNING, EXITED = range(3)
 
 # LinuxPodSandboxConfig.security_context (2) { namespace_options (1) { network (1) = NODE (2) } }
@@ -75,7 +77,7 @@ class Cri:
             response_deserializer=getattr(pb, answer or f"{name}Response").FromString,
         )
 
-    def call(self, name: str, timeout: float = 30, **fields: Any) -> Any:
+    def call(self, name: str, timeout: float = PATIENCE_S, **fields: Any) -> Any:
         """Call a method of the runtime service with a request made of the fields."""
         return self.method(name)(getattr(pb, f"{name}Request")(**fields), timeout=timeout)
 
@@ -139,7 +141,7 @@ class Cri:
         self.call("RemovePodSandbox", pod_sandbox_id=pod)
         self._configs.pop(pod, None)
 
-    def list_pods(self, timeout: float = 30) -> list[Any]:
+    def list_pods(self, timeout: float = PATIENCE_S) -> list[Any]:
         return list(self.call("ListPodSandbox", timeout).items)
 
     def adopt(self, other: Cri) -> None:
@@ -192,7 +194,7 @@ class Cri:
             config.MergeFromString(MOUNTS + bytes([len(mount)]) + mount)
         return pb.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=self._configs[pod])
 
-    def create(self, pod: str, name: str = "main", timeout: float = 30, **options: Any) -> str:
+    def create(self, pod: str, name: str = "main", timeout: float = PATIENCE_S, **options: Any) -> str:
         """Create a container (options of ``create_request``); returns its id."""
         request = self.create_request(pod, name, **options)
         container: str = self.method("CreateContainer")(request, timeout=timeout).container_id
@@ -210,7 +212,7 @@ class Cri:
     def stop(self, container: str, grace: int = 0) -> None:
         """Stop a container; it is killed after ``grace`` seconds."""
         self.method("StopContainer")(
-            pb.StopContainerRequest(container_id=container, timeout=grace), timeout=30
+            pb.StopContainerRequest(container_id=container, timeout=grace), timeout=PATIENCE_S
         )
 
     def remove(self, container: str) -> None:
@@ -227,7 +229,7 @@ class Cri:
     def list(self) -> list[Any]:
         return list(self.call("ListContainers").containers)
 
-    def events(self, timeout: float = 30) -> Iterator[Any]:
+    def events(self, timeout: float = PATIENCE_S) -> Iterator[Any]:
         """Stream of container events (UNIMPLEMENTED before containerd 1.7)."""
         stream = self.channel.unary_stream(
             f"/{self._service}.RuntimeService/GetContainerEvents",
