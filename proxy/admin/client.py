@@ -31,7 +31,7 @@ def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] 
         InputError: The daemon does not take the question.
         PermissionDeniedError: The socket is not for this user.
     """
-    target = f"{route}?{urlencode(params)}" if params else route
+    target = f"{route}?{urlencode(params, errors='replace')}" if params else route
     request = f"GET {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
     try:
         data = _exchange(path, request, time.monotonic() + timeout)

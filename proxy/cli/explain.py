@@ -14,6 +14,7 @@ from proxy.cli.settings import config_option, read_config
 from proxy.config import Config, override
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.report.page import Told, known_names, newest, read_records, render, render_pods
+from proxy.report.words import clean
 
 _NEAR = 3
 
@@ -82,6 +83,7 @@ def _as_json(answer: object, shown: list[Told], *, pods: bool) -> str:
 
 
 def _unknown(who: str, answer: object) -> str:
+    who = clean(who)
     alike = [name for name in known_names(answer) if name.count("/") == who.count("/")]
     near = difflib.get_close_matches(who, alike, n=_NEAR)
     total = answer.get("remembered") if isinstance(answer, dict) else None

@@ -7,11 +7,12 @@ the daemon, and a fault in one does not break the others.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 import click
 
@@ -31,6 +32,9 @@ COMMANDS = {
     "demo": "Show the whole thing at work, without root and without a runtime.",
     "version": "Print the version.",
 }
+
+EX_IOERR = 74
+"""sysexits: an error while writing."""
 
 
 class Commands(click.Group):
@@ -127,17 +131,31 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = 130
-    except BrokenPipeError:
-        # Who read us has left. What is still buffered must not raise again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who read us has left
+        _drop_output()
         code = 141
     except Exception as error:
+        if _no_room(error):
+            _drop_output()
+            click.echo(f"topoproxy: cannot write the output: {error.strerror}", err=True)
+            return EX_IOERR
         if os.environ.get("TOPOPROXY_DEBUG"):
             raise
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         click.echo(f"topoproxy: internal error: {what} (TOPOPROXY_DEBUG=1 shows where)", err=True)
         code = 1
     return code or 0
+
+
+def _no_room(error: Exception) -> TypeGuard[OSError]:
+    """Tell whether our own output found no room; an error that names a file is about that file."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.filename is None and error.errno in full
+
+
+def _drop_output() -> None:
+    """Forget what is still buffered: it must not raise again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -40,6 +40,8 @@ def read_bytes(path: Path) -> bytes:
     """
     try:
         if str(path) == STDIN:
+            if sys.stdin is None:
+                raise InputError("cannot read standard input: it is closed")
             return sys.stdin.buffer.read(SIZE_LIMIT + 1)
         with path.open("rb") as stream:
             return stream.read(SIZE_LIMIT + 1)

@@ -175,6 +175,12 @@ def test_nobody_answers(tmp_path: Path) -> None:
         run("--admin", "tcp://x")
 
 
+def test_a_name_that_is_no_text_is_answered_in_one_line(daemon: Path) -> None:
+    with pytest.raises(TopoproxyError) as caught:
+        run("\udcff\n\x1b[31mred", "--config", daemon)
+    assert str(caught.value).startswith("cannot explain ? ?[31mred: nothing is remembered of it")
+
+
 def test_ascii_terminals_are_enough(daemon: Path) -> None:
     assert run("--all", "ml/pair", "--config", daemon).isascii()
 

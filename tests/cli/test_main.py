@@ -157,3 +157,16 @@ def test_a_closed_output_is_no_error() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [["version"], ["check-config", "--defaults"], ["--help"]])
+def test_output_that_finds_no_room_is_told_in_words(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (
+        74,
+        "topoproxy: cannot write the output: No space left on device\n",
+    )

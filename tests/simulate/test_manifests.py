@@ -321,3 +321,9 @@ def test_anything_anywhere_is_read_or_refused_in_one_line(
             said = str(error)
         assert "\n" not in said
         assert len(said) < 600
+
+
+def test_a_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="cannot read standard input: it is closed"):
+        load_pods(["-"], ["m"], 1, bound=True)
