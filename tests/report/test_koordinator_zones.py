@@ -50,11 +50,18 @@ def test_huge_pages_are_not_memory() -> None:
     }
 
 
+def test_a_node_that_tells_nothing_of_its_memory() -> None:
+    bare = Machine((), (NumaNode(0, CpuSet()),), CpuSet(), CpuSet())
+    (zone,) = zones_of(bare, ())
+    assert zone.capacity == {"cpu": 0, "memory": 0, "hugepages-2Mi": 0, "hugepages-1Gi": 0}
+
+
 def test_what_kubelet_keeps_back() -> None:
     capacity, allocatable = {"cpu": 8000, "memory": 9, "pods": 5}, {"cpu": 7500, "memory": 9, "pods": 1}
     assert kubelet_reserve(capacity, allocatable) == {"cpu": 500}
     assert kubelet_reserve({"cpu": 8000}, {}) == {}
     assert kubelet_reserve({"cpu": 1}, {"cpu": 2}) == {}
+    assert kubelet_reserve({"memory": 2}, {"memory": 1}) == {"memory": 1}
 
 
 def test_shares_are_rounded_up_and_go_down_to_nothing() -> None:
