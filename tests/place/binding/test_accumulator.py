@@ -49,6 +49,42 @@ def test_takes_no_more_than_was_asked_for() -> None:
     )
 
 
+def test_the_last_core_fits_exactly() -> None:
+    assert take(machine(3, 1, 4), 10, FULL) == "0-9"
+
+
+def test_cores_are_avoided_in_a_socket_and_everywhere() -> None:
+    topo, free = machine(1, 2, 2), CpuSet.parse("1-2,4,6")
+    for level in (CORE, NODE):
+        wish, others = replace(SPREAD, exclusive=level), held("0", level)
+        assert str(accumulate(topo, free, 3, wish, others)) == "2,4,6"
+        literal = accumulate(topo, free, 3, wish, others, degrade=False)
+        assert str(literal) == {CORE: "2,4,6", NODE: "1-2,4"}[level], "only PCPULevel, as Koordinator's code"
+    wish, others = replace(FULL, exclusive=CORE), held("0", CORE)
+    assert take(machine(2, 1, 2), 6, wish, others) == "2-7"
+    assert take(machine(2, 1, 2), 7, wish, others) == "1-7", "what is avoided is taken at last"
+
+
+def test_threads_that_fewer_pods_have() -> None:
+    wish = replace(SPREAD, max_ref_count=2)
+    assert take(machine(1, 1, 2), 2, wish, Allocated({0: 1, 2: 1})) == "1,3"
+
+
+@pytest.mark.parametrize(
+    ("topo", "free", "n", "policy", "most", "least"),
+    [
+        (machine(2, 1, 2), "1-7", 5, BindPolicy.SPREAD_BY_PCPUS, "1-4,6", "1-2,4-6"),
+        (machine(1, 2, 2), "0,2,4,6-7", 3, BindPolicy.FULL_PCPUS, "4,6-7", "0,6-7"),
+    ],
+)
+def test_single_threads_come_from_where_the_strategy_says(
+    topo: CpuTopology, free: str, n: int, policy: BindPolicy, most: str, least: str
+) -> None:
+    for strategy, expected in ((NumaStrategy.MOST_ALLOCATED, most), (NumaStrategy.LEAST_ALLOCATED, least)):
+        wish = BindWish(policy, strategy=strategy)
+        assert str(accumulate(topo, CpuSet.parse(free), n, wish, Allocated())) == expected
+
+
 @pytest.mark.parametrize(
     ("offline", "n", "expected", "why"),
     [

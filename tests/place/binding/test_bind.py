@@ -94,6 +94,9 @@ def test_preferred_cpus_come_first() -> None:
     required = replace(wish, required=True, preferred=CpuSet.parse("9-11"))
     assert take(TWO, "0-15", 4, required) == "8-11"
     assert take(TWO, "0-7,9-15", 4, required) == "10-13", "half a core is not preferred"
+    steps: list[str] = []
+    bind(TWO, CpuSet.parse("0-10"), 2, wish, steps=steps)
+    assert steps[0] == "first of the preferred CPUs that are free, 9-10"
     evenly = replace(EVENLY, preferred=CpuSet.parse("0-3"))
     assert take(TWO, "0-15", 8, evenly) == "0-3,8-11"
 
@@ -126,6 +129,9 @@ def test_even_parts_avoid_what_others_would_not_share() -> None:
     assert take(four, "1-5,8-9", 3, wish, others) == "4-5,8"
     assert take(four, "1-5,8-9", 3, replace(wish, exclusive=ExclusivePolicy.PCPU_LEVEL), others) == "1-3"
     assert take(four, "1-15", 14, wish, others) == "2-15"
+    cores = BindWish(SPREAD, exclusive=ExclusivePolicy.PCPU_LEVEL, strategy=NumaStrategy.DISTRIBUTE_EVENLY)
+    core = Allocated().add(CpuSet([0]), ExclusivePolicy.PCPU_LEVEL)
+    assert take(TWO, "1-11", 4, cores, core) == "2-4,6"
     steps: list[str] = []
     bind(four, CpuSet.parse("1-15"), 8, wish, others, steps)
     assert steps[0] == "in even parts over NUMA nodes 1-2: 4 + 4"
@@ -145,6 +151,12 @@ def test_nodes_that_are_given() -> None:
         bind_on_nodes(TWO, free, {0: 2, 1: 1}, BindWish(required=True))
     with pytest.raises(RequiredPolicyError):
         bind_on_nodes(TWO, free, {0: 1, 1: 1}, BindWish(required=True))
+
+
+def test_uneven_shares_of_whole_groups() -> None:
+    assert even_shares({0: 7, 1: 3, 2: 1}, 8, 2) == {0: 6, 1: 2}
+    assert even_shares({0: 7, 1: 3, 2: 1}, 10, 2) is None
+    assert even_shares({}, 1) is None
 
 
 counts = st.dictionaries(st.integers(0, 11), st.integers(0, 12), min_size=1, max_size=6)

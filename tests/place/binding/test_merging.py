@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
-from proxy.place.binding.hints import ScoredHint, digits
+from proxy.place.binding.hints import Answer, ScoredHint, digits, single_numa
 from proxy.place.binding.merging import NodeStatus, Tenancy, align, allowed, merge
 
 
@@ -74,6 +74,38 @@ def test_policies_keep_their_word(lists: list[list[ScoredHint]], tenancy: Tenanc
     if policy is Policy.BEST_EFFORT:
         assert not done.hint.unsatisfied
         assert done.hint.affinity
+
+
+def test_who_may_meet() -> None:
+    status = {0: NodeStatus.SHARED, 1: NodeStatus.SINGLE}
+    required = Tenancy(NumaExclusive.REQUIRED, status)
+    shown = {nodes: allowed(Mask.parse(nodes), required) for nodes in ("0", "1", "2", "0-1", "0,2", "1-2")}
+    assert shown == {"0": False, "1": True, "2": True, "0-1": False, "0,2": True, "1-2": False}
+    assert not allowed(None, required)
+    assert allowed(Mask([0]), Tenancy(NumaExclusive.PREFERRED, status))
+    assert allowed(Mask([0]), Tenancy(NumaExclusive.REQUIRED))
+
+
+def test_a_hint_that_is_not_enough_counts_with_its_score() -> None:
+    short, anywhere = ScoredHint(Mask([0]), unsatisfied=True, score=2), ScoredHint(None)
+    named = [ScoredHint(Mask([0]))]
+    assert merge([[short, anywhere], named], Mask([0, 1])) == short
+    assert merge([[ScoredHint(Mask([0]), unsatisfied=True), anywhere], named], Mask([0, 1])) == named[0]
+
+
+def test_one_node_or_any() -> None:
+    some = [ScoredHint(Mask([1]), True), ScoredHint(Mask([0, 1]), True), ScoredHint(None, True)]
+    assert single_numa([[*some, ScoredHint(Mask([0])), ScoredHint(None)]]) == [[some[0], some[2]]]
+
+
+def test_no_preference_is_not_impossible() -> None:
+    nodes = Mask([0, 1])
+    nothing: list[Answer] = [None, {}, {"r": None}]
+    for answer in nothing:
+        done = align(Policy.RESTRICTED, [answer, {"s": [ScoredHint(Mask([1]), True)]}], nodes)
+        assert done.hint == ScoredHint(Mask([1]), True)
+    assert align(Policy.RESTRICTED, [{"r": []}], nodes).reasons == ("Unsatisfied NUMA r",)
+    assert align(Policy.BEST_EFFORT, [{"r": []}], nodes).hint == ScoredHint(nodes)
 
 
 def test_many_hints_of_many_nodes_are_merged_soon() -> None:

@@ -90,6 +90,14 @@ def test_hints_of_each_resource() -> None:
     assert refused.reasons == ("Unsatisfied NUMA cpu", "Unsatisfied NUMA memory")
 
 
+def test_a_node_without_a_resource_is_in_no_hint_of_it() -> None:
+    found = offers(
+        {"cpu": 1, "gpu": 1}, {0: {"cpu": 1, "gpu": 1}, 1: {"cpu": 1}}, lambda _: True, Policy.NONE
+    )
+    assert [hint.affinity for hint in found["gpu"]] == [Mask([0])]
+    assert len(found["cpu"]) == 3
+
+
 def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> None:
     many = {node: {"cpu": 1000} for node in range(ALL_SETS + 1)}
     tried: list[int] = []
@@ -115,6 +123,7 @@ def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> No
         ({"cpu": 9000}, [0], NumaStrategy.DISTRIBUTE_EVENLY, 50),
         ({"cpu": 1000}, [0, 1], NumaStrategy.MOST_ALLOCATED, (33 + 0) // 2),
         ({"cpu": 1000}, [1], NumaStrategy.LEAST_ALLOCATED, 50),
+        ({}, [1], NumaStrategy.LEAST_ALLOCATED, 100),
         ({"cpu": 1000}, [7], NumaStrategy.LEAST_ALLOCATED, 0),
     ],
 )
