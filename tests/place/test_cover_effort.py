@@ -9,6 +9,7 @@ import pytest
 
 from proxy.place import cover
 from proxy.place.cover import choose
+from proxy.place.demand import Demand, covers, fittest
 
 Problem = tuple[dict[int, tuple[int, ...]], tuple[int, ...]]
 NODES = range(14)
@@ -104,3 +105,23 @@ def test_nodes_alike_are_tried_once() -> None:
         (0, 1, 0),
         (0, 0, 1),
     }
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_fittest_with_a_floor_after_few_rounds(rounds: int) -> None:
+    """Searches then give fewer nodes than there is room for; the lowest ones fill it."""
+    every = sorted(range(1, 1 << 8), key=lambda bits: (bits.bit_count(), bits))
+    for seed in range(60):
+        found = random.Random(seed)
+        demands = []
+        for top in (9, 10**6):
+            lots = [
+                (1 << found.randrange(8) | 1 << found.randrange(8), found.randint(1, top)) for _ in range(9)
+            ]
+            demands.append(Demand(sum(n for _, n in lots) * 2 // 3, tuple(lots)))
+        base, floor = found.choice([0, 0, 1 << found.randrange(8)]), found.randint(2, 6)
+        able = (
+            bits for bits in every if not base & ~bits and bits.bit_count() >= floor and covers(demands, bits)
+        )
+        with mock.patch.object(cover, "_ROUNDS", rounds):
+            assert fittest(range(8), demands, base, floor) == next(able, None)
