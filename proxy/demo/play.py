@@ -21,6 +21,21 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.machine import Machine
 
 
+_NEXT = (
+    ("topology", "this machine as the proxy sees it"),
+    (
+        "simulate --help",
+        "what would become of your pods on machines that are only described: which NUMA nodes they get, and "
+        "which are refused",
+    ),
+    (
+        "explain POD",
+        "beside topoproxy serve, on a node: why a container is on its CPUs, or why it was refused",
+    ),
+)
+"""Commands, and what they show."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the command line says.
@@ -67,7 +82,16 @@ def play(screen: Screen, options: Options) -> bool:
             f"{len(steps)} steps, {show.checks} claims compared with the cgroup files and found true, "
             f"{time.monotonic() - begun:.0f} s."
         )
+        _what_next(screen)
     return True
+
+
+def _what_next(screen: Screen) -> None:
+    screen.line()
+    screen.paragraph("To try next:")
+    for command, what in _NEXT:
+        screen.line(f"    topoproxy {command}")
+        screen.paragraph(what, indent=6)
 
 
 def _welcome(screen: Screen, stage: Stage) -> None:
@@ -111,7 +135,7 @@ def _stage(folder: Path, options: Options) -> contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Make SIGTERM an exception, so that what was started is ended."""
+    """Make an exception of SIGTERM and of a terminal that is closed, so that what was started is ended."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -119,11 +143,12 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -69,15 +69,17 @@ class Screen:
         """Begin a step."""
         bar = self.glyph("━", "=")
         head = f" {number} " if number else " "
-        rest = max(2, self.width - len(head) - len(text) - 4)
+        rows = textwrap.wrap(text, self.width - len(head) - 3, break_on_hyphens=False)
         self.line()
-        self.line(
-            self.paint(bar * 2, "2")
-            + self.paint(head, "1")
-            + self.paint(text, "1")
-            + " "
-            + self.paint(bar * rest, "2")
-        )
+        for at, row in enumerate(rows):
+            rest = max(0, self.width - len(head) - len(row) - 3) if at == 0 else 0
+            self.line(
+                self.paint(bar * 2 if at == 0 else "  ", "2")
+                + self.paint(head if at == 0 else " " * len(head), "1")
+                + self.paint(row, "1")
+                + " "
+                + self.paint(bar * rest, "2")
+            )
 
     def proof(self, text: str) -> None:
         """Say what was checked and found true."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,8 +38,40 @@ def test_it_is_true(version):
         "kill -9",
         "no space left on device",
         "That was it",
+        "topoproxy simulate --help",
+        "topoproxy explain POD",
     ):
         assert word in text
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_whatever_ends_it_nothing_is_left(end):
+    """A terminal that is closed sends SIGHUP; the proxy is in a session of its own and would not hear it."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "demo", "--pause", "60", "--keep"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert running.stdout is not None
+    said = ""
+    while "Read back from 2 cgroups" not in said:  # the proxy runs
+        said += running.stdout.readline()
+    running.send_signal(end)
+    rest, _ = running.communicate(timeout=60)
+    folder = Path((said + rest).split("files are left in ")[1].split()[0])
+    try:
+        assert running.returncode in (128 + end, 130)
+        assert not (folder / "cri.sock").exists()  # it was ended as systemd would, not left
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_titles_are_folded():
+    out, title = io.StringIO(), "Pods without a label: api (Burstable) and logs (BestEffort)"
+    Screen(out, width=60).title(5, title)
+    assert max(map(len, out.getvalue().splitlines())) == 60
+    assert [word for word in out.getvalue().split() if word.strip("=")] == ["5", *title.split()]
 
 
 def test_on_a_machine_of_two_cpus(tmp_path):
