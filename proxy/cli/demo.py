@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from proxy.model.errors import UsageError
+
 _PAUSE = 1.5
 
 
@@ -66,6 +68,8 @@ def demo(
     from proxy.demo.play import Options, play
     from proxy.demo.screen import Screen
 
+    if sys.stdout is None:
+        raise UsageError("cannot show anything: standard output is closed")
     screen = Screen(colour=False if no_color else None, width=width)
     wait = 0.0 if fast else pause if pause is not None else _PAUSE if sys.stdout.isatty() else 0.0
     options = Options(runtime, containerd_socket, wait, keep, int(cgroup_version))

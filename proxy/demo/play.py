@@ -20,18 +20,10 @@ from proxy.demo.stage import Stage, containerd_stage, standin_stage
 from proxy.model.errors import TopoproxyError
 from proxy.model.machine import Machine
 
-
 _NEXT = (
     ("topology", "this machine as the proxy sees it"),
-    (
-        "simulate --help",
-        "what would become of your pods on machines that are only described: which NUMA nodes they get, and "
-        "which are refused",
-    ),
-    (
-        "explain POD",
-        "beside topoproxy serve, on a node: why a container is on its CPUs, or why it was refused",
-    ),
+    ("simulate --help", "what would become of your pods on described machines, and which would be refused"),
+    ("explain POD", "where topoproxy serve runs: why a container is on its CPUs, or why it was refused"),
 )
 """Commands, and what they show."""
 
