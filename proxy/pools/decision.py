@@ -184,8 +184,8 @@ def changes(
 ) -> tuple[Change, ...]:
     """Tell whose CPUs change with a rule, in the order given; those whose annotation is faulty do not.
 
-    Koordinator writes every container anew. Here only those are touched whose answer differs; all that are
-    to be set where there was no rule before.
+    Koordinator writes every container anew. Here only those are touched that get other CPUs, however the
+    lists of their pools are cut; all that are to be set where there was no rule before.
     """
     alike: dict[object, Answer | None] = {}
     found = []
@@ -207,5 +207,4 @@ def _changed(before: Rule | None, after: Rule, asker: Asker, *, be_manager: bool
     """Give the new answer if it is another than before."""
     new = decide(after, asker, be_manager=be_manager)
     old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
-    same = (new.action, new.cpus, new.text) == (old.action, old.cpus, old.text)
-    return None if same else new
+    return None if (new.action, new.cpus) == (old.action, old.cpus) else new

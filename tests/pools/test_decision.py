@@ -11,7 +11,7 @@ from proxy.pools.annotations import NodeShare, ResourceStatus
 from proxy.pools.decision import Action, Asker, changes, decide, decide_host_app
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
 from proxy.pools.rule import Rule
-from proxy.pools.shared import Held, Withheld, node_pools
+from proxy.pools.shared import Held, NodePool, Withheld, node_pools
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
@@ -131,9 +131,15 @@ def test_only_those_whose_answer_differs_change(
     found = {change.key: change.answer for change in changes(old, new, pods, be_manager=gate)}
     for key, asker in pods:
         was, now = decide(old, asker, be_manager=gate), decide(new, asker, be_manager=gate)
-        assert (key in found) == ((was.action, was.cpus, was.text) != (now.action, now.cpus, now.text))
+        assert (key in found) == ((was.action, was.cpus) != (now.action, now.cpus))
         assert found.get(key, now) == now
     assert changes(new, new, pods, be_manager=gate) == ()
+
+
+def test_the_same_cpus_cut_otherwise_are_no_change() -> None:
+    whole = Rule("none", (NodePool(0, 0, CpuSet.parse("0-7")),))
+    cut = Rule("none", (NodePool(0, 0, CpuSet.parse("0-3")), NodePool(1, 0, CpuSet.parse("4-7"))))
+    assert changes(whole, cut, [("a", Asker(QosClass.LS))]) == ()
 
 
 def test_the_first_rule_sets_all_but_the_faulty() -> None:
@@ -143,5 +149,7 @@ def test_the_first_rule_sets_all_but_the_faulty() -> None:
         ("c", Asker(QosClass.LSR, status=named("1"))),
     ]
     assert [change.key for change in changes(None, rule(), pods)] == ["a", "c"]
+    faulty_first = [("b", Asker(QosClass.LS, problem="x")), ("a", Asker(QosClass.LS))]
+    assert [change.key for change in changes(None, rule(), faulty_first)] == ["a"]
     static = rule(policy="static")
     assert changes(None, static, [("d", Asker())]) == (), "nothing is written where kubelet rules"

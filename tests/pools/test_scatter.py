@@ -16,6 +16,7 @@ SOME = st.lists(st.sampled_from(SEATS), unique=True)
 def test_pairs_of_each_node_in_turn_then_one() -> None:
     assert pick(5, SEATS) == (0, 4, 2, 6, 1)
     assert pick(1, SEATS) == (0,)
+    assert pick(2, SEATS) == (0, 4)
     assert pick(8, reversed(SEATS)) == (0, 4, 2, 6, 1, 5, 3, 7)
 
 
