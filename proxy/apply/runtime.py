@@ -33,7 +33,6 @@ _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     # A runtime that comes back is seen within a second; the default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -138,7 +137,10 @@ class GrpcRuntime:
                     f"cannot call the container runtime at {self._path}: the channel is closed"
                 )
             if self._opened is None:
-                self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=_OPTIONS)
+                # What is named after the pause between attempts is also how long one may take.
+                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 1000)))
+                options = (*_OPTIONS, patience)
+                self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=options)
             return self._opened
 
     def _call(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:

@@ -1,6 +1,8 @@
 """Our own calls at the runtime, against a small gRPC server on a unix socket."""
 
+import contextlib
 import json
+import socket
 import tempfile
 import threading
 import time
@@ -76,7 +78,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def runtime(server: Server) -> Iterator[GrpcRuntime]:
-    made = GrpcRuntime(f"unix://{server.socket}", timeout_s=2)
+    made = GrpcRuntime(f"unix://{server.socket}", timeout_s=30)
     yield made
     made.close()
 
@@ -265,3 +267,36 @@ def test_after_close(server: Server) -> None:
     runtime.close()
     with pytest.raises(UnavailableError, match="closed"):
         runtime.version()
+
+
+def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server) -> None:
+    """A machine that is busy starting has a runtime that accepts, and says nothing for a while."""
+    server.v1("Version", pb.VersionResponse(runtime_name="slow", runtime_version="1"))
+    door = socket.socket(socket.AF_UNIX)
+    path = server.socket.with_name("door")
+    door.bind(str(path))
+    door.listen()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def lead_in() -> None:
+        client, _ = door.accept()
+        time.sleep(0.5)
+        with client, socket.socket(socket.AF_UNIX) as behind:
+            behind.connect(str(server.socket))
+            back = threading.Thread(target=pump, args=(behind, client))
+            back.start()
+            pump(client, behind)
+            back.join()
+
+    thread = threading.Thread(target=lead_in)
+    thread.start()
+    runtime = GrpcRuntime(f"unix://{path}", timeout_s=30)
+    assert runtime.version() == "slow 1"
+    runtime.close()
+    thread.join()
+    door.close()
