@@ -102,23 +102,17 @@ def simulate(
     \b
     Try it: what does this machine do with five pods of 2 CPUs each?
       topoproxy topology --json > here.json
-      cat > pod.yaml <<END
-      apiVersion: v1
-      kind: Pod
-      metadata: {name: job}
-      spec:
-        containers:
-        - name: main
-          resources: {limits: {cpu: 2, memory: 1Gi}}
-      END
+      echo '{apiVersion: v1, kind: Pod, metadata: {name: job}, spec: {containers:
+        [{name: main, resources: {limits: {cpu: 2, memory: 1Gi}}}]}}' > pod.yaml
       echo 'cpuManagerPolicy: static' > static.yaml
-      topoproxy simulate pod.yaml --replicas 5 --machine here.json --config static.yaml
-      topoproxy simulate pod.yaml --replicas 5 --machine here.json --config static.yaml --explain job-1
+      topoproxy simulate pod.yaml --replicas 5 --machine here.json \\
+        --config static.yaml --explain job-1
 
     \b
     Two configurations, the pods of a live cluster, ten machines of a kind:
       kubectl get pods -A -o yaml |
-        topoproxy simulate - --anywhere --machine big.json --nodes 10 --config old.yaml --compare new.yaml
+        topoproxy simulate - --anywhere --machine big.json --nodes 10 \\
+          --config old.yaml --compare new.yaml
 
     Ends with 0 whatever becomes of the pods (but see --fail-on-refused), with 65 where a manifest, a machine
     or a device file is not what it should be, with 78 where a configuration is refused. docs/simulate.md

@@ -62,7 +62,7 @@ def explain(
         cpus,
         placement.mems if placement else None,
         tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids if verdict.admitted)
-        or tuple(device.name for device in request.devices),
+        or tuple(f"{near.resource}={near.name}" if near.resource else near.name for near in request.devices),
         placement.reasons if placement else weighed.reasons,
         lacks=lacks,
     )

@@ -6,7 +6,7 @@ from proxy.model.explanation import Explanation, Lack, Said
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
-from proxy.report.words import amount, both, clean, few, in_bytes, node_set, nodes, sentence, sentences, size
+from proxy.report.words import both, clean, few, in_bytes, node_set, nodes, sentence, sentences, size
 
 UNALIGNED = "TopologyAffinityError"
 """kubelet's reason for a refusal by the topology policy."""
@@ -122,7 +122,7 @@ def _more(lack: Lack) -> str:
     missing = lack.wanted - lack.free
     if lack.resource == "cpu":
         return f"{missing} more free {'CPU' if missing == 1 else 'CPUs'}"
-    return f"{amount(lack.resource, missing)} more"
+    return f"{_figure(lack, missing)} more of {clean(lack.resource)}"
 
 
 def _smaller(told: Explanation) -> str:

@@ -200,8 +200,10 @@ def _placed(told: Explanation) -> tuple[str, ...]:
         texts = [f"It owns {cpus(told.cpus)}"]
     else:
         texts = [f"Its containers are given theirs out of {cpus(told.cpus)}"] if told.cpus else []
-    if beside:
+    if beside and told.container:
         texts = [f"{texts[0]}, and has {beside}" if texts else f"It has {beside}"]
+    elif beside:
+        texts = [f"{texts[0]}, beside {beside}" if texts else f"Its containers have {beside}"]
     return sentences(texts)
 
 

@@ -55,13 +55,6 @@ def in_bytes(resource: str) -> bool:
     return resource == MEMORY or resource.startswith(HUGE_PAGES)
 
 
-def amount(resource: str, number: int) -> str:
-    """Name an amount of a resource: CPUs, bytes or devices."""
-    if resource == "cpu":
-        return f"{number} {'CPU' if number == 1 else 'CPUs'}"
-    return f"{size(number) if in_bytes(resource) else number} of {clean(resource)}"
-
-
 def size(number: int) -> str:
     """Name bytes, exactly: in the largest unit of which they are a whole number."""
     unit = 0

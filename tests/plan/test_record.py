@@ -121,7 +121,7 @@ def test_a_record_says_what_came_of_it() -> None:
     assert plan.container is not None
     assert (why.event, why.ref, why.uid, why.attempt) == ("CreateContainer", "ns/p/c", "u", 3)
     assert (why.pool, why.cpus, why.mems) == ("own", CpuSet.parse("4,12"), Mask([1]))
-    assert (why.devices, why.reasons) == (("/dev/a",), plan.container.placement.reasons)
+    assert (why.devices, why.reasons) == (("v/gpu=/dev/a",), plan.container.placement.reasons)
     assert [(s.provider, s.resource, s.count) for s in why.said] == [
         ("devices", "v/gpu", 1),
         ("cpu", "cpu", 3),
@@ -139,7 +139,7 @@ def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
     assert why is not None
     assert plan.state is EMPTY
     assert (why.pool, why.cpus, why.mems, why.reasons, why.steps) == ("", CpuSet(), None, (), ())
-    assert why.devices == ("/dev/a", "/dev/b")
+    assert why.devices == ("v/gpu=/dev/a", "v/nic=/dev/b")
     assert {s.resource for s in why.said} == {"v/gpu", "v/nic", "cpu"}
     assert why.merge is not None
     assert plan.verdict.message.endswith(f"(ns/p/c: {'; '.join(why.merge.blame)})")

@@ -109,17 +109,17 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
         ),
     )
     assert last.sentences == (
-        "Ask for less of cpu, so that one NUMA node has enough.",
+        "It would fit if node 1 had 4 more free CPUs (of 20 asked for, 16 were free).",
         "The topology policy best-effort refuses nobody for alignment.",
         "Another node of the cluster may have room for it.",
     )
 
 
 def blameless(name: str, *said: Said) -> Explanation:
-    """A refusal of which nobody has said what stood against it."""
+    """A refusal of which nobody has said what stood against it, or what would have done."""
     told = record(name)
     assert told.merge is not None
-    return replace(told, merge=replace(told.merge, blame=()), said=said or told.said)
+    return replace(told, merge=replace(told.merge, blame=()), said=said or told.said, lacks=())
 
 
 def test_what_stood_against_it_is_read_from_the_hints_where_nobody_says_it() -> None:
@@ -174,14 +174,14 @@ def test_who_was_aligned_and_refused_for_something_else_hears_nothing_of_alignme
         (
             (Lack("memory", Mask((0, 1)), 3 << 30, 1 << 30), Lack("x/gpu", Mask((0, 1)), 2, 0)),
             (
-                "It would fit if nodes 0-1 had 2 GiB of memory more and 2 of x/gpu more"
+                "It would fit if nodes 0-1 had 2 GiB more of memory and 2 more of x/gpu"
                 " (of 3 GiB asked for, 1 GiB were free; of 2 asked for, 0 were free)."
             ),
         ),
         (
             (Lack("hugepages-2Mi", None, 4 << 20, 2 << 20), Lack("cpu", None, 2, 2)),
             (
-                "It would fit if the machine had 2 MiB of hugepages-2Mi more"
+                "It would fit if the machine had 2 MiB more of hugepages-2Mi"
                 " (of 4 MiB asked for, 2 MiB were free)."
             ),
         ),
@@ -193,7 +193,7 @@ def test_what_was_lacking_is_said_of_the_nodes_that_lacked_least(lacks: tuple[La
 
 
 def test_without_facts_nothing_is_said_to_fit() -> None:
-    helped = section(record("refused_gpu"), "What would help")
+    helped = section(replace(record("refused_gpu"), lacks=()), "What would help")
     assert not [text for text in helped if "fit if" in text]
     enough = replace(record("refused_gpu"), lacks=(Lack("cpu", None, 2, 2),))
     assert section(enough, "What would help") == helped
@@ -461,3 +461,12 @@ def test_what_the_engine_records_can_be_told(policy: Policy, scope: Scope) -> No
         assert from_data(json.loads(json.dumps(to_data(explanation)))) == explanation
         for text in all_sentences(explanation):
             check(text)
+
+
+def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
+    told = replace(record("pod_scope"), devices=("x/gpu=g0",))
+    assert section(told, "Where that left it")[0].endswith(
+        f"out of CPUs {told.cpus}, beside device x/gpu=g0."
+    )
+    without = replace(told, cpus=CpuSet())
+    assert section(without, "Where that left it")[0] == "Its containers have device x/gpu=g0."
