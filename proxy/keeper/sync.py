@@ -27,6 +27,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.plan.adopt import adopt
+from proxy.plan.recount import beyond, recounted
 from proxy.pools.facts import parent_of, pod_facts
 
 UNIMPLEMENTED = 12
@@ -85,8 +86,13 @@ class Sync:
             containers.append(container)
             if key.startswith("i/"):
                 keeper.lost[container.id] = keeper.clock()
-        keeper.state = type(keeper.state).of(node, pods, containers)
-        for container in containers:
+        keeper.state = recounted(type(keeper.state).of(node, pods, containers))
+        for resource, (promised, there) in beyond(keeper.state).items():
+            keeper.problems.note(
+                f"cannot count all {resource} of the containers that run: they were promised"
+                f" {promised >> 20} MiB of NUMA nodes, and {there >> 20} MiB are there beside the reserve"
+            )
+        for container in keeper.state.containers.values():
             keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
 
     async def run(self) -> None:

@@ -61,7 +61,7 @@ def adopt(
         return dataclasses.replace(plan, problem=problem)
     taken = dataclasses.replace(plan.container, phase=phase, request=request)
     if live:
-        blocks = _blocks(state, pod, request, mems)
+        blocks = memory_of(state, pod, request, mems)
         placement = dataclasses.replace(taken.placement, mems=mems, blocks=blocks)
         taken = dataclasses.replace(taken, placement=placement)
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
@@ -82,7 +82,7 @@ def _keep(
         return None
     why = f"{wish.why}; runs on CPUs {has} already"
     mems = named_mems(state, request)
-    placement = Placement(Pool.OWN, has, mems, (why,), wish.hard, _blocks(state, pod, request, mems))
+    placement = Placement(Pool.OWN, has, mems, (why,), wish.hard, memory_of(state, pod, request, mems))
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
     after = state.changed(put=(container,))
     if not after.pools.shared:
@@ -102,14 +102,17 @@ def _pooled(
     pool: Pool = Pool.SHARED,
 ) -> Plan:
     placement = pooled(pool, named_mems(state, request), why)
-    if blocks := _blocks(state, pod, request, placement.mems):
+    if blocks := memory_of(state, pod, request, placement.mems):
         placement = dataclasses.replace(placement, blocks=blocks)
     container = Container(container_id, name, pod, request, placement, phase, attempt)
     return Plan(Verdict(), state.changed(put=(container,)), container)
 
 
-def _blocks(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
-    """Count the memory of a container that is bound to nodes; nothing where it may use all of them."""
+def memory_of(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
+    """Give the memory that a container that runs has of the nodes to which it is bound.
+
+    Nothing where it may use all nodes, is not Guaranteed, or where memory is not counted.
+    """
     bound = mems != state.node.machine.memory_nodes or len(mems) == 1
     if state.memory is None or pod.kube_qos is not KubeQos.GUARANTEED or not bound:
         return ()

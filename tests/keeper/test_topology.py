@@ -286,7 +286,7 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
 def test_records_of_the_version_before_are_read(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
-        container = await w.run(s, "c", **WHOLE)
+        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **WHOLE)
         await w.quiet()
         old = copy.deepcopy(w.ledger.entries)
         for value in (*old.values(), old[f"c/{container}"]["pod"]):
@@ -299,6 +299,9 @@ def test_records_of_the_version_before_are_read(live) -> None:
         w.boot()
         await w.sync.once()
         assert w.keeper.state.containers[container].placement.own == CpuSet.parse("0,8")
+        memory = w.keeper.state.memory
+        assert memory is not None
+        assert [n.table("memory").reserved for n in memory.nodes.values()] == [MIB, 0]  # it uses it already
         assert (await w.pod("b", total=FOUR), asides(w)) == ("s-b", {"b": "1-2,9-10"})
         w.check()
 

@@ -1,0 +1,79 @@
+"""Memory of containers that were placed when it was not counted, or when more of it was there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Block
+from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
+from proxy.plan.recount import beyond, recounted
+from proxy.plan.state import NodeState
+from proxy.topology.build import described
+
+GIB = 1 << 30
+MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
+POD = Pod("s", "u", "ns", "p", 0, kube_qos=KubeQos.GUARANTEED)
+OWNER = Container(
+    "id",
+    "c",
+    POD,
+    Request(2048, 200_000, 100_000, 2 * GIB),
+    Placement(Pool.OWN, CpuSet.parse("0,8"), Mask([0]), ("why",)),
+    Phase.RUNNING,
+    0,
+    "u/c",
+)
+
+
+def state(*containers: Container, reserved: Mapping[int, int] | None = None) -> NodeState:
+    kept = {1: GIB, **(reserved or {})}
+    tables = {node: {"memory": size} for node, size in kept.items()}
+    node = Node(MACHINE, CpuTopology.of(MACHINE), True, reserved_memory=tables)
+    return NodeState.of(node, [c.pod for c in containers], containers)
+
+
+def given(now: NodeState) -> list[int]:
+    assert now.memory is not None
+    return [node.table("memory").reserved // GIB for node in now.memory.nodes.values()]
+
+
+def test_memory_of_bound_containers_is_counted_afterwards() -> None:
+    after = recounted(state(OWNER))
+    assert after.containers["id"].placement.blocks == (Block(Mask([0]), "memory", 2 * GIB),)
+    assert given(after) == [2, 0]
+    assert recounted(after) is after
+
+
+def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
+    blocks = (Block(Mask([0]), "memory", GIB),)
+    part = SetAside(Mask([0]), True, OWNER.placement.own, (), (Part("c", OWNER.placement.own, blocks),))
+    whole = dataclasses.replace(part, blocks=blocks, parts=())
+    free = dataclasses.replace(OWNER.placement, mems=Mask([0, 1]))
+    for container in (
+        dataclasses.replace(OWNER, placement=dataclasses.replace(OWNER.placement, blocks=blocks)),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, aside=part)),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, aside=whole)),
+        dataclasses.replace(OWNER, placement=free),
+        dataclasses.replace(OWNER, phase=Phase.EXITED),
+        dataclasses.replace(OWNER, pod=dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)),
+    ):
+        before = state(container)
+        assert recounted(before) is before
+
+
+def test_without_a_memory_manager_nothing_is_counted() -> None:
+    node = Node(MACHINE, CpuTopology.of(MACHINE), True)
+    before = NodeState.of(node, [POD], [OWNER])
+    assert recounted(before) is before
+    assert beyond(before) == {}
+
+
+def test_more_than_there_is_is_told() -> None:
+    assert beyond(recounted(state(OWNER, reserved={0: 6 * GIB}))) == {}
+    tight = recounted(state(OWNER, reserved={0: 7 * GIB}))
+    assert beyond(tight) == {"memory": (2 * GIB, 8 * GIB)}
+    assert given(tight) == [1, 0]
