@@ -106,14 +106,14 @@ def cpu_hints(
     nodes = tuple(topo.nodes)
     if reusable.bits & ~topo.cpus.bits:
         return ()
-    free = [(bits & available.bits).bit_count() for bits in topo.nodes.values()]
+    free = {node: (bits & available.bits).bit_count() for node, bits in topo.nodes.items()}
     held = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
     size = _fewest(topo, request)
     sockets = Sockets.of(topo, size) if by_socket else None
     need = request - len(reusable)
     if len(nodes) <= LISTED:
-        return _list(nodes, free, sum(1 << node for node in held), need, size, sockets)
-    lots = tuple((1 << node, count) for node, count in zip(nodes, free, strict=True))
+        return _list(nodes, free.values(), sum(1 << node for node in held), need, size, sockets)
+    lots = tuple((1 << node, count) for node, count in free.items())
     demands = (Demand(need, lots), *(Demand(1, ((1 << node, 1),)) for node in held))
     if sockets is not None:
         return SocketFamily((), nodes, 1, demands, size, sockets) or ()
@@ -121,7 +121,7 @@ def cpu_hints(
 
 
 def _list(
-    nodes: tuple[int, ...], free: list[int], held: int, need: int, size: int, sockets: Sockets | None
+    nodes: tuple[int, ...], free: Iterable[int], held: int, need: int, size: int, sockets: Sockets | None
 ) -> tuple[TopologyHint, ...]:
     sums = [0]
     for count in free:

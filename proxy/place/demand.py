@@ -75,11 +75,7 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
 
     Nodes are taken one after the other, and not where even the richest that follow could not do it.
     """
-    own = [[sum(n for at, n in d.lots if at >> node & 1) for node in nodes] for d in demands]
-    tops = [
-        [list(itertools.accumulate(sorted(each[i:], reverse=True), initial=0)) for i in range(len(nodes) + 1)]
-        for each in own
-    ]
+    tops = [(d, [_richest(own[i:]) for i in range(len(nodes) + 1)]) for d, own in _alone(nodes, demands)]
 
     def walk(start: int, bits: int, left: int) -> Iterator[int]:
         if not left:
@@ -87,9 +83,7 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
             return
         for i in range(start, len(nodes) - left + 1):
             more = bits | 1 << nodes[i]
-            if all(
-                d.had(more) + top[i + 1][left - 1] >= d.want for d, top in zip(demands, tops, strict=True)
-            ):
+            if all(d.had(more) + top[i + 1][left - 1] >= d.want for d, top in tops):
                 yield from walk(i + 1, more, left - 1)
 
     return walk(0, 0, size)
@@ -106,11 +100,7 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
         demands: What to meet.
         tries: How many nodes may be tried; then it ends, found or not.
     """
-    own = [[sum(n for at, n in d.lots if at >> node & 1) for node in nodes] for d in demands]
-    tops = [
-        [list(itertools.accumulate(sorted(each[:i], reverse=True), initial=0)) for i in range(len(nodes) + 1)]
-        for each in own
-    ]
+    tops = [(d, [_richest(own[:i]) for i in range(len(nodes))]) for d, own in _alone(nodes, demands)]
     left_over = itertools.count(tries, -1)
 
     def walk(end: int, bits: int, left: int) -> Iterator[int]:
@@ -121,10 +111,20 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
             if next(left_over) <= 0:
                 return
             more = bits | 1 << nodes[i]
-            if all(d.had(more) + top[i][left - 1] >= d.want for d, top in zip(demands, tops, strict=True)):
+            if all(d.had(more) + top[i][left - 1] >= d.want for d, top in tops):
                 yield from walk(i, more, left - 1)
 
     return walk(len(nodes), 0, size)
+
+
+def _alone(nodes: Sequence[int], demands: Iterable[Demand]) -> Iterator[tuple[Demand, list[int]]]:
+    """Give what each node has by itself, demand by demand."""
+    return ((d, [sum(n for at, n in d.lots if at >> node & 1) for node in nodes]) for d in demands)
+
+
+def _richest(amounts: Iterable[int]) -> list[int]:
+    """Give what at most 0, 1, 2 and so on of some amounts come to."""
+    return list(itertools.accumulate(sorted(amounts, reverse=True), initial=0))
 
 
 def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> int | None:
@@ -192,9 +192,9 @@ class _Pool:
         open_ = [(d.want - d.had(base), d) for d in demands]
         open_ = [(need, d) for need, d in open_ if need > 0]
         self.needs = [need for need, _ in open_]
-        columns = [dict.fromkeys(nodes, 0) for _ in open_]
+        columns = [(d, dict.fromkeys(nodes, 0)) for _, d in open_]
         apart: set[int] = set()
-        for column, (_, demand) in zip(columns, open_, strict=True):
+        for demand, column in columns:
             for at, amount in demand.lots:
                 if at & base:
                     continue
@@ -203,7 +203,7 @@ class _Pool:
                 for node in Mask.from_bits(at):
                     if node in column:
                         column[node] += amount
-        self.amounts = {node: tuple(column[node] for column in columns) for node in nodes}
+        self.amounts = {node: tuple(column[node] for _, column in columns) for node in nodes}
         self.apart = frozenset(apart)
 
     def choice(self, size: int) -> int | None:

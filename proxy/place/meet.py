@@ -28,6 +28,7 @@ import functools
 import operator
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from typing import overload
 
 DENSE_NODES = 16
 """Most nodes for which intersections are counted (2**16 sums of 64 bits are half a megabyte)."""
@@ -45,8 +46,14 @@ def bits_of(mask: int) -> Iterable[int]:
         mask ^= low
 
 
+@overload
+def meet_all(families: Sequence[Collection[int]], whole: int, floor: int = ...) -> set[int]: ...
+@overload
 def meet_all(
-    families: Sequence[Collection[int]], whole: int, floor: int = 1, most: int | None = None
+    families: Sequence[Collection[int]], whole: int, floor: int = ..., *, most: int
+) -> set[int] | None: ...
+def meet_all(
+    families: Sequence[Collection[int]], whole: int, floor: int = 1, *, most: int | None = None
 ) -> set[int] | None:
     """Intersect one member of every family, in all ways.
 

@@ -112,15 +112,11 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
     if not first:
         return Merged(TopologyHint(nodes, preferred=False), None, Decided.NOTHING_COMMON, target)
     best, runner_up = first[0], first[1] if len(first) > 1 else None
-    if floor > 1 and runner_up is not None and len(runner_up.affinity or ()) > target:
+    if floor > 1 and runner_up is not None and len(runner_up[0]) > target:
         runner_up = None  # one below the floor might come before it
     cut = runner_up is None and floor != 1
-    return Merged(best, runner_up, _decided(best, runner_up, distances, cut=cut), target)
-
-
-def target_count(lists: Sequence[Sequence[TopologyHint]]) -> int:
-    """Give the largest size of a list's narrowest mask; lists without masks do not count, 0 if none does."""
-    return _target([MaskList.of(hints) for hints in lists])
+    decided = _decided(best, runner_up, distances, cut=cut)
+    return Merged(TopologyHint(*best), runner_up and TopologyHint(*runner_up), decided, target)
 
 
 def first_of(
@@ -129,8 +125,8 @@ def first_of(
     target: int,
     distances: Distances | None,
     most: int = 2,
-) -> list[TopologyHint]:
-    """Give the first hints of the order in which the merge prefers them.
+) -> list[tuple[Mask, bool]]:
+    """Give the first of the order in which the merge prefers masks, and whether they are preferred.
 
     Args:
         preferred: Masks that are preferred.
@@ -139,7 +135,7 @@ def first_of(
         distances: Decides between masks of equal size; None: the smaller integer does.
         most: How many to give.
     """
-    result: list[TopologyHint] = []
+    result: list[tuple[Mask, bool]] = []
     for masks, good in ((set(preferred), True), (set(others) - set(preferred), False)):
         wanted = 0 if good else target
         by_size: dict[int, list[int]] = {}
@@ -148,7 +144,7 @@ def first_of(
         by_size.pop(0, None)
         for _, size in sorted(((size > wanted, abs(size - wanted)), size) for size in by_size):
             fittest = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
-            result += [TopologyHint(Mask.from_bits(mask), preferred=good) for mask in fittest]
+            result += [(Mask.from_bits(mask), good) for mask in fittest]
     return result
 
 
@@ -173,12 +169,12 @@ def _others(read: Sequence[MaskList], whole: int, target: int, preferred: set[in
     for family in families:
         whole &= functools.reduce(operator.or_, family, 0)
     if whole.bit_count() <= DENSE_NODES:
-        return meet_all(families, whole) or set(), 1
+        return meet_all(families, whole), 1
     if preferred:
         found = meet_all(families, whole, most=_RUNNER_UP_PAIRS)
         return (set(), 0) if found is None else (found, 1)
     floor = _known_size(read, families, whole, target)
-    return meet_all(families, whole, floor) or set(), floor
+    return meet_all(families, whole, floor), floor
 
 
 def _known_size(read: Sequence[MaskList], families: Sequence[set[int]], whole: int, target: int) -> int:
@@ -205,15 +201,15 @@ def _fitness(distances: Distances | None) -> Callable[[int], tuple[int, int]] | 
 
 
 def _decided(
-    best: TopologyHint, runner_up: TopologyHint | None, distances: Distances | None, *, cut: bool
+    best: tuple[Mask, bool], runner_up: tuple[Mask, bool] | None, distances: Distances | None, *, cut: bool
 ) -> Decided:
     if runner_up is None and not cut:
         return Decided.ONLY
-    if runner_up is None or best.preferred != runner_up.preferred:
-        return Decided.PREFERRED if best.preferred else Decided.NEAREST_COUNT
-    mine, other = best.affinity or Mask(), runner_up.affinity or Mask()
+    (mine, preferred), (other, as_well) = best, runner_up or (Mask(), False)
+    if preferred != as_well or runner_up is None:
+        return Decided.PREFERRED if preferred else Decided.NEAREST_COUNT
     if len(mine) != len(other):
-        return Decided.FEWER_NODES if best.preferred else Decided.NEAREST_COUNT
+        return Decided.FEWER_NODES if preferred else Decided.NEAREST_COUNT
     if distances is not None and distances.total(mine) != distances.total(other):
         return Decided.CLOSER
     return Decided.LOWER_IDS

@@ -9,11 +9,14 @@ from unittest import mock
 
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
+from proxy.model.options import Policy
 from proxy.place import listing as listing_room
 from proxy.place.demand import LISTED, Demand, fittest, lowest, masks, meeting, of_size, to_bits
+from proxy.place.distance import Distances
 from proxy.place.family import Family, hint
 from proxy.place.listing import TRIES, listable, lists_of
 from proxy.place.merge import merge
+from proxy.place.policies import decide
 
 
 def amounts(want: int, *each: int) -> Demand:
@@ -111,6 +114,30 @@ def test_a_few_of_the_least_size() -> None:
     assert wide.lowest(4) == (hint(1 << 30, preferred=True),), "smaller than any open mask"
 
 
+def test_explicit_masks_of_the_least_size_come_with_the_best() -> None:
+    family = Family(
+        (0b111, 0b1011), tuple(range(5, 20)), 2, (Demand(3, tuple((1 << i, 1) for i in range(5, 20))),), 3
+    )
+    assert [str(h.affinity) for h in family.lowest(3)] == ["0-2", "0-1,3", "5-7"]
+
+
+def test_a_preferred_mask_inside_a_window_stands_for_others() -> None:
+    family = Family((0b11 | 1 << 30, 0b11, 0b11 | 1 << 29, 1 << 31), (), 1, (), 2)
+    seen = family.through(Mask([0, 1]))
+    assert seen == (hint(1 << 31, preferred=False), hint(0b11, preferred=True))
+
+
+def test_only_distances_ask_for_all_that_are_alike() -> None:
+    answer, nodes = {"a": free(13, 2), "b": free(14, 2)}, Mask(range(14))
+    table = Distances({a: dict.fromkeys(nodes, 10) for a in nodes})
+
+    def read(policy: Policy, distances: Distances | None) -> set[int]:
+        return {len(entry.hints) for entry in decide(policy, [answer], nodes, distances).lists}
+
+    assert read(Policy.RESTRICTED, table) == {13 * 12 // 2}
+    assert read(Policy.RESTRICTED, None) == read(Policy.SINGLE_NUMA_NODE, table) == {1}
+
+
 def test_families_of_which_none_is_preferred_say_the_best() -> None:
     family = Family((), tuple(range(40)), 1, (amounts(3, *[1] * 40),), 2)
     (answer,) = listable([{"m": family}])
@@ -143,6 +170,7 @@ def test_a_list_within_twelve_nodes_is_a_window() -> None:
         return answer["m"] or ()
 
     assert len(shown(window(12))) == 2**12 - 1
+    assert len(shown(window(3, at=5))) == 2**3, "and a narrowest hint"
     assert len(shown(window(13))) == 1, "too wide: as if there were none"
     assert len(shown(window(12), window(3))) == 2**3 - 1, "the narrowest list is the window"
     assert {h.affinity.bits & 0b111 for h in shown(window(3)) if h.affinity} == set(range(1, 8))

@@ -11,7 +11,7 @@ from proxy.place import meet as meeting
 from proxy.place import merge as merging
 from proxy.place.distance import Distances
 from proxy.place.meet import DENSE_NODES, meet, meet_all
-from proxy.place.merge import Decided, first_of, merge, target_count
+from proxy.place.merge import Decided, first_of, merge
 
 
 def hint(*nodes: int, preferred: bool = False) -> TopologyHint:
@@ -24,8 +24,8 @@ def every(nodes: int, size: int) -> list[TopologyHint]:
 
 def test_without_masks_the_target_is_none() -> None:
     assert merge([], Mask([0, 1])).target == 0
-    assert target_count([]) == 0
-    assert target_count([[hint(0, 1), hint(2)], [hint(0, 1), hint(1, 2)], [TopologyHint(None, True)]]) == 2
+    lists = [[hint(0, 1), hint(2)], [hint(0, 1), hint(1, 2)], [TopologyHint(None, True)]]
+    assert merge(lists, Mask(range(3))).target == 2
 
 
 def test_a_preferred_mask_and_one_that_is_wider_than_the_target() -> None:
@@ -44,9 +44,9 @@ def test_with_many_nodes_what_is_too_small_is_dropped_on_the_way() -> None:
     floors: list[int] = []
     plain = meet_all
 
-    def watched(families: list[set[int]], universe: int, floor: int = 1, most: int | None = None) -> object:
+    def watched(families: list[set[int]], universe: int, floor: int = 1) -> object:
         floors.append(floor)
-        return plain(families, universe, floor, most)
+        return plain(families, universe, floor)
 
     with mock.patch.object(merging, "meet_all", watched):
         got = merge(lists, whole)
@@ -66,9 +66,9 @@ def test_a_runner_up_that_may_come_after_what_was_dropped_is_not_named() -> None
 def test_the_order_of_others() -> None:
     masks = [0b1, 0b110, 0b11, 0b111, 0b1111]
     found = first_of([], masks, 2, None, most=5)
-    assert [str(each.affinity) for each in found] == ["0-1", "1-2", "0", "0-2", "0-3"]
-    assert [str(each.affinity) for each in first_of([], [0b1, 0b111], 2, None)] == ["0", "0-2"]
-    assert [str(each.affinity) for each in first_of(masks, [0b1], 9, None, most=9)] == [
+    assert [str(mask) for mask, _ in found] == ["0-1", "1-2", "0", "0-2", "0-3"]
+    assert [str(mask) for mask, _ in first_of([], [0b1, 0b111], 2, None)] == ["0", "0-2"]
+    assert [str(mask) for mask, _ in first_of(masks, [0b1], 9, None, most=9)] == [
         "0",
         "0-1",
         "1-2",
@@ -76,7 +76,7 @@ def test_the_order_of_others() -> None:
         "0-3",
     ]
     assert len(first_of(masks, [], 2, None)) == 2
-    assert [len(each.affinity or ()) for each in first_of([0b1], [0b1, 0b11], 1, None)] == [1, 2]
+    assert [len(mask) for mask, _ in first_of([0b1], [0b1, 0b11], 1, None)] == [1, 2]
 
 
 def test_how_families_are_met() -> None:

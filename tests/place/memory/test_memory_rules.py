@@ -187,6 +187,14 @@ def test_an_extension_must_not_lose_the_preference() -> None:
         allocate(state, one(3), "c", at(2, preferred=True))
 
 
+def test_a_mask_that_has_just_enough_is_not_extended() -> None:
+    state = allocate(initial(nodes(5, 4, 4), KEPT), one(3, "q"), "c", at(0)).state
+    with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
+        allocate(state, one(5), "c", at(0, 1))
+    with pytest.raises(MemoryRefused, match="failed to find NUMA nodes to extend"):
+        allocate(state, one(6), "c", at(0, 1))
+
+
 def test_what_is_taken_over_needs_no_extension() -> None:
     asks = (
         Ask("i", Kind.INIT, {"memory": 3 * GI, PAGES: GI}),
@@ -225,6 +233,8 @@ def test_a_pod_with_requests_of_its_own_is_served_where_that_is_on(guaranteed: b
     expected = {"memory": (at(0, preferred=True),)} if guaranteed else None
     assert pod_hints(initial(nodes(4), KEPT), pod) == expected
     assert pod_amounts(pod) == {"memory": 2 * GI}, "what is none is not asked for"
+    byte = PodAsk("p", pod.containers, guaranteed, {"memory": 1}, own_managed=True)
+    assert pod_amounts(byte) == {"memory": 1}
 
 
 def own(budget: int, *asks: tuple[Kind, int], pages: int = 0) -> str:
