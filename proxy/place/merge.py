@@ -108,7 +108,7 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
         return Merged(TopologyHint(nodes, preferred=True), None, Decided.NO_PREFERENCE, target)
     preferred = _preferred(read, whole)
     others, floor = (set[int](), 1) if len(preferred) > 1 else _others(read, whole, target, preferred)
-    first = first_of(preferred, others, target, distances)
+    first = _first(preferred, others, target, distances, most=2)
     if not first:
         return Merged(TopologyHint(nodes, preferred=False), None, Decided.NOTHING_COMMON, target)
     best, runner_up = first[0], first[1] if len(first) > 1 else None
@@ -119,14 +119,19 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
     return Merged(TopologyHint(*best), runner_up and TopologyHint(*runner_up), decided, target)
 
 
+def target_count(lists: Sequence[Sequence[TopologyHint]]) -> int:
+    """Give the largest size of a list's narrowest mask; lists without masks do not count, 0 if none does."""
+    return _target([MaskList.of(hints) for hints in lists])
+
+
 def first_of(
     preferred: Collection[int],
     others: Collection[int],
     target: int,
     distances: Distances | None,
     most: int = 2,
-) -> list[tuple[Mask, bool]]:
-    """Give the first of the order in which the merge prefers masks, and whether they are preferred.
+) -> list[TopologyHint]:
+    """Give the first hints of the order in which the merge prefers them.
 
     Args:
         preferred: Masks that are preferred.
@@ -135,6 +140,16 @@ def first_of(
         distances: Decides between masks of equal size; None: the smaller integer does.
         most: How many to give.
     """
+    return [TopologyHint(*each) for each in _first(preferred, others, target, distances, most)]
+
+
+def _first(
+    preferred: Collection[int],
+    others: Collection[int],
+    target: int,
+    distances: Distances | None,
+    most: int,
+) -> list[tuple[Mask, bool]]:
     result: list[tuple[Mask, bool]] = []
     for masks, good in ((set(preferred), True), (set(others) - set(preferred), False)):
         wanted = 0 if good else target

@@ -13,7 +13,7 @@ from proxy.model.idset import Mask
 from proxy.place import meet as meeting
 from proxy.place import merge as merging
 from proxy.place.distance import Distances
-from proxy.place.merge import Decided, Merged, first_of, merge
+from proxy.place.merge import Decided, Merged, first_of, merge, target_count
 
 NODES = (0, 1, 3, 8, 70)
 """Node ids with gaps; 70 needs more than a machine word."""
@@ -92,7 +92,7 @@ tables = st.none() | st.lists(st.integers(10, 13), min_size=25, max_size=25).map
 def check_against_product(lists: Lists, table: Distances | None) -> Merged:
     got = merge(lists, D, table)
     assert got.hint == (product(lists, table) or hint(D))
-    assert got.target == max(map(narrowest, lists), default=0)
+    assert got.target == target_count(lists) == max(map(narrowest, lists), default=0)
     if got.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
         expected = product(lists, table, without=got.hint.affinity)
         assert got.runner_up in (expected, None)
@@ -241,10 +241,10 @@ def test_a_runner_up_is_not_worth_everything() -> None:
 
 def test_the_first_of_an_order() -> None:
     assert first_of([0b110, 0b1, 0], [0b1, 0b11, 0b111], 2, None, most=9) == [
-        (Mask([0]), True),
-        (Mask([1, 2]), True),
-        (Mask([0, 1]), False),
-        (Mask([0, 1, 2]), False),
+        hint([0], True),
+        hint([1, 2], True),
+        hint([0, 1]),
+        hint([0, 1, 2]),
     ]
-    assert first_of([], [0b1, 0b11, 0b111, 0b1111], 2, None) == [(Mask([0, 1]), False), (Mask([0]), False)]
+    assert first_of([], [0b1, 0b11, 0b111, 0b1111], 2, None) == [hint([0, 1]), hint([0])]
     assert first_of([], [0], 0, None) == []

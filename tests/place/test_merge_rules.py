@@ -66,9 +66,9 @@ def test_a_runner_up_that_may_come_after_what_was_dropped_is_not_named() -> None
 def test_the_order_of_others() -> None:
     masks = [0b1, 0b110, 0b11, 0b111, 0b1111]
     found = first_of([], masks, 2, None, most=5)
-    assert [str(mask) for mask, _ in found] == ["0-1", "1-2", "0", "0-2", "0-3"]
-    assert [str(mask) for mask, _ in first_of([], [0b1, 0b111], 2, None)] == ["0", "0-2"]
-    assert [str(mask) for mask, _ in first_of(masks, [0b1], 9, None, most=9)] == [
+    assert [str(each.affinity) for each in found] == ["0-1", "1-2", "0", "0-2", "0-3"]
+    assert [str(each.affinity) for each in first_of([], [0b1, 0b111], 2, None)] == ["0", "0-2"]
+    assert [str(each.affinity) for each in first_of(masks, [0b1], 9, None, most=9)] == [
         "0",
         "0-1",
         "1-2",
@@ -76,7 +76,7 @@ def test_the_order_of_others() -> None:
         "0-3",
     ]
     assert len(first_of(masks, [], 2, None)) == 2
-    assert [len(mask) for mask, _ in first_of([0b1], [0b1, 0b11], 1, None)] == [1, 2]
+    assert [len(each.affinity or ()) for each in first_of([0b1], [0b1, 0b11], 1, None)] == [1, 2]
 
 
 def test_how_families_are_met() -> None:
