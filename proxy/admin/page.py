@@ -104,7 +104,7 @@ def _pools(data: Mapping[str, object]) -> Iterable[str]:
     nodes = [_map(entry) for entry in _list(pools.get("nodes"))]
     nodes = nodes if len(nodes) > 1 else []
     rows = [("POOL", "CPUS", *(f"NODE {_text(node.get('node'))}" for node in nodes))]
-    for key, name in (("shared", "shared"), ("be", "BE")):
+    for key, name in (("shared", "shared"), ("be", "BE"), ("system", "SYSTEM")):
         if key in pools:
             rows.append((name, _cpus(pools[key]), *(_cpus(node.get(key)) for node in nodes)))
     if len(rows) > 1:

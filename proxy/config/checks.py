@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
 from proxy.config.structures import EVICTION_DEFAULT
 from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.options import CpuOptions, check_cpu_options, check_topology_options
 from proxy.model.quantity import show_quantity
@@ -30,7 +31,11 @@ def check_against(config: Config, machine: Machine) -> None:
         ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
             reserved memory, or a policy's option does not fit the machine.
     """
-    problems = [*_reserved_cpus(config, machine), *_machine_options(config, machine)]
+    problems = [
+        *_reserved_cpus(config, machine),
+        *_kept_cpus(config, machine),
+        *_machine_options(config, machine),
+    ]
     if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
         problems += memory_misfits({n.id: usable_memory(n) for n in machine.nodes}, config.reserved_memory)
     if problems:
@@ -129,6 +134,21 @@ def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
             f"kubeReserved and systemReserved: they keep {amount} CPUs of {len(machine.online)}, "
             f"and none is left for containers {online}"
         )
+
+
+def _kept_cpus(config: Config, machine: Machine) -> Iterator[str]:
+    """Check what is kept back for processes outside pods and for class SYSTEM."""
+    koordinator, online = config.koordinator, f"(online: {machine.online})"
+    for name, cpus in (
+        ("reservedCPUs", koordinator.reserved_cpus),
+        ("systemCPUs", koordinator.system_cpus),
+    ):
+        if absent := cpus - machine.online:
+            yield f"koordinator.{name}: CPU {absent} is not online here {online}"
+    strict = config.cpu_manager_policy_options.strict_cpu_reservation
+    kept = koordinator.kept | (config.reserved_system_cpus if strict else CpuSet())
+    if koordinator.kept and machine.online <= kept:
+        yield f"koordinator: all CPUs are kept back, and none is left for containers {online}"
 
 
 def _machine_options(config: Config, machine: Machine) -> Iterator[str]:

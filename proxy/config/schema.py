@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, choice, duration, whole
-from proxy.config.sections import KubeletConfig, LogConfig, ReserveConfig, SettleConfig
+from proxy.config.sections import (
+    KoordinatorConfig,
+    KubeletConfig,
+    LogConfig,
+    ReserveConfig,
+    SettleConfig,
+)
 from proxy.config.setting import Setting, key, keys, section
 from proxy.config.structures import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Fixed, Reserved
 from proxy.config.words import (
@@ -31,6 +37,7 @@ __all__ = [
     "KIND",
     "Config",
     "CpuManagerPolicy",
+    "KoordinatorConfig",
     "KubeletConfig",
     "LogConfig",
     "LogFormat",
@@ -224,6 +231,10 @@ class Config:
     kubelet: KubeletConfig = field(
         default=KubeletConfig(),
         metadata=section("kubelet", "What may be asked of kubelet; nothing by default."),
+    )
+    koordinator: KoordinatorConfig = field(
+        default=KoordinatorConfig(),
+        metadata=section("koordinator", "CPUs that Koordinator's users keep back on a node."),
     )
     settle: SettleConfig = field(
         default=SettleConfig(), metadata=section("settle", "Making cpusets last at the runtime.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from proxy.config.kinds import (
     BYTES,
     CPU_AMOUNT,
+    CPUS,
     OPTIONAL_ADDRESS,
     OPTIONAL_FILE,
     OPTIONAL_SOCKET,
@@ -18,6 +19,7 @@ from proxy.config.kinds import (
 )
 from proxy.config.setting import key
 from proxy.config.words import LogFormat, LogLevel
+from proxy.model.idset import CpuSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,32 @@ class KubeletConfig:
     timeout: float = field(
         default=0.5, metadata=key("timeout", duration(0.01, 5), "Longest that one question to kubelet takes.")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KoordinatorConfig:
+    """What Koordinator's users write at a Node object, for nodes that have none to ask."""
+
+    reserved_cpus: CpuSet = field(
+        default=CpuSet(),
+        metadata=key(
+            "reservedCPUs",
+            CPUS,
+            "CPUs for what runs outside pods (node reservation): neither pools nor owners use them.",
+        ),
+    )
+    system_cpus: CpuSet = field(
+        default=CpuSet(),
+        metadata=key("systemCPUs", CPUS, "CPUs for class SYSTEM; empty: its pods run on the shared pool."),
+    )
+    system_exclusive: bool = field(
+        default=True, metadata=key("systemCPUsExclusive", TRUTH, "Nobody else runs on systemCPUs.")
+    )
+
+    @property
+    def kept(self) -> CpuSet:
+        """CPUs that neither the shared pool nor owners use."""
+        return self.reserved_cpus | self.system_cpus if self.system_exclusive else self.reserved_cpus
 
 
 @dataclass(frozen=True, slots=True)

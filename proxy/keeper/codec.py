@@ -44,6 +44,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cgroup_parent": pod.cgroup_parent,
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
+        **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
     }
 
@@ -82,6 +83,7 @@ def _dump_container(container: Container) -> dict[str, object]:
             "reasons": list(placement.reasons),
             "hard": placement.hard,
             **({"blocks": _dump_blocks(placement.blocks)} if placement.blocks else {}),
+            **({} if placement.within is None else {"within": str(placement.within)}),
         },
         "phase": container.phase.value,
         "attempt": container.attempt,
@@ -107,6 +109,7 @@ def load_container(data: Mapping[str, Any]) -> Container | None:
                 tuple(_text(reason) for reason in reasons),
                 placement["hard"] is True,
                 _blocks(placement.get("blocks", [])),
+                within=CpuSet.parse(_text(placement["within"])) if "within" in placement else None,
             ),
             Phase(data["phase"]),
             _number(data["attempt"]),
@@ -137,6 +140,7 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         _text(data["cgroup_parent"]),
         None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"])),
         _text(data["problem"]),
+        nodes=Mask.parse(_text(data["nodes"])) if "nodes" in data else None,
         aside=_aside(data["aside"]) if "aside" in data else None,
     )
 

@@ -41,4 +41,7 @@ def node_of(
             config.reserved_memory if config.memory_manager_policy is MemoryManagerPolicy.STATIC else None
         ),
         devices=devices or {},
+        reservation=config.koordinator.reserved_cpus,
+        system=config.koordinator.system_cpus,
+        system_alone=config.koordinator.system_exclusive,
     )

@@ -19,6 +19,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "pools": {
             "shared": str(state.pools.shared),
             "be": str(state.pools.be),
+            **({"system": str(state.pools.system)} if node_keeps(state) else {}),
             "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
         },
         "exclusive": [
@@ -59,6 +60,11 @@ def node_page(keeper: Keeper) -> dict[str, object]:
     }
 
 
+def node_keeps(state: NodeState) -> bool:
+    """Tell whether the node keeps CPUs for pods of class SYSTEM."""
+    return bool(state.node.system)
+
+
 def _settings(node: Node) -> dict[str, object]:
     return {
         "cpuManagerPolicy": "static" if node.static else "none",
@@ -66,6 +72,8 @@ def _settings(node: Node) -> dict[str, object]:
         "reservedSystemCPUs": str(node.reserved),
         "topologyManagerPolicy": node.policy.value,
         "topologyManagerScope": node.scope.value,
+        "reservedCPUs": str(node.reservation),
+        "systemCPUs": str(node.system),
         "prefer-closest-numa-nodes": node.closest,
         "memoryManagerPolicy": "None" if node.memory is None else "Static",
         "memoryNodes": "follow" if node.follow_mems else "leave",

@@ -83,6 +83,7 @@ class Pod:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
         cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
         problem: What is wrong with the annotation, in words; empty if nothing is.
+        nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
         asks: What its containers ask for, where kubelet told; None where only the CRI is known.
         source: Where ``asks`` came from, in words.
         aside: What was decided for the pod as a whole; None where each container is decided by itself.
@@ -98,6 +99,7 @@ class Pod:
     cgroup_parent: str = ""
     cpuset: CpuSet | None = None
     problem: str = ""
+    nodes: Mask | None = None
     asks: PodAsk | None = None
     source: str = ""
     aside: SetAside | None = None
@@ -161,6 +163,7 @@ class Pool(enum.StrEnum):
     OWN = "own"
     SHARED = "shared"
     BE = "be"
+    SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ class Placement:
         hard: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not LSR).
         blocks: Memory that it was given by node; empty where nobody counts it.
         devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
+        within: CPUs to which its pool is narrowed for it, such as those of a NUMA node; None where it is not.
     """
 
     pool: Pool
@@ -184,6 +188,7 @@ class Placement:
     hard: bool = False
     blocks: Blocks = ()
     devices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    within: CpuSet | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
-from proxy.plan.found import pooled
+from proxy.plan.found import narrowed, pooled
 from proxy.plan.nodes import named_mems
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState, moves
@@ -42,7 +42,8 @@ def adopt(
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
     wish = claim(pod, request, state.node.machine.present, static=state.node.static)
     if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
-        plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish.pool)
+        within = narrowed(state.node.machine, wish)
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish.pool, within)
         return dataclasses.replace(plan, problem=wish.problem)
     if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
         kept = _keep(state, container_id, pod, name, attempt, request, phase)
@@ -100,8 +101,9 @@ def _pooled(
     phase: Phase,
     why: str,
     pool: Pool = Pool.SHARED,
+    within: CpuSet | None = None,
 ) -> Plan:
-    placement = pooled(pool, named_mems(state, request), why)
+    placement = pooled(pool, named_mems(state, request), why, within)
     if blocks := memory_of(state, pod, request, placement.mems):
         placement = dataclasses.replace(placement, blocks=blocks)
     container = Container(container_id, name, pod, request, placement, phase, attempt)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from proxy.model.explanation import Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
 from proxy.model.workload import KubeQos, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, case_of
@@ -109,6 +110,24 @@ def _without(pod: Pod, wish: Claim, obstacle: tuple[str, str], ref: str) -> Clai
 
 
 @functools.lru_cache(maxsize=64)
-def pooled(pool: Pool, mems: Mask, why: str) -> Placement:
+def pooled(pool: Pool, mems: Mask, why: str, within: CpuSet | None = None) -> Placement:
     """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
-    return Placement(pool, CpuSet(), mems, (why,))
+    return Placement(pool, CpuSet(), mems, (why,), within=within)
+
+
+def narrowed(machine: Machine, wish: Claim) -> CpuSet | None:
+    """Give the CPUs that a pool is narrowed to for a claim; None where it is not."""
+    if wish.nodes is None:
+        return wish.within
+    bits = 0
+    for node in machine.nodes:
+        bits |= node.cpus.bits if node.id in wish.nodes else 0
+    return CpuSet.from_bits(bits)
+
+
+def unmet(state: NodeState, placement: Placement) -> str:
+    """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
+    within = placement.within
+    if within is None or not state.pools.of(placement.pool).isdisjoint(within):
+        return ""
+    return f"nothing is left of the {placement.pool} pool on CPUs {within}: it runs on the whole pool"

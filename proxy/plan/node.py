@@ -32,6 +32,9 @@ class Node:
         closest: kubelet's ``prefer-closest-numa-nodes``.
         reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
         devices: Devices that we give out ourselves, as a rehearsal does; resource to id to device.
+        reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
+        system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
+        system_alone: Whether nobody else uses them.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
         memory: The memory of the nodes with nothing given out; None where it is not counted.
@@ -50,6 +53,9 @@ class Node:
     closest: bool = False
     reserved_memory: Reserved | None = None
     devices: Mapping[str, Mapping[str, Device]] = field(default_factory=dict)
+    reservation: CpuSet = field(default_factory=CpuSet)
+    system: CpuSet = field(default_factory=CpuSet)
+    system_alone: bool = True
     alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
     """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
@@ -62,9 +68,11 @@ class Node:
         def found(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        machine, reserved = self.machine, self.reserved & self.topology.cpus
+        machine = self.machine
+        withheld = self.reservation | self.system if self.system_alone else self.reservation
+        reserved = (self.reserved | withheld) & self.topology.cpus
         cpu = CpuPolicy.of(self.topology, self.options, reserved)
-        shareable = machine.online - reserved if self.options.strict_cpu_reservation else machine.online
+        shareable = machine.online - (reserved if self.options.strict_cpu_reservation else withheld)
         found("cpu", cpu)
         found("shareable", shareable or machine.online)
         found("nodes", Mask(node.id for node in machine.nodes))

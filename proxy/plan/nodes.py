@@ -60,6 +60,14 @@ def _named(machine: Machine, request: Request) -> Mask | None:
     return named if named and named <= Mask(machine.node_by_id) else None
 
 
+def pool_mems(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
+    """Give the memory nodes of a container on a pool: named by the request, of its NUMA nodes, or all."""
+    machine = state.node.machine
+    if nodes is None or not state.node.follow_mems or request.cpuset_mems:
+        return named_mems(state, request)
+    return nodes & machine.memory_nodes or machine.memory_nodes
+
+
 def words(nodes: Mask) -> str:
     """Name NUMA nodes in a sentence."""
     return f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"

@@ -27,9 +27,9 @@ from proxy.place.cpu_request import container_cpus
 from proxy.plan.admit import AFFINITY, worded
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import FAILED_PRECONDITION, Case, Ruling, grant, rule
-from proxy.plan.found import Found, RefusedError, named_cpus, pooled
+from proxy.plan.found import Found, RefusedError, named_cpus, narrowed, pooled, unmet
 from proxy.plan.lacks import lacks_of
-from proxy.plan.nodes import bound_to, counted, named_mems, own_mems, words
+from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems, words
 from proxy.plan.record import explain, moved
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import Claim, claim, whole_cpus
@@ -131,7 +131,7 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     """
     if pod.cpuset is not None or pod.problem or request.cpuset_mems or request.devices or state.node.devices:
         return None
-    if pod.aside is not None:
+    if pod.aside is not None or pod.nodes is not None:
         return None  # what is set aside for it may end here
     if pod.kube_qos is KubeQos.GUARANTEED and (
         state.node.memory is not None or pod.asks is not None or whole_cpus(request)
@@ -156,7 +156,9 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         wish = given
     case = _case(state, pod, name, request, wish)
     if case is None:
-        return Found(pooled(wish.pool, named_mems(state, request), wish.why), problem=wish.problem)
+        within = narrowed(state.node.machine, wish)
+        placement = pooled(wish.pool, pool_mems(state, request, wish.nodes), wish.why, within)
+        return Found(placement, problem=wish.problem or unmet(state, placement))
     ruling = _ruling(case, pod, name, wish.count)
     if not ruling.verdict.admitted:
         lacks = lacks_of(case, name) if ruling.verdict.reason == AFFINITY else ()
@@ -193,9 +195,10 @@ def _placed(
     blocks = ruling.blocks
     if wish.pool is not Pool.OWN:
         bound = bound_to(pod, blocks)
-        mems = bound or named_mems(state, request)
+        mems = bound or pool_mems(state, request, wish.nodes)
         reasons = (wish.why, counted(bound)) if bound else (wish.why,)
-        return Placement(wish.pool, CpuSet(), mems, reasons, blocks=blocks, devices=ruling.devices)
+        within = narrowed(state.node.machine, wish)
+        return Placement(wish.pool, CpuSet(), mems, reasons, False, blocks, ruling.devices, within)
     cpus = ruling.cpus
     mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, blocks))
     where = words(state.node.machine.nodes_of(cpus))

@@ -8,7 +8,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.desk import ANYWHERE, Ruling
-from proxy.plan.state import NodeState
+from proxy.plan.state import NodeState, in_pool
 from proxy.pools.claims import whole_cpus
 
 NO_SHARES = 2
@@ -46,7 +46,7 @@ def explain(
     weighed = ruling or Ruling(verdict, ANYWHERE)
     cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
-        cpus = placement.own if placement.pool is Pool.OWN else after.pools.of(placement.pool)
+        cpus = placement.own if placement.pool is Pool.OWN else in_pool(after.pools, placement)
     return Explanation(
         event,
         pod.ref,

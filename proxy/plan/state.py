@@ -15,7 +15,7 @@ from proxy.model.asks import Kind
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass
 from proxy.place.devices.state import DeviceState
 from proxy.place.memory.state import MemoryState
 from proxy.plan.accounts import charged, devices_of, entries_of, let_go
@@ -45,7 +45,7 @@ class NodeState:
     @classmethod
     def empty(cls, node: Node) -> NodeState:
         """The state of a node with nothing on it."""
-        return cls(node, Table(), Table(), {}, pools_of(node.shareable, ()), node.memory)
+        return cls(node, Table(), Table(), {}, _pools(node, {}), node.memory)
 
     @classmethod
     def of(cls, node: Node, pods: Iterable[Pod], containers: Iterable[Container]) -> NodeState:
@@ -53,7 +53,7 @@ class NodeState:
         there = Table({c.id: c for c in containers})
         known = Table({p.sandbox_id: p for p in pods})
         owners = _owners(there.values())
-        pools = pools_of(node.shareable, owners.values())
+        pools = _pools(node, owners)
         memory = node.memory
         if memory is not None:
             memory = charged(memory, known, there, entries_of(known.values(), there.values()))
@@ -67,7 +67,7 @@ class NodeState:
         """Give the CPUs that a container must run on."""
         placement = container.placement
         if placement.pool is not Pool.OWN:
-            return self.pools.of(placement.pool)
+            return in_pool(self.pools, placement)
         # A CPU that is offline comes back, and is still its owner's then.
         return placement.own & self.node.machine.online or placement.own
 
@@ -99,7 +99,7 @@ class NodeState:
         if not owners_change:
             return NodeState(self.node, self.pods, containers, self.owners, self.pools, memory)
         owners = _owners(containers.values())
-        pools = pools_of(self.node.shareable, owners.values())
+        pools = _pools(self.node, owners)
         return NodeState(self.node, self.pods, containers, owners, pools, memory)
 
     def _charged(
@@ -212,23 +212,34 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
         return (), ()
     shrink: list[str] = []
     grow: list[str] = []
-    # Whoever follows a pool moves as the pool does, so two comparisons answer for nearly all.
-    way = {pool: _way(before.pools.of(pool), after.pools.of(pool)) for pool in (Pool.SHARED, Pool.BE)}
+    # Whoever follows a whole pool moves as the pool does, so a few comparisons answer for nearly all.
+    followed = (Pool.SHARED, Pool.BE, Pool.SYSTEM)
+    way = {pool: _way(before.pools.of(pool), after.pools.of(pool)) for pool in followed}
     known = before.containers
     for key, container in after.containers.items():
         if container.phase is Phase.EXITED:
             continue
         pool = container.placement.pool
         old = known.get(key)
-        if old is container and pool is not Pool.OWN:
+        if old is container and pool is not Pool.OWN and container.placement.within is None:
             turn = way[pool]
-        elif old is None or (old is container and before.node is after.node):
+        elif old is None or (old is container and pool is Pool.OWN and before.node is after.node):
             continue
         else:
             turn = _way(before.wanted(old), after.wanted(container))
         if turn:
             (shrink if turn < 0 else grow).append(key)
     return tuple(sorted(shrink)), tuple(sorted(grow))
+
+
+def in_pool(pools: Pools, placement: Placement) -> CpuSet:
+    """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any."""
+    pool = pools.of(placement.pool)
+    return pool if placement.within is None else pool & placement.within or pool
+
+
+def _pools(node: Node, owners: Mapping[str, Owner]) -> Pools:
+    return pools_of(node.shareable, owners.values(), node.system & node.machine.online)
 
 
 def _way(have: CpuSet, want: CpuSet) -> int:

@@ -19,9 +19,9 @@ from typing import TypeVar
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.options import Policy
-from proxy.pools.facts import RESOURCE_STATUS
 from proxy.pools.fields import Fields, amount, short
 
+RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
 NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 VOLCANO_POLICY = "volcano.sh/numa-topology-policy"
@@ -151,7 +151,7 @@ def volcano_wish(annotations: Annotations) -> tuple[VolcanoWish, str]:
 
 def _read(annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V]) -> tuple[V, str]:
     text = annotations.get(key)
-    if text is None:
+    if not text:
         return absent, ""
     try:
         return reader(Fields.parse(text)), ""

@@ -3,14 +3,18 @@
 The rules are Koordinator's decision table (reference koordinator c.2 and 3.4 of peers) as far as a node can
 follow it without node objects, with Kubernetes' own classes beside it:
 
-1. A resource-status annotation with CPUs gives its pod those CPUs, whatever the label says, except for BE
-   (row 1). Only LSE takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod.
-2. Label LS and SYSTEM: shared pool. Label BE: BE pool.
-3. No such label: BestEffort goes to the BE pool. A Guaranteed container that asks for a whole number of CPUs
+1. A resource-status annotation with CPUs gives its pod those CPUs, whatever the label says (row 1). Only LSE
+   takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod. A BE pod owns nothing by it: it
+   runs on those of its CPUs that are in the BE pool.
+2. An annotation that gives NUMA nodes and no CPUs binds its pod to the shared pool of these nodes (row 4);
+   a BE pod to the BE pool of these nodes (row 3).
+3. Label SYSTEM: the CPUs that the node keeps for that class (row 5), else as LS. Label LS: shared pool (row
+   6). Label BE: BE pool (row 7).
+4. No such label: BestEffort goes to the BE pool. A Guaranteed container that asks for a whole number of CPUs
    owns that many where the policy is ``static``; where it is not and kubelet's own CPU manager pinned the
    container (the request names exactly that many CPUs), kubelet's choice stands. All others share.
 
-LSE and LSR without an annotation are treated as rule 3 says: nothing was decided for them elsewhere.
+LSE and LSR without an annotation are treated as rule 4 says: nothing was decided for them elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 
 STRICT = (QosClass.LSE, QosClass.LSR)
@@ -39,6 +43,8 @@ class Claim:
         why: One sentence.
         problem: What is wrong with what was asked, in words; the claim is then what remains of it.
         fatal: True when the problem refuses the container.
+        within: CPUs that a pool is narrowed to.
+        nodes: NUMA nodes that a pool is narrowed to.
     """
 
     pool: Pool
@@ -49,6 +55,8 @@ class Claim:
     hard: bool = False
     problem: str = ""
     fatal: bool = False
+    within: CpuSet | None = None
+    nodes: Mask | None = None
 
 
 def whole_cpus(request: Request) -> int:
@@ -91,6 +99,12 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
     pool, why = _pool(pod.qos, pod.kube_qos)
+    if pod.cpuset and pod.qos is QosClass.BE and not problem:
+        why = f"BE pod: its resource-status annotation names CPUs {pod.cpuset}, which the BE pool limits"
+        return Claim(Pool.BE, why, within=pod.cpuset)
+    if pod.nodes and not problem:
+        why = f"{_class(pod)} pod: its resource-status annotation binds it to {_named(pod.nodes)}"
+        return Claim(pool, why, nodes=pod.nodes)
     if pool is Pool.SHARED and may_own(pod):
         own = _own(request, online, whole_cpus(request) if exact is None else exact, static=static)
         if own is not None:
@@ -124,9 +138,18 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool) -> Claim
 @functools.cache
 def _pool(qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
     name = qos.value or kube_qos.value
+    if qos is QosClass.SYSTEM:
+        return (
+            Pool.SYSTEM,
+            "SYSTEM pod runs on the CPUs that the node keeps for its class, else on the shared pool",
+        )
     if qos is QosClass.BE or (kube_qos is KubeQos.BEST_EFFORT and qos is QosClass.NONE):
         return Pool.BE, f"{name} pod runs on the BE pool"
     return Pool.SHARED, f"{name} pod runs on the shared pool"
+
+
+def _named(nodes: Mask) -> str:
+    return f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
 
 
 def _class(pod: Pod) -> str:

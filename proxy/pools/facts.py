@@ -6,14 +6,13 @@ is read from the cgroup parent (reference c.2: ``besteffort``, else ``burstable`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import Mask
 from proxy.model.workload import KubeQos, Pod, QosClass
+from proxy.pools.annotations import RESOURCE_STATUS, resource_status
 
 QOS_LABEL = "koordinator.sh/qosClass"
-RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 POD_KEYS = (QOS_LABEL, RESOURCE_STATUS)
 """All labels and annotations that are read here."""
 
@@ -33,34 +32,6 @@ def qos_class(text: str) -> QosClass:
         return QosClass(text)
     except ValueError:
         return QosClass.NONE
-
-
-def resource_status(text: str) -> tuple[CpuSet | None, str]:
-    """Read the resource-status annotation.
-
-    Returns:
-        The CPUs that it names (None for none), and what is wrong with it in words (empty if nothing).
-    """
-    if not text:
-        return None, ""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return None, f"annotation {RESOURCE_STATUS} is not JSON: {error}"
-    if not isinstance(data, dict):
-        return None, f"annotation {RESOURCE_STATUS} is not a JSON object"
-    named = data.get("cpuset", "")
-    if not isinstance(named, str):
-        return None, f"annotation {RESOURCE_STATUS}: cpuset is not a text such as '0-3'"
-    try:
-        return CpuSet.parse(named) or None, ""
-    except ValueError as error:
-        return None, _short(f"annotation {RESOURCE_STATUS}: cpuset {error}")
-
-
-def _short(text: str, limit: int = 300) -> str:
-    """Cut words that quote a user's input: an annotation may be as long as a book."""
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def pod_facts(
@@ -85,7 +56,7 @@ def pod_facts(
         annotations: The sandbox's.
         cgroup_parent: ``linux.cgroup_parent``; empty where it is not known.
     """
-    cpuset, problem = resource_status(annotations.get(RESOURCE_STATUS, ""))
+    status, problem = resource_status(annotations)
     qos = qos_class(labels.get(QOS_LABEL, ""))
     return Pod(
         sandbox_id,
@@ -96,8 +67,9 @@ def pod_facts(
         qos,
         kube_qos(cgroup_parent),
         cgroup_parent,
-        cpuset,
+        status.cpus or None,
         problem,
+        Mask(status.nodes) if status.nodes else None,
     )
 
 

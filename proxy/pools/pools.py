@@ -1,8 +1,11 @@
 """The pools: a pure function of the machine and of who owns CPUs. Never stored.
 
-    shared pool = online CPUs - everything that is owned
-    BE pool     = online CPUs - what LSE and exclusive Guaranteed containers own
+    shared pool = usable CPUs - everything that is owned
+    BE pool     = usable CPUs - what LSE and exclusive Guaranteed containers own
+    SYSTEM pool = the CPUs that the node keeps for that class - everything that is owned; without any, the
+                  shared pool
 
+Usable is what is online, without the node's reservation and the CPUs that are SYSTEM's alone.
 So the BE pool always holds the shared pool, and an empty shared pool is the first sign of exhaustion
 (reference koordinator c.4; kubelet's reserved CPUs stay in both, so that small pods always have a CPU).
 """
@@ -10,7 +13,7 @@ So the BE pool always holds the shared pool, and an empty shared pool is the fir
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -36,9 +39,12 @@ class Pools:
 
     shared: CpuSet
     be: CpuSet
+    system: CpuSet = field(default_factory=CpuSet)
 
     def of(self, pool: Pool) -> CpuSet:
-        """Give the CPUs of the shared or the BE pool."""
+        """Give the CPUs of the shared, the BE or the SYSTEM pool."""
+        if pool is Pool.SYSTEM and self.system:
+            return self.system
         return self.be if pool is Pool.BE else self.shared
 
     def per_node(self, machine: Machine) -> Mapping[int, Pools]:
@@ -50,16 +56,18 @@ class Pools:
         }
 
 
-def pools_of(online: CpuSet, owners: Iterable[Owner]) -> Pools:
+def pools_of(usable: CpuSet, owners: Iterable[Owner], system: CpuSet | None = None) -> Pools:
     """Compute the pools.
 
     Args:
-        online: The machine's online CPUs.
+        usable: The CPUs that pools may use.
         owners: Everybody who owns CPUs.
+        system: CPUs of class SYSTEM; None for none.
     """
     taken = hard = 0
     for owner in owners:
         taken |= owner.cpus.bits
         if owner.hard:
             hard |= owner.cpus.bits
-    return Pools(CpuSet.from_bits(online.bits & ~taken), CpuSet.from_bits(online.bits & ~hard))
+    kept = CpuSet.from_bits(system.bits & ~taken) if system else CpuSet()
+    return Pools(CpuSet.from_bits(usable.bits & ~taken), CpuSet.from_bits(usable.bits & ~hard), kept)

@@ -246,3 +246,21 @@ def test_usable_memory() -> None:
         "it has 0 besides its huge pages"
     )
     assert memory_misfits({}, Config().reserved_memory) == []
+
+
+def test_cpus_that_are_kept_back_exist_and_leave_some() -> None:
+    check_against(parse("koordinator: {reservedCPUs: 0, systemCPUs: 1}", "f"), MACHINE)
+    everything = "koordinator: {reservedCPUs: 0-1, systemCPUs: 3, systemCPUsExclusive: %s}"
+    check_against(parse(everything % "false", "f"), MACHINE)
+    assert unfit(everything % "true", MACHINE) == (
+        "koordinator: all CPUs are kept back, and none is left for containers (online: 0-1,3)"
+    )
+    assert unfit("koordinator: {reservedCPUs: 2, systemCPUs: '7'}", MACHINE).splitlines() == [
+        "2 problems:",
+        "  koordinator.reservedCPUs: CPU 2 is not online here (online: 0-1,3)",
+        "  koordinator.systemCPUs: CPU 7 is not online here (online: 0-1,3)",
+    ]
+    strict = (
+        STATIC + "{strict-cpu-reservation: true}\nreservedSystemCPUs: 0-1\nkoordinator: {reservedCPUs: '3'}"
+    )
+    assert "all CPUs are kept back" in unfit(strict, MACHINE)

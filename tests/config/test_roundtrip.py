@@ -39,7 +39,9 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "topologyManagerPolicyOptions": st.builds(
         TopologyOptions, st.booleans(), st.none() | st.integers(8, 10**6)
     ),
-    "reservedSystemCPUs": st.sets(st.integers(0, 300)).map(CpuSet),
+    **dict.fromkeys(
+        ("reservedSystemCPUs", "reservedCPUs", "systemCPUs"), st.sets(st.integers(0, 300)).map(CpuSet)
+    ),
     "reservedMemory": st.dictionaries(st.integers(0, 1023), LIMITS, max_size=4).map(Fixed),
     "evictionHard": AMOUNTS,
     "pods": st.sampled_from(["", "https://127.0.0.1:10250", "http://[::1]:1"]).map(OPTIONAL_ADDRESS.read),

@@ -53,6 +53,7 @@ PODS = st.builds(
     TEXTS,
     st.none() | CPUS,
     TEXTS,
+    st.none() | MASKS,
     aside=st.none() | ASIDES,
 )
 PAGES = st.dictionaries(TEXTS, NUMBERS, max_size=2).map(lambda sizes: tuple(sizes.items()))
@@ -63,7 +64,14 @@ CONTAINERS = st.builds(
     PODS,
     st.builds(Request, NUMBERS, st.integers(-1, 9), NUMBERS, NUMBERS, TEXTS, TEXTS, PAGES),
     st.builds(
-        Placement, st.sampled_from(Pool), CPUS, MASKS, st.lists(TEXTS).map(tuple), st.booleans(), BLOCKS
+        Placement,
+        st.sampled_from(Pool),
+        CPUS,
+        MASKS,
+        st.lists(TEXTS).map(tuple),
+        st.booleans(),
+        BLOCKS,
+        within=st.none() | CPUS,
     ),
     st.sampled_from(Phase),
     NUMBERS,

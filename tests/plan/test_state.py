@@ -7,7 +7,7 @@ from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.state import NodeState
+from proxy.plan.state import NodeState, moves
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -103,3 +103,43 @@ def test_kube_classes_without_a_label_share_by_class() -> None:
     be = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT)
     plan = place(NodeState.of(NODE, (), [owning("x", "b", "0-1", hard=False)]), be, "c", 0, Request(), "t")
     assert plan.state.wanted(plan.container) == MACHINE.online, "BE may borrow what is not hard"
+
+
+def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
+    placement = Placement(pool, CpuSet(), ALL, within=CpuSet.parse(within))
+    return Container(key, key, POD, Request(), placement, Phase.RUNNING)
+
+
+def test_a_container_bound_to_a_node_follows_its_part_of_the_pool_and_no_other() -> None:
+    state = NodeState.of(NODE, (), [narrowed("x", "4-7,12-15"), sharing("y")])
+    assert state.wanted(state.containers["x"]) == CpuSet.parse("4-7,12-15")
+    elsewhere = state.changed(put=[owning("o", "b/c", "0-1")])
+    assert moves(state, elsewhere) == (("y",), ()), "what happens on another node does not concern it"
+    here = elsewhere.changed(put=[owning("p", "d/c", "4-5")])
+    assert here.wanted(here.containers["x"]) == CpuSet.parse("6-7,12-15")
+    assert moves(elsewhere, here) == (("x", "y"), ())
+    assert moves(here, elsewhere) == ((), ("x", "y"))
+    full = here.changed(put=[owning("q", "e/c", "6-7,12-15")])
+    assert full.wanted(full.containers["x"]) == full.pools.shared == CpuSet.parse("2-3,8-11")
+
+
+def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
+    node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"), reservation=CpuSet.parse("1"))
+    state = NodeState.of(node, (), [narrowed("s", "0-15", Pool.SYSTEM), sharing("y")])
+    assert state.wanted(state.containers["s"]) == CpuSet.parse("0,8")
+    assert state.wanted(state.containers["y"]) == CpuSet.parse("2-7,9-15")
+    assert node.cpu.reserved == CpuSet.parse("0-1,8"), "nobody is given what is kept"
+    open_to_all = NodeState.of(dataclasses.replace(node, system_alone=False), (), [sharing("y")])
+    assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
+    without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
+    assert without.wanted(without.containers["s"]) == MACHINE.online
+
+
+def test_what_owners_have_of_the_system_cpus_is_theirs() -> None:
+    node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"))
+    system = narrowed("s", "0-15", Pool.SYSTEM)
+    state = NodeState.of(node, (), [system, owning("o", "b/c", "0")])
+    assert state.wanted(system) == CpuSet.parse("8")
+    assert moves(NodeState.of(node, (), [system]), state) == (("s",), ())
+    state = state.changed(put=[owning("p", "d/c", "8")])
+    assert state.wanted(system) == state.pools.shared

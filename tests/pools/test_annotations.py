@@ -113,7 +113,6 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [
-        (RESOURCE_STATUS, "", "not JSON"),
         (RESOURCE_STATUS, "[]", "it is not a JSON object"),
         (RESOURCE_STATUS, '{"cpuset": "0-"}', "cpuset: '0-' is not a list"),
         (RESOURCE_STATUS, '{"numaNodeResources": [{"node": -1}]}', "node -1 is no NUMA node"),

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.claims import claim, whole_cpus
 
@@ -55,7 +57,7 @@ def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
         (pod(QosClass.BE, KubeQos.BEST_EFFORT, cpus="2-3"), False, Pool.BE, False),
         (pod(QosClass.LS), True, Pool.SHARED, False),
         (pod(QosClass.LS, KubeQos.BEST_EFFORT), True, Pool.SHARED, False),
-        (pod(QosClass.SYSTEM), True, Pool.SHARED, False),
+        (pod(QosClass.SYSTEM), True, Pool.SYSTEM, False),
         (pod(QosClass.BE), True, Pool.BE, False),
         (pod(kube=KubeQos.BURSTABLE), True, Pool.SHARED, False),
         (pod(kube=KubeQos.BEST_EFFORT), True, Pool.BE, False),
@@ -114,3 +116,27 @@ def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
     assert claim(pod(), everything, ONLINE, static=False).cpus == ONLINE
     assert claim(pod(kube=KubeQos.BURSTABLE), pinned, ONLINE, static=False).pool is Pool.SHARED
     assert claim(pod(), pinned, ONLINE, static=True).cpus is None
+
+
+@pytest.mark.parametrize(
+    ("qos", "kube", "pool"),
+    [
+        (QosClass.LS, KubeQos.BURSTABLE, Pool.SHARED),
+        (QosClass.LSR, KubeQos.GUARANTEED, Pool.SHARED),
+        (QosClass.NONE, KubeQos.GUARANTEED, Pool.SHARED),
+        (QosClass.BE, KubeQos.BEST_EFFORT, Pool.BE),
+        (QosClass.SYSTEM, KubeQos.BURSTABLE, Pool.SYSTEM),
+    ],
+)
+def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(
+    qos: QosClass, kube: KubeQos, pool: Pool
+) -> None:
+    bound = dataclasses.replace(pod(qos, kube), nodes=Mask((1,)))
+    made = claim(bound, WHOLE_TWO, ONLINE, static=True)
+    assert (made.pool, made.nodes, made.cpus, made.count, made.problem) == (pool, Mask((1,)), None, 0, "")
+    assert made.why.endswith("binds it to NUMA node 1")
+
+
+def test_a_be_pod_is_narrowed_to_the_cpus_that_it_names_and_owns_none() -> None:
+    made = claim(pod(QosClass.BE, KubeQos.BEST_EFFORT, cpus="2-3"), WHOLE_TWO, ONLINE, static=True)
+    assert (made.pool, made.within, made.cpus) == (Pool.BE, CpuSet((2, 3)), None)

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.facts import POD_KEYS, kube_qos, parent_of, pod_facts, qos_class, resource_status
+from proxy.model.workload import KubeQos, Pod, QosClass
+from proxy.pools.facts import POD_KEYS, kube_qos, parent_of, pod_facts, qos_class
+
+
+def resource_status(text: str) -> tuple[CpuSet | None, str]:
+    pod = told(text)
+    return pod.cpuset, pod.problem
+
+
+def told(text: str) -> Pod:
+    return pod_facts("s", "u", "ns", "p", 0, {}, {POD_KEYS[1]: text}, "/kubepods/podu")
 
 
 @pytest.mark.parametrize(
