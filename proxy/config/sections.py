@@ -20,6 +20,7 @@ from proxy.config.kinds import (
 from proxy.config.setting import key
 from proxy.config.words import LogFormat, LogLevel
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,23 @@ class KoordinatorConfig:
     )
     system_exclusive: bool = field(
         default=True, metadata=key("systemCPUsExclusive", TRUTH, "Nobody else runs on systemCPUs.")
+    )
+
+    bind_policy: NodeBindPolicy = field(
+        default=NodeBindPolicy.NONE,
+        metadata=key(
+            "cpuBindPolicy",
+            choice(NodeBindPolicy),
+            "How owned CPUs are bound: whole cores, or one thread of each core. Empty: as each pod says.",
+        ),
+    )
+    strategy: NumaStrategy = field(
+        default=NumaStrategy.NONE,
+        metadata=key(
+            "numaAllocateStrategy",
+            choice(NumaStrategy),
+            "NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. Empty: not said.",
+        ),
     )
 
     @property

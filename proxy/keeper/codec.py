@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import (
     Container,
@@ -24,6 +25,7 @@ from proxy.model.workload import (
     SetAside,
 )
 
+POLICIES = ("bind_required", "bind_preferred", "exclusive")
 REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
 
 
@@ -45,6 +47,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
+        **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
     }
 
@@ -141,6 +144,9 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"])),
         _text(data["problem"]),
         nodes=Mask.parse(_text(data["nodes"])) if "nodes" in data else None,
+        bind_required=BindPolicy(data.get("bind_required", "")),
+        bind_preferred=BindPolicy(data.get("bind_preferred", "")),
+        exclusive=ExclusivePolicy(data.get("exclusive", "")),
         aside=_aside(data["aside"]) if "aside" in data else None,
     )
 

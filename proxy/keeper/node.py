@@ -44,4 +44,6 @@ def node_of(
         reservation=config.koordinator.reserved_cpus,
         system=config.koordinator.system_cpus,
         system_alone=config.koordinator.system_exclusive,
+        bind=config.koordinator.bind_policy,
+        strategy=config.koordinator.strategy,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxy.keeper.keeper import Keeper
 from proxy.model.workload import Container, Phase, Pool
+from proxy.place.binding.status import status_text
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
@@ -27,6 +28,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
                 "owner": key,
                 "cpus": str(owner.cpus),
                 "hard": owner.hard,
+                "resource_status": status_text(owner.cpus),
                 "pod": next((c.pod.ref for c in _holders(keeper, key)), ""),
                 "container": ",".join(sorted({c.name for c in _holders(keeper, key)})),
             }
@@ -74,6 +76,8 @@ def _settings(node: Node) -> dict[str, object]:
         "topologyManagerScope": node.scope.value,
         "reservedCPUs": str(node.reservation),
         "systemCPUs": str(node.system),
+        "cpuBindPolicy": node.bind.value,
+        "numaAllocateStrategy": node.strategy.value,
         "prefer-closest-numa-nodes": node.closest,
         "memoryManagerPolicy": "None" if node.memory is None else "Static",
         "memoryNodes": "follow" if node.follow_mems else "leave",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy
 from proxy.model.memory import Blocks
 
 
@@ -84,6 +85,8 @@ class Pod:
         cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
         problem: What is wrong with the annotation, in words; empty if nothing is.
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
+        bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
+        exclusive: Whom it would rather not meet on its cores or NUMA nodes (the same).
         asks: What its containers ask for, where kubelet told; None where only the CRI is known.
         source: Where ``asks`` came from, in words.
         aside: What was decided for the pod as a whole; None where each container is decided by itself.
@@ -100,6 +103,9 @@ class Pod:
     cpuset: CpuSet | None = None
     problem: str = ""
     nodes: Mask | None = None
+    bind_required: BindPolicy = BindPolicy.NONE
+    bind_preferred: BindPolicy = BindPolicy.NONE
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     asks: PodAsk | None = None
     source: str = ""
     aside: SetAside | None = None

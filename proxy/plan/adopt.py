@@ -12,9 +12,9 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
-from proxy.plan.found import narrowed, pooled
 from proxy.plan.nodes import named_mems
 from proxy.plan.place import Plan, place
+from proxy.plan.sharing import constrained, narrowed, pooled
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import claim
 
@@ -42,6 +42,7 @@ def adopt(
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
     wish = claim(pod, request, state.node.machine.present, static=state.node.static)
     if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
+        wish = constrained(state, pod, request, wish)
         within = narrowed(state.node.machine, wish)
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish.pool, within)
         return dataclasses.replace(plan, problem=wish.problem)

@@ -18,6 +18,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pod, Request
 from proxy.place.cpu_policy import CpuState
 from proxy.place.cpu_request import CPU, MILLI
+from proxy.plan.binding import binding_of
 from proxy.plan.desk import Case
 from proxy.plan.state import NodeState
 
@@ -51,6 +52,9 @@ def case_of(
         wanted: Exclusive CPUs that are wanted.
         request: What the CRI says.
         owns: True where CPUs may be given to it alone.
+
+    Raises:
+        PolicyConflictError: Pod and node require different bind policies.
     """
     cpu = _cpus(state, pod, asks, name, wanted) if owns else CpuState(CpuSet())
     # Memory that the pod was given as a whole is divided by nobody: its containers use it together.
@@ -64,6 +68,7 @@ def case_of(
         request.devices,
         owns=owns,
         binds=not bound,
+        binding=binding_of(state.node, pod, state.containers.values()) if owns else None,
     )
 
 

@@ -23,6 +23,7 @@ from proxy.model.memory import Blocks
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Verdict
 from proxy.place import cpu_static
+from proxy.place.binding.wish import BindError
 from proxy.place.cpu_policy import CpuRefusedError, CpuState
 from proxy.place.cpu_request import container_cpus
 from proxy.place.devices import allocate as device_allocation
@@ -36,13 +37,14 @@ from proxy.place.packed import NotEnoughCpus
 from proxy.place.pick import pick
 from proxy.place.policies import decide
 from proxy.place.samples import merge_of, say
+from proxy.plan.binding import Binding, choose
 from proxy.plan.node import Node
 
 FAILED_PRECONDITION = 9
 ANYWHERE = TopologyHint(None, preferred=False)
 DEVICES = "devices"
 
-_REFUSALS = (NotEnoughCpus, CpuRefusedError, MemoryRefused, DeviceRefused)
+_REFUSALS = (NotEnoughCpus, CpuRefusedError, BindError, MemoryRefused, DeviceRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Case:
         owns: True where CPUs may be given to one container alone.
         binds: True where memory may be given; False where somebody else has bound it already.
         pod: What was decided for the pod as a whole, where that binds the container too.
+        binding: How CPUs are bound; None where the CPU manager's options say.
     """
 
     node: Node
@@ -70,6 +73,7 @@ class Case:
     owns: bool = True
     binds: bool = True
     pod: TopologyHint | None = None
+    binding: Binding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +183,12 @@ def _cpus(case: Case, name: str, hint: TopologyHint, steps: list[Step]) -> tuple
         # kubelet would look again whether whole cores are free here; it has them.
         steps.append(Step("cpu", f"keeps CPUs {held}"))
         return cpu_static.given(case.cpu, case.asks, name, held), held
-    if hint is ANYWHERE:
+    free = cpu_static.available(node.cpu, case.cpu) | case.cpu.reusable_by(case.asks.uid)
+    if case.binding is not None:
+        cpus = choose(node.topology, free, wanted, case.binding, hint.affinity, said)
+        state = cpu_static.given(case.cpu, case.asks, name, cpus)
+    elif hint is ANYWHERE:
         cpu_static.check_smt(node.cpu, case.cpu, wanted)
-        free = cpu_static.available(node.cpu, case.cpu) | case.cpu.reusable_by(case.asks.uid)
         near = nodes_of(case.near)
         cpus = pick(node.machine, node.topology, free, wanted, node.options, near, said)
         state = cpu_static.given(case.cpu, case.asks, name, cpus)
@@ -216,6 +223,8 @@ def _memory(
 
 def refused(error: Exception) -> Verdict:
     """Make a verdict of what a provider raised, in kubelet's words (kubelet 1.36, reference B.5)."""
+    if isinstance(error, BindError):
+        return Verdict(FAILED_PRECONDITION, "CPUBindPolicyError", str(error))
     reason = getattr(error, "reason", "UnexpectedAdmissionError")
     text = str(error)
     if reason == "UnexpectedAdmissionError":

@@ -1,14 +1,12 @@
-"""Placements that need no choice: CPUs that somebody else has decided on, and a place in a pool."""
+"""Placements that need no choice: CPUs that somebody else has decided on."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from proxy.model.explanation import Lack
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import CpuSet, Mask
-from proxy.model.machine import Machine
+from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, case_of
@@ -107,27 +105,3 @@ def _without(pod: Pod, wish: Claim, obstacle: tuple[str, str], ref: str) -> Clai
         message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
         raise RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
     return Claim(Pool.SHARED, f"{wish.why}, but {words}: it runs on the shared pool", problem=words)
-
-
-@functools.lru_cache(maxsize=64)
-def pooled(pool: Pool, mems: Mask, why: str, within: CpuSet | None = None) -> Placement:
-    """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
-    return Placement(pool, CpuSet(), mems, (why,), within=within)
-
-
-def narrowed(machine: Machine, wish: Claim) -> CpuSet | None:
-    """Give the CPUs that a pool is narrowed to for a claim; None where it is not."""
-    if wish.nodes is None:
-        return wish.within
-    bits = 0
-    for node in machine.nodes:
-        bits |= node.cpus.bits if node.id in wish.nodes else 0
-    return CpuSet.from_bits(bits)
-
-
-def unmet(state: NodeState, placement: Placement) -> str:
-    """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
-    within = placement.within
-    if within is None or not state.pools.of(placement.pool).isdisjoint(within):
-        return ""
-    return f"nothing is left of the {placement.pool} pool on CPUs {within}: it runs on the whole pool"

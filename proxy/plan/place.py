@@ -23,14 +23,16 @@ from proxy.model.workload import (
     Request,
     Verdict,
 )
+from proxy.place.binding.wish import PolicyConflictError
 from proxy.place.cpu_request import container_cpus
 from proxy.plan.admit import AFFINITY, worded
 from proxy.plan.cases import asks_of, case_of
-from proxy.plan.desk import FAILED_PRECONDITION, Case, Ruling, grant, rule
-from proxy.plan.found import Found, RefusedError, named_cpus, narrowed, pooled, unmet
+from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Case, Ruling, grant, refused, rule
+from proxy.plan.found import Found, RefusedError, named_cpus
 from proxy.plan.lacks import lacks_of
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems, words
 from proxy.plan.record import explain, moved
+from proxy.plan.sharing import constrained, narrowed, pooled, unmet
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import Claim, claim, whole_cpus
 
@@ -131,7 +133,9 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     """
     if pod.cpuset is not None or pod.problem or request.cpuset_mems or request.devices or state.node.devices:
         return None
-    if pod.aside is not None or pod.nodes is not None:
+    if pod.nodes is not None or pod.bind_required or pod.bind_preferred:
+        return None
+    if pod.aside is not None:
         return None  # what is set aside for it may end here
     if pod.kube_qos is KubeQos.GUARANTEED and (
         state.node.memory is not None or pod.asks is not None or whole_cpus(request)
@@ -154,7 +158,12 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         if isinstance(given, Found):
             return given
         wish = given
-    case = _case(state, pod, name, request, wish)
+    wish = constrained(state, pod, request, wish)
+    try:
+        case = _case(state, pod, name, request, wish)
+    except PolicyConflictError as conflict:
+        verdict = refused(conflict)
+        raise RefusedError(worded(verdict, ref, Ruling(verdict, ANYWHERE))) from conflict
     if case is None:
         within = narrowed(state.node.machine, wish)
         placement = pooled(wish.pool, pool_mems(state, request, wish.nodes), wish.why, within)

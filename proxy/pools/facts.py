@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from proxy.model.idset import Mask
 from proxy.model.workload import KubeQos, Pod, QosClass
-from proxy.pools.annotations import RESOURCE_STATUS, resource_status
+from proxy.pools.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_spec, resource_status
 
 QOS_LABEL = "koordinator.sh/qosClass"
-POD_KEYS = (QOS_LABEL, RESOURCE_STATUS)
+POD_KEYS = (QOS_LABEL, RESOURCE_STATUS, RESOURCE_SPEC)
 """All labels and annotations that are read here."""
 
 
@@ -57,6 +57,7 @@ def pod_facts(
         cgroup_parent: ``linux.cgroup_parent``; empty where it is not known.
     """
     status, problem = resource_status(annotations)
+    spec, fault = resource_spec(annotations)
     qos = qos_class(labels.get(QOS_LABEL, ""))
     return Pod(
         sandbox_id,
@@ -68,8 +69,11 @@ def pod_facts(
         kube_qos(cgroup_parent),
         cgroup_parent,
         status.cpus or None,
-        problem,
+        problem or fault,
         Mask(status.nodes) if status.nodes else None,
+        spec.required,
+        spec.preferred,
+        spec.exclusive,
     )
 
 

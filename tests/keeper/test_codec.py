@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.model.asks import Ask, PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy
 from proxy.model.memory import Block
 from proxy.model.workload import (
     Container,
@@ -54,6 +55,9 @@ PODS = st.builds(
     st.none() | CPUS,
     TEXTS,
     st.none() | MASKS,
+    st.sampled_from(BindPolicy),
+    st.sampled_from(BindPolicy),
+    st.sampled_from(ExclusivePolicy),
     aside=st.none() | ASIDES,
 )
 PAGES = st.dictionaries(TEXTS, NUMBERS, max_size=2).map(lambda sizes: tuple(sizes.items()))

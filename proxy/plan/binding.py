@@ -1,0 +1,99 @@
+"""Koordinator's bind policies at work: which CPUs a container or a pod gets that owns some.
+
+Where neither the pod nor the node says how CPUs are to be bound, the CPU manager's options decide (``desk``).
+Where one of them does, Koordinator's accumulator chooses, with the policy that holds for the pod (reference
+e.1): what the pod requires, else what the node prescribes, else what the pod prefers. NUMA nodes that the
+topology policy has decided on come first, as far as they have enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
+from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.place.binding.bind import bind
+from proxy.place.binding.wish import Allocated, BindWish, effective
+from proxy.place.cputopo import CpuTopology
+from proxy.place.trace import nodes as named
+from proxy.plan.node import Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Binding:
+    """How CPUs are chosen for one pod.
+
+    Attributes:
+        wish: What holds for it.
+        taken: What others have, as far as that matters for it.
+    """
+
+    wish: BindWish
+    taken: Allocated
+
+
+def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding | None:
+    """Find out how the CPUs of a pod are to be bound; None where nobody says.
+
+    Args:
+        node: The node with what it prescribes.
+        pod: The pod with what it asks for.
+        containers: All that are there; whose CPUs were got exclusively matters only to such pods.
+
+    Raises:
+        PolicyConflictError: Pod and node require different policies.
+    """
+    said = pod.bind_required or pod.bind_preferred or pod.exclusive
+    prescribed = node.bind is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
+    if not said and not prescribed:
+        return None
+    policy, required = effective(pod.bind_required, pod.bind_preferred, node.bind, BindPolicy.FULL_PCPUS)
+    strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
+    wish = BindWish(policy, required, pod.exclusive, strategy)
+    if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
+        return Binding(dataclasses.replace(wish, exclusive=ExclusivePolicy.NONE), Allocated())
+    taken = Allocated()
+    for container in containers:
+        placement = container.placement
+        if (
+            placement.pool is Pool.OWN
+            and container.phase is not Phase.EXITED
+            and container.pod.key != pod.key
+        ):
+            taken = taken.add(placement.own, container.pod.exclusive)
+    return Binding(wish, taken)
+
+
+def choose(
+    topology: CpuTopology, free: CpuSet, count: int, binding: Binding, nodes: Mask | None, steps: list[str]
+) -> CpuSet:
+    """Choose CPUs.
+
+    Args:
+        topology: The machine.
+        free: CPUs to choose from.
+        count: How many.
+        binding: How.
+        nodes: NUMA nodes that were decided on; None for any.
+        steps: What was done is added here in words.
+
+    Raises:
+        NotEnoughCpus, BindError: They cannot be had so.
+    """
+    wish = binding.wish
+    steps.append(f"bind policy {wish.policy}, {'required' if wish.required else 'preferred'}")
+    if nodes is not None:
+        inside = free & CpuSet.from_bits(_union(topology.nodes.get(node, 0) for node in nodes))
+        if len(inside) >= count:
+            return bind(topology, inside, count, wish, binding.taken, steps)
+        steps.append(f"{named(nodes)} had only {len(inside)} free")
+    return bind(topology, free, count, wish, binding.taken, steps)
+
+
+def _union(masks: Iterable[int]) -> int:
+    found = 0
+    for bits in masks:
+        found |= bits
+    return found

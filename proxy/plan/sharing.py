@@ -1,0 +1,74 @@
+"""A place in a pool: whole, or narrowed to some CPUs or NUMA nodes.
+
+A pool is narrowed for a pod that the scheduler has bound to NUMA nodes, and for one that wants
+``ConstrainedBurst``: its threads stay on as few NUMA nodes as have shared CPUs for its limit (see
+``proxy.place.binding.burst``). All containers of a pod are narrowed alike: by what kubelet told of the pod's
+limits, else by the limit of the first container that came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NumaStrategy
+from proxy.model.machine import Machine
+from proxy.model.workload import Phase, Placement, Pod, Pool, Request
+from proxy.place.binding.burst import burst_nodes
+from proxy.place.cpu_request import CPU, MILLI
+from proxy.plan.nodes import words
+from proxy.plan.state import NodeState
+from proxy.pools.claims import Claim
+
+
+@functools.lru_cache(maxsize=64)
+def pooled(pool: Pool, mems: Mask, why: str, within: CpuSet | None = None) -> Placement:
+    """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
+    return Placement(pool, CpuSet(), mems, (why,), within=within)
+
+
+def narrowed(machine: Machine, wish: Claim) -> CpuSet | None:
+    """Give the CPUs that a pool is narrowed to for a claim; None where it is not."""
+    if wish.nodes is None:
+        return wish.within
+    bits = 0
+    for node in machine.nodes:
+        bits |= node.cpus.bits if node.id in wish.nodes else 0
+    return CpuSet.from_bits(bits)
+
+
+def unmet(state: NodeState, placement: Placement) -> str:
+    """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
+    within = placement.within
+    if within is None or not state.pools.of(placement.pool).isdisjoint(within):
+        return ""
+    return f"nothing is left of the {placement.pool} pool on CPUs {within}: it runs on the whole pool"
+
+
+def constrained(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:
+    """Narrow the shared pool for a pod that wants ``ConstrainedBurst``; the claim as it is for all others."""
+    wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
+    if not wants or wish.pool is not Pool.SHARED or wish.nodes is not None or wish.within is not None:
+        return wish
+    for sibling in state.in_sandbox(pod.sandbox_id):
+        if sibling.placement.within is not None and sibling.phase is not Phase.EXITED:
+            return dataclasses.replace(
+                wish, within=sibling.placement.within, why=f"{wish.why}, as its pod is bound"
+            )
+    machine = state.node.machine
+    pools = {node: part.shared for node, part in state.pools.per_node(machine).items()}
+    nodes = burst_nodes(pools, _limit(pod, request), state.node.strategy or NumaStrategy.MOST_ALLOCATED)
+    if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
+        return wish
+    return dataclasses.replace(wish, nodes=nodes, why=f"{wish.why}, of {words(nodes)} (ConstrainedBurst)")
+
+
+def _limit(pod: Pod, request: Request) -> int | None:
+    """Give the CPU limit that counts, in thousandths; None where there is none."""
+    if pod.asks is not None:
+        limits = [ask.limits.get(CPU, 0) for ask in pod.asks.containers]
+        return sum(limits) if limits and all(limits) else None
+    if request.cpu_quota <= 0:
+        return None
+    return request.cpu_quota * MILLI // (request.cpu_period or 100_000)
