@@ -24,6 +24,7 @@ from proxy.topology.reader import online_now, read_machine
 
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
+    from proxy.admin.server import Route
     from proxy.cri.wire import Front
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
@@ -207,7 +208,8 @@ class Daemon:
     async def _start_admin(self) -> None:
         from proxy.admin import AdminServer
 
-        self._admin = AdminServer(self.config.admin_path, {"/status": self.status, "/explain": self.explain})
+        routes: dict[str, Route] = {"/status": self.status, "/explain": self.explain, "/report": self.report}
+        self._admin = AdminServer(self.config.admin_path, routes)
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
@@ -273,6 +275,18 @@ class Daemon:
         if self.keeper is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
         return history_page(self.keeper.history, params)
+
+    def report(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Give what ``topoproxy report`` prints."""
+        from proxy.report.koordinator import node_resource_topology
+        from proxy.report.node_facts import node_facts
+
+        if self.keeper is None:
+            raise InputError("cannot report: in passthrough mode nothing is decided")
+        if (form := params.get("format", "koordinator")) != "koordinator":
+            raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
+        state = self.keeper.state
+        return node_resource_topology(state.node.machine, node_facts(state, params.get("node", "")))
 
     # -- stop ---------------------------------------------------------------------------------------------
 

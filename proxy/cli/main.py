@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
+    "report": "Print the node's picture for schedulers.",
     "explain": "Tell why a container is on its CPUs, or why it was refused.",
     "topology": "Show the machine as a picture, or as JSON.",
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",

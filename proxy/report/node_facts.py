@@ -1,0 +1,79 @@
+"""What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
+
+Settings of ours stand where a Node object would be asked: reservation, CPUs of class SYSTEM, bind policy and
+strategy as the labels and annotations that say the same.
+"""
+
+from __future__ import annotations
+
+import json
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
+from proxy.pools.annotations import ResourceStatus
+from proxy.pools.nodekeys import BIND_POLICY, NUMA_STRATEGY, RESERVATION, SYSTEM_QOS
+from proxy.report.koordinator import NodeFacts
+from proxy.report.koordinator_kubelet import Alloc, KubeletFacts, PodRow
+
+
+def node_facts(state: NodeState, name: str) -> NodeFacts:
+    """Gather what is known of a node.
+
+    Args:
+        state: The node as it is.
+        name: What the Node object is called.
+    """
+    node = state.node
+    rows = {
+        pod.key: PodRow(
+            pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
+        )
+        for pod in state.pods.values()
+        if pod.cpuset
+    }
+    return NodeFacts(
+        name,
+        labels=_labels(node),
+        annotations=_annotations(node),
+        kubelet=KubeletFacts(topology_policy=node.policy.value, topology_scope=node.scope.value),
+        pods=tuple(rows[key] for key in sorted(rows)),
+        chosen=tuple(_chosen(state)),
+    )
+
+
+def _row(pod: Pod, cpus: CpuSet) -> PodRow:
+    return PodRow(pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(cpus), cpus))
+
+
+def _chosen(state: NodeState) -> list[Alloc]:
+    """Give what containers own by our own choice, together for each pod."""
+    found: dict[str, Alloc] = {}
+    for container in sorted(state.containers.values(), key=lambda c: c.id):
+        if not _owns(container) or container.pod.cpuset:
+            continue
+        pod, own = container.pod, container.placement
+        before = found.get(pod.key)
+        cpus = own.own | before.cpus if before else own.own
+        hard = own.hard or (before is not None and before.hard)
+        found[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
+    return list(found.values())
+
+
+def _owns(container: Container) -> bool:
+    return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
+
+
+def _labels(node: Node) -> dict[str, str]:
+    told = {BIND_POLICY[0]: node.bind.value, NUMA_STRATEGY[0]: node.strategy.value}
+    return {key: value for key, value in told.items() if value}
+
+
+def _annotations(node: Node) -> dict[str, str]:
+    told: dict[str, object] = {}
+    if node.reservation:
+        told[RESERVATION] = {"reservedCPUs": str(node.reservation)}
+    if node.system:
+        told[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
+    return {key: json.dumps(value) for key, value in told.items()}
