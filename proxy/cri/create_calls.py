@@ -11,6 +11,7 @@ from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
+from proxy.keeper.siblings import holders, see_ended
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.place import Plan
 
@@ -42,7 +43,8 @@ class CreateCalls:
         meta, keeper = config.metadata, self.keeper
         node, request, scout = keeper.state.node, request_of(config.linux.resources), keeper.scout
         given = given_of(config) if scout.devices_matter(node, pod) else NO_DEVICES
-        if scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given)):
+        asks = scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given))
+        if asks or holders(keeper.state, pod):
             self._hold(call, self._find_out(call, pod, meta, request, given))
         else:
             self._decide(call, pod, meta.name, meta.attempt, request)
@@ -62,6 +64,7 @@ class CreateCalls:
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):
             request = await keeper.scout.devices(pod, meta.name, given, request)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
+        await see_ended(keeper, keeper.scout.worker, pod)
         if not call.done:
             self._decide(call, pod, meta.name, meta.attempt, request)
 

@@ -54,10 +54,18 @@ class PodCalls:
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)
         if verdict.admitted or not keeper.options.enforce:
-            call.state = Trip(pod=pod, token=pod.sandbox_id)
-            call.release()
+            if pod.aside is not None:
+                await keeper.journal.flush()
+            self._admitted(call, pod)
         else:
             call.refuse(verdict.code, verdict.message)
+
+    def _admitted(self, call: Call, pod: Pod) -> None:
+        if call.done:  # the client went away while the ledger was written
+            self.keeper.sandboxes.failed(pod.sandbox_id)
+            return
+        call.state = Trip(pod=pod, token=pod.sandbox_id)
+        call.release()
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has named the sandbox."""

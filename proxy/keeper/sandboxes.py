@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from proxy.model.workload import Phase, Pod, Request, Verdict
@@ -11,6 +12,7 @@ from proxy.plan.admit import admit
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import RuntimePod
 
 
 class Sandboxes:
@@ -43,6 +45,7 @@ class Sandboxes:
         elif admission.pod.aside is not None:
             self.arriving.add(token)
             keeper.state = admission.state
+            keeper.journal.put(f"p/{token}", admission.pod)
             keeper.voice.info(f"set CPUs {admission.pod.aside.cpus} aside for {pod.ref}")
         return admission.verdict, admission.pod
 
@@ -53,6 +56,7 @@ class Sandboxes:
         if token in self.arriving:
             self.arriving.discard(token)
             keeper.state = keeper.state.without_pod(token)
+            keeper.journal.put(f"p/{token}", None)
 
     def running(self, pod: Pod, token: str = "") -> None:
         """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
@@ -66,6 +70,7 @@ class Sandboxes:
         if token in self.arriving:
             self.arriving.discard(token)
             keeper.state = keeper.state.without_pod(token)
+            keeper.journal.put(f"p/{token}", None)
         old = [
             c.id
             for c in keeper.state.containers.values()
@@ -101,6 +106,19 @@ class Sandboxes:
         keeper = self._keeper
         keeper.removed([c.id for c in keeper.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
         self._forget(sandbox_id)
+
+    def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
+        """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
+        keeper = self._keeper
+        pod = keeper.state.pods.get(sandbox_id)
+        if pod is not None and pod.aside is not None:
+            for found in listed:
+                if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
+                    ours = keeper.state.pods.get(found.id)
+                    if ours is None or ours.aside is None:
+                        self.running(dataclasses.replace(pod, sandbox_id=found.id))
+                    break
+        self.removed(sandbox_id)
 
     def _forget(self, sandbox_id: str) -> None:
         """What was promised to a pod ends with its sandbox."""

@@ -43,7 +43,7 @@ class Scout:
         self._kubelet = kubelet
         self._hardware = hardware
         self._failed = failed
-        self._worker = Worker("scout", failed, THREADS)
+        self.worker = Worker("scout", failed, THREADS)
 
     def pod_matters(self, node: Node, pod: Pod) -> bool:
         """Tell whether kubelet should be asked what a pod's containers ask for."""
@@ -67,16 +67,16 @@ class Scout:
 
     async def pod(self, pod: Pod) -> Pod:
         """Ask what a pod's containers ask for; the pod as it is where nobody tells."""
-        return await self._worker.run(self._pod, pod)
+        return await self.worker.run(self._pod, pod)
 
     async def devices(self, pod: Pod, name: str, given: Given, request: Request) -> Request:
         """Ask where the devices of a container are."""
-        near = await self._worker.run(self._devices, pod, name, given)
+        near = await self.worker.run(self._devices, pod, name, given)
         return dataclasses.replace(request, devices=near) if near else request
 
     async def pod_devices(self, pod: Pod, total: Request) -> Request:
         """Ask where the devices of a whole pod are: kubelet gives them before it makes the sandbox."""
-        near = await self._worker.run(self._pod_devices, pod)
+        near = await self.worker.run(self._pod_devices, pod)
         return dataclasses.replace(total, devices=near) if near else total
 
     def _pod(self, pod: Pod) -> Pod:
@@ -129,7 +129,7 @@ class Scout:
 
     def close(self) -> None:
         """End the threads and what they hold open."""
-        self._worker.close()
+        self.worker.close()
         if self._kubelet is not None:
             self._kubelet.close()
 

@@ -265,7 +265,7 @@ class Sync:
         for sandbox_id in known_pods - keeper.sandboxes.arriving:
             pod = listing.pods.get(sandbox_id)
             if pod is None:
-                keeper.sandboxes.removed(sandbox_id)
+                keeper.sandboxes.missing(sandbox_id, listing.pods.values())
             elif not pod.ready:
                 keeper.sandboxes.stopped(sandbox_id)
 

@@ -476,3 +476,21 @@ def test_a_device_and_its_cdi_name(make: Callable[..., Node], cdi_spec: Callable
     assert str(CDI_FOLDER) in str(facts), "the spec is named as the source"
     shown = node.cri.status(owner).status
     assert shown.id == owner
+
+
+@pytest.mark.parametrize("scope", ["container", "pod"])
+def test_an_init_container_leaves_its_place_to_the_next(make: Callable[..., Node], scope: str) -> None:
+    """kubelet makes the next container as soon as an init container has ended, before any comparison."""
+    node = make(topologyManagerScope=scope)
+    total = free_memory(node)
+    pod = node.pod("whole", name="db", total=whole(1, GIB))
+    first = node.run(pod, "prepare", command=["sleep", "1"], **whole(1, GIB))
+    place = cpuset_of(first)
+    wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
+    del node.members[first]
+    second = node.run(pod, "main", **whole(1, GIB))
+    assert cpuset_of(second).mems == place.mems
+    if scope == "pod":  # else the first may be one that crashed, and its CPUs are kept if others are free
+        assert cpuset_of(second).cpus == place.cpus
+    assert free_memory(node) == total - GIB
+    node.check()

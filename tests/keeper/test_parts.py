@@ -219,7 +219,14 @@ def test_the_page_tells_what_is(live) -> None:
         assert page["pools"]["shared"] == page["pools"]["be"] == "4-15"
         assert page["pools"]["nodes"][0] == {"node": 0, "shared": "8-11", "be": "8-11"}
         assert page["exclusive"] == [
-            {"owner": "lse", "cpus": "0-3", "hard": True, "pod": "ns/lse", "container": "c"}
+            {
+                "owner": "lse",
+                "cpus": "0-3",
+                "hard": True,
+                "resource_status": '{"cpuset":"0-3"}',
+                "pod": "ns/lse",
+                "container": "c",
+            }
         ]
         rows = {c["ref"]: c for c in page["containers"]}
         assert rows["ns/lse/c"]["id"] == lse

@@ -159,6 +159,7 @@ def test_a_sandbox_that_comes_to_nothing_gives_back_what_was_set_aside(live, sta
         w.wire.finished(call, status)
         nothing_is_left(w)
         assert records(w, "ns/a") == [("ns/a", True, False)]
+        await w.keeper.journal.flush()
         assert w.ledger.entries == {}
 
     live(day, rules=BY_POD)

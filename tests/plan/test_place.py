@@ -287,9 +287,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
                 continue
             state = state.changed(drop=[keys[step % len(keys)]])
             lost = [k for k in moves(before, state)[0] if state.containers[k].placement.within is None]
-            assert lost == [], (
-                "nobody loses CPUs, but who comes back to those he is bound to"
-            )
+            assert lost == [], "nobody loses CPUs, but who comes back to those he is bound to"
         else:
             the_pod, request, name = step
             plan = place(state, the_pod, name, 0, request, f"k{number}")

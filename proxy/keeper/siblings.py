@@ -1,0 +1,55 @@
+"""Containers that have ended without a word, looked for when the next one of their pod is made.
+
+The runtime tells nobody that a container has ended; a comparison finds out, seconds later. Kubelet makes the
+next container as soon as an init container has ended (kubelet 1.36, reference C.6), and where kubelet does
+not tell which containers those are, the runtime is all there is to ask. So whoever of the pod still holds
+something is asked about before a decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.workload import KubeQos, Phase, Pod
+from proxy.plan.state import NodeState
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+EXITED = "EXITED"
+
+
+def holders(state: NodeState, pod: Pod) -> list[str]:
+    """Give the pod's containers that run, as far as we know, and own CPUs or are promised memory.
+
+    Only Guaranteed pods have such whose place another container of the pod could take.
+    """
+    if pod.kube_qos is not KubeQos.GUARANTEED:
+        return []
+    return [
+        c.id
+        for c in state.in_sandbox(pod.sandbox_id)
+        if c.phase is Phase.RUNNING and (c.placement.own or c.placement.blocks)
+    ]
+
+
+async def see_ended(keeper: Keeper, worker: Worker, pod: Pod) -> None:
+    """Ask the runtime which of the pod's holders have ended, and take note of it.
+
+    Where it does not answer, what is known stands.
+    """
+    await asyncio.gather(*(_look(keeper, worker, one) for one in holders(keeper.state, pod)))
+
+
+async def _look(keeper: Keeper, worker: Worker, container_id: str) -> None:
+    since = keeper.sequence
+    try:
+        listed = await worker.run(keeper.runtime.list_containers, container_id)
+    except (UnavailableError, RuntimeCallError):
+        return
+    ended = any(c.id == container_id and c.state == EXITED for c in listed)
+    if ended and keeper.untouched(container_id, since):
+        keeper.phase(container_id, Phase.EXITED)
