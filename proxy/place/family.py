@@ -144,8 +144,8 @@ class Family(Sequence[TopologyHint]):
     def through(self, window: Mask) -> tuple[TopologyHint, ...]:
         """Give hints that stand for all as far as a window of nodes shows them.
 
-        For each part of the window that affinities can have in common with it there is one hint, where
-        possible a preferred one inside the window; and there is a narrowest hint. A part is possible if, with
+        For each part of the window that affinities can have in common with it there is one hint, the
+        one inside the window if there is that; and there is a narrowest hint. A part is possible if, with
         *all* open nodes outside, it meets the demands: the open part is closed upwards.
         """
         seen: dict[int, int] = {}
@@ -179,9 +179,9 @@ class Family(Sequence[TopologyHint]):
             {bits: had + owed for bits, had in more.items()},
         )
 
-    def _show(self, seen: dict[int, int], bits: int, part: int) -> None:
-        preferred = part == bits and self.prefers(bits)
-        if part and (preferred or part not in seen):
+    @staticmethod
+    def _show(seen: dict[int, int], bits: int, part: int) -> None:
+        if part and (part == bits or part not in seen):
             seen[part] = bits
 
     def __iter__(self) -> Iterator[TopologyHint]:

@@ -114,8 +114,7 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
     best, runner_up = first[0], first[1] if len(first) > 1 else None
     if floor > 1 and runner_up is not None and len(runner_up[0]) > target:
         runner_up = None  # one below the floor might come before it
-    cut = runner_up is None and floor != 1
-    decided = _decided(best, runner_up, distances, cut=cut)
+    decided = _decided(best, runner_up, distances, cut=floor != 1)
     return Merged(TopologyHint(*best), runner_up and TopologyHint(*runner_up), decided, target)
 
 

@@ -87,6 +87,13 @@ def test_threads_that_are_not_stated_are_one() -> None:
     assert CpuPolicy.of(SMT4).group == 4
 
 
+def test_all_that_is_free_is_shared_too() -> None:
+    topo = CpuTopology.of_rows(Row(c, c, 0, c // 4, 0) for c in range(8))
+    told: list[str] = []
+    take_distributed(topo, topo.cpus, 8, steps=told)
+    assert told == ["4 CPUs from each of NUMA nodes 0-1: CPUs 0-7"]
+
+
 def test_all_cpus_may_be_reserved() -> None:
     every = CpuPolicy.of(SMT4, amount=32)
     assert (every.reserved, every.reserved_cores) == (SMT4.cpus, SMT4.cpus)
@@ -119,6 +126,14 @@ def test_sockets_of_other_sizes_are_all_touched() -> None:
     assert family.favourites((0, 1, 6), (), 2) == [1 << 0 | 1 << 6]
     assert family.favourites((0, 1, 6), (), 3) == [0b11 | 1 << 6]
     assert family.favourites((0, 1, 6), (), 4) == []
+    rich = (Demand(4, ((1 << 0, 4), (1 << 1, 1), (1 << 2, 1), (1 << 3, 2))),)
+    pairs = Sockets(((0, 0b1), (1, 0b10), (2, 0b100), (3, 0b1), (4, 0b10), (5, 0b100)), 2)
+    wishes = SocketFamily((), tuple(range(6)), 1, rich, 1, pairs).favourites(range(6), rich, 1)
+    assert wishes == [0b11, 0b101], "two nodes; on the other two sockets there is not enough"
+    close = SocketFamily(
+        (), tuple(range(6)), 1, (Demand(3, ((1 << 0, 1), (1 << 3, 2), (1 << 1, 3))),), 1, pairs
+    )
+    assert close.favourites(range(6), close.demands, 1) == [0b11, 0b110], "not those of three nodes"
 
 
 def test_choices_of_sockets() -> None:

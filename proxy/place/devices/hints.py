@@ -85,7 +85,7 @@ def _hints(
     available = state.available(resource)
     if held:
         available, reusable = held, NO_DEVICES
-    if len(available | reusable) < count or (held and len(held) != count):
+    if held and len(held) != count:
         return ()
     return family(state.registered[resource], count, nodes, available, reusable).listed()
 
