@@ -68,6 +68,7 @@ class Sync:
         self._launch = launch
         self._worker = Worker("sync", keeper.broken)
         self.connected = False
+        self._waits = False  # somebody was told that the runtime is not there
         self.runtime_version = ""
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
@@ -121,9 +122,9 @@ class Sync:
     def _failed(self, error: Exception) -> None:
         keeper = self._keeper
         if isinstance(error, UnavailableError):
-            if self.connected:
+            if not self._waits:
                 keeper.voice.warn(str(error))
-            self.connected = False
+            self.connected, self._waits = False, True
         elif isinstance(error, RuntimeCallError):
             keeper.problems.note(str(error))
             if error.code == UNIMPLEMENTED:
@@ -147,7 +148,7 @@ class Sync:
         if machine is not None:
             keeper.machine_changed(machine)
         listing = await self._worker.run(self._list)
-        self.connected = True
+        self.connected, self._waits = True, False
         self._resolve(listing)
         self._compare(listing, known, known_pods, began)
         new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]

@@ -6,11 +6,14 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
+
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import sync
 from proxy.keeper.codec import dump
 from proxy.keeper.keeper import Voice
 from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
 
@@ -255,3 +258,22 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
         assert dict(w.keeper.state.containers) == {}
 
     live(day, synced=False, call_timeout=0.5)
+
+
+def test_that_the_runtime_is_not_there_is_told_once_each_time(live) -> None:
+    async def day(w: Any) -> None:
+        def told() -> int:
+            return w.said.count("cannot reach the runtime: down")
+
+        for times in (1, 2):
+            w.runtime.down = True
+            for _ in range(3):
+                with pytest.raises(UnavailableError) as caught:
+                    await w.sync.once()
+                w.sync._failed(caught.value)
+            assert (told(), w.sync.connected) == (times, False)
+            w.runtime.down = False
+            await w.sync.once()
+            assert w.sync.connected
+
+    live(day, synced=False)
