@@ -41,6 +41,7 @@ def steps(topo: CpuTopology, free: str, n: int) -> list[str]:
 def test_a_cache_below_the_average_is_not_taken_whole_for_less() -> None:
     assert steps(uneven(2, 6), "0-7", 3) == ["all that was still wanted from uncore cache 1: CPUs 2-4"]
     assert steps(uneven(2, 6), "0-7", 4)[0] == "uncore cache 0 whole: CPUs 0-1"
+    assert steps(uneven(4, 4), "1-7", 2) == ["all that was still wanted from uncore cache 0: CPUs 1-2"]
     assert steps(uneven(4, 4), "0-7", 6) == [
         "uncore cache 0 whole: CPUs 0-3",
         "all that was still wanted from uncore cache 1: CPUs 4-5",

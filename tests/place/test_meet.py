@@ -46,6 +46,11 @@ def test_floor(groups: list[set[int]], floor: int) -> None:
     assert meet_all(groups, 31, floor) == {m for m in everything if m.bit_count() >= max(floor, 1)}
 
 
+def test_a_floor_of_all_nodes() -> None:
+    assert meet_all([{0b111, 0b11}], 0b111, 3) == meet_all([], 0b111, 3) == {0b111}
+    assert meet_all([], 0b111, 4) == set()
+
+
 def test_bits_outside_the_universe_do_not_count() -> None:
     assert meet_all([{0b1101, 0b1000}], 0b101) == {0b101}
 

@@ -122,6 +122,13 @@ def test_a_mask_needs_what_its_nodes_may_give_at_all() -> None:
     assert masks(state, PodAsk("p", (app("i", 9, Kind.INIT), app("c", 8)))) == ["0,2"]
 
 
+def test_only_init_containers_before_a_container_leave_something() -> None:
+    pod = PodAsk("p", (app("h", 3, Kind.INIT), app("i", 3, Kind.INIT), app("c", 1)))
+    held = allocate(initial(nodes(5, 4), KEPT), pod, "i", at(0)).state
+    assert masks(held, pod, "h") == ["1"], "what i holds is not free before it"
+    assert masks(held, pod, "c") == ["0", "1"]
+
+
 def test_exactly_what_a_node_has_is_enough() -> None:
     state = initial(nodes(5, 4, 4), KEPT)
     assert masks(state, one(4)) == ["0", "1", "2", "0-1", "0,2", "1-2", "0-2"]
