@@ -62,10 +62,13 @@ def adopt(
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
         return dataclasses.replace(plan, problem=problem)
     taken = dataclasses.replace(plan.container, phase=phase, request=request)
-    if live:
-        blocks = memory_of(state, pod, request, mems)
-        placement = dataclasses.replace(taken.placement, mems=mems, blocks=blocks)
-        taken = dataclasses.replace(taken, placement=placement)
+    # The nodes that a request names are a matter of course to the decision; who is there uses their memory.
+    stays = mems if live else taken.placement.mems
+    if live or not taken.placement.blocks:
+        blocks = memory_of(state, pod, request, stays)
+        taken = dataclasses.replace(
+            taken, placement=dataclasses.replace(taken.placement, mems=stays, blocks=blocks)
+        )
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 

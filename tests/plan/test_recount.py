@@ -9,6 +9,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.place.cputopo import CpuTopology
+from proxy.plan.adopt import adopt
 from proxy.plan.node import Node
 from proxy.plan.recount import beyond, recounted
 from proxy.plan.state import NodeState
@@ -77,3 +78,15 @@ def test_more_than_there_is_is_told() -> None:
     tight = recounted(state(OWNER, reserved={0: 7 * GIB}))
     assert beyond(tight) == {"memory": (2 * GIB, 8 * GIB)}
     assert given(tight) == [1, 0]
+
+
+def test_who_was_created_while_we_were_away_is_counted_whatever_its_pool_is() -> None:
+    """What we wrote into its request names nodes, and a request that names nodes is not decided anew."""
+    before = state()
+    for shares, cpus, pool in ((2, "1-15", Pool.SHARED), (2048, "0,8", Pool.OWN)):
+        request = Request(shares, 100_000 * (shares // 1024), 100_000, 2 * GIB, cpus, "1")
+        plan = adopt(before, "id", POD, "c", 0, request, Phase.CREATED)
+        assert plan.container is not None
+        assert (plan.container.placement.pool, plan.container.phase) == (pool, Phase.CREATED)
+        assert plan.container.placement.blocks == (Block(Mask([1]), "memory", 2 * GIB),)
+        assert given(plan.state) == [0, 2]
