@@ -46,7 +46,9 @@ class Sandboxes:
             self.arriving.add(token)
             keeper.state = admission.state
             keeper.journal.put(f"p/{token}", admission.pod)
-            keeper.voice.info(f"set CPUs {admission.pod.aside.cpus} aside for {pod.ref}")
+            aside = admission.pod.aside
+            what = f"CPUs {aside.cpus}" if aside.cpus else "memory"
+            keeper.voice.info(f"set {what} aside for {pod.ref}")
         return admission.verdict, admission.pod
 
     def failed(self, token: str) -> None:

@@ -23,6 +23,7 @@ from proxy.model.asks import PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.devices.state import DeviceState
+from proxy.place.trace import nodes as named
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 """Asks a plugin: ids to choose from, ids among them that must be included, how many in all; gives ids."""
@@ -139,16 +140,17 @@ def _choose(
             f" Requested: {taking.needed}, Available: {len(available)}"
         )
     aligned, unaligned, nowhere = _parted(state, resource, available, mask)
+    where = named(mask) if mask else "no nodes"
     if taking.needed < len(aligned):
         choice = _preferred(prefer, aligned, taking, count)
         done = taking.take(choice, "the plugin prefers them among those near to the nodes decided on")
-        done = done or taking.take(aligned, f"near to nodes {mask}")
+        done = done or taking.take(aligned, f"near to {where}")
     else:
-        done = taking.take(aligned, f"near to nodes {mask}")
+        done = taking.take(aligned, f"near to {where}")
         if not done:
             choice = _preferred(prefer, sorted(available), taking, count)
             done = taking.take(choice, "the plugin prefers them")
-        done = done or taking.take(unaligned, f"near to other nodes than {mask}")
+        done = done or taking.take(unaligned, f"near to others than {where}")
         done = done or taking.take(nowhere, "any will do")
     assert done, "there were enough available"
     return taking

@@ -23,10 +23,12 @@ from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
+from proxy.model.quantity import show_quantity
 from proxy.place.family import Family
 from proxy.place.memory.hints import family, left_over, violates
 from proxy.place.memory.request import container_amounts, served
 from proxy.place.memory.state import MemoryRefused, MemoryState
+from proxy.place.trace import nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -
     for block in blocks:
         taken = min(left_over(state, pod, name, mask, block.resource), block.size)
         if taken:
-            reasons.append(f"{taken} bytes of {block.resource} are taken over from init containers")
+            reasons.append(f"{show_quantity(taken)} of {block.resource} taken over from init containers")
         state = _shrink(state.charged(block, block.size - taken), pod, ask, block)
     return Granted(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
 
@@ -119,8 +121,8 @@ def _choose(
             )
         if merged.preferred and not best.preferred:
             raise MemoryRefused("failed to find the default preferred hint")
-        return best.affinity, [f"no nodes were decided on; nodes {best.affinity} are the best for its memory"]
-    reasons = [f"nodes {mask} were decided on"]
+        return best.affinity, [f"no nodes were decided on; the best for its memory: {nodes(best.affinity)}"]
+    reasons = [f"decided on: {nodes(mask)}"]
     in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
     if in_group or not _has_free(state, mask, amounts):
         wider = able.best(mask)
@@ -129,8 +131,8 @@ def _choose(
         if merged.preferred and not wider.preferred:
             raise MemoryRefused("failed to find the extended preferred hint")
         if wider.affinity != mask:
-            lack = "are in a group" if in_group else "lack free memory"
-            reasons.append(f"they {lack}; nodes {wider.affinity} have it")
+            lack = "serves a group" if in_group else "too little free memory there"
+            reasons.append(f"{lack}; enough on {nodes(wider.affinity)}")
         mask = wider.affinity
     if violates(state, mask):
         raise MemoryRefused("preferred hint violates NUMA node allocation")

@@ -101,7 +101,7 @@ def test_a_decision_without_free_memory_is_extended() -> None:
         allocate(state, one(30), "c", TopologyHint(Mask([0, 1]), preferred=False))
     alone = allocate(state, one(3), "c", TopologyHint(Mask([2]), preferred=False))
     assert alone.mems == Mask([1, 2]), "a node of a group is not given out alone"
-    assert "are in a group" in alone.reasons[1]
+    assert "serves a group" in alone.reasons[1]
     with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
         allocate(state, one(1), "c", TopologyHint(Mask([0, 1]), preferred=False))
 
@@ -109,7 +109,10 @@ def test_a_decision_without_free_memory_is_extended() -> None:
 def test_extension_says_so() -> None:
     granted = allocate(initial(nodes(4, 4), KEPT), one(5), "c", TopologyHint(Mask([1]), preferred=True))
     assert granted.mems == Mask([0, 1])
-    assert granted.reasons == ("nodes 1 were decided on", "they lack free memory; nodes 0-1 have it")
+    assert granted.reasons == (
+        "decided on: NUMA node 1",
+        "too little free memory there; enough on NUMA nodes 0-1",
+    )
 
 
 def test_start_gives_back_what_init_containers_held() -> None:

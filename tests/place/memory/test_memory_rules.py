@@ -174,7 +174,7 @@ def test_an_open_decision_that_has_to_be_preferred() -> None:
     taken = allocate(state, one(2), "c", TopologyHint(None, preferred=True))
     assert (str(taken.mems), taken.reasons) == (
         "2",
-        ("no nodes were decided on; nodes 2 are the best for its memory",),
+        ("no nodes were decided on; the best for its memory: NUMA node 2",),
     )
     with pytest.raises(MemoryRefused, match="failed to get the default NUMA affinity, no NUMA nodes with"):
         allocate(taken.state, one(3, "s"), "c", OPEN)
@@ -222,14 +222,14 @@ def test_what_is_taken_over_needs_no_extension() -> None:
         return [(b.resource, b.size // GI) for b in state.blocks("p", name) or ()]
 
     assert give("i") == ()
-    assert give("j") == (f"{3 * GI} bytes of memory are taken over from init containers",)
+    assert give("j") == ("3Gi of memory taken over from init containers",)
     assert (held("i"), held("j")) == ([("memory", 0), (PAGES, 1)], [("memory", 4)])
     assert give("a") == (
-        f"{2 * GI} bytes of memory are taken over from init containers",
-        f"{GI} bytes of {PAGES} are taken over from init containers",
+        "2Gi of memory taken over from init containers",
+        f"1Gi of {PAGES} taken over from init containers",
     ), "nothing of these is free, but it needs nothing beyond"
     assert (held("i"), held("j")) == ([("memory", 0), (PAGES, 0)], [("memory", 2)])
-    assert give("b") == (f"{2 * GI} bytes of memory are taken over from init containers",)
+    assert give("b") == ("2Gi of memory taken over from init containers",)
     assert held("j") == [("memory", 0)]
     assert state.nodes[0].tables["memory"].free == 0
 
