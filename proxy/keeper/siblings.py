@@ -27,7 +27,8 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
 
     Only Guaranteed pods have such whose place another container of the pod could take.
     """
-    if pod.kube_qos is not KubeQos.GUARANTEED:
+    nobody = not state.owners and state.memory is None
+    if nobody or pod.kube_qos is not KubeQos.GUARANTEED:
         return []
     return [
         c.id
