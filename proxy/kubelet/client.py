@@ -30,6 +30,10 @@ PODS_API, POD_LIST, POD_RESOURCES = (
     "kubelet's pod-resources API",
 )
 NO_API_S = 60.0
+PATIENCE = 2
+"""A source that has let us wait so often in a row is left alone,"""
+REST, LONGEST_REST_S = 10, 30.0
+"""for so many times what one question may cost, but not for longer than this."""
 _MOST_CAUSES = 32
 _NEVER = float("-inf")
 
@@ -54,6 +58,7 @@ class KubeletClient:
         """
         self._complaints = Complaints(complain)
         self._clock = clock
+        self._rests = Rests(settings.timeout, clock)
         self._no_api_until = _NEVER
         self._list = PodList(lambda: fetch_pods(settings), clock) if settings.pods_url else None
         self._channels: list[UnixChannel] = []
@@ -119,16 +124,48 @@ class KubeletClient:
             raise
 
     def _tried(self, source: str, ask: Callable[[], T | None]) -> T | None:
+        if self._rests.rests(source):
+            return None
         try:
             answer = ask()
+        except KubeletError as error:
+            self._rests.asked(source, hung=error.code == TOO_LATE)
+            self._complaints.add(source, str(error))
         except TopoproxyError as error:
             self._complaints.add(source, str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node: it asks for less
             self._complaints.add(source, f"cannot ask {source}: {type(error).__name__}: {error}")
         else:
+            self._rests.asked(source, hung=False)
             self._complaints.clear(source)
             return answer
         return None
+
+
+class Rests:
+    """Leaves a source alone for a while that has let us wait several times in a row.
+
+    Each pod waits for kubelet's answer, for its whole time where kubelet hangs. What is not known then is
+    done without, so it is better not to wait for it again and again.
+    """
+
+    def __init__(self, timeout: float, clock: Callable[[], float]) -> None:
+        """Take what one question may cost, in seconds."""
+        self._rest = min(LONGEST_REST_S, timeout * REST)
+        self._clock = clock
+        self._hung: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    def rests(self, source: str) -> bool:
+        """Tell whether a source is left alone."""
+        return self._clock() < self._until.get(source, _NEVER)
+
+    def asked(self, source: str, *, hung: bool) -> None:
+        """Take note of how a question went."""
+        times = self._hung.get(source, 0) + 1 if hung else 0
+        self._hung[source] = times
+        if times >= PATIENCE:
+            self._until[source] = self._clock() + self._rest
 
 
 class Complaints:

@@ -233,6 +233,33 @@ def test_a_pods_api_that_never_answers_costs_its_time_once(
     assert "DEADLINE_EXCEEDED" in asking.heard[0]
 
 
+def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: Any, tmp_path: Path) -> None:
+    over, hangs = threading.Event(), [True]
+    calls: list[bytes] = []
+    path = tmp_path / "kubelet.sock"
+
+    def get(request: bytes, _: Any) -> bytes:
+        calls.append(request)
+        if hangs[0]:
+            over.wait(60)
+        return podresources_pb2.GetPodResourcesResponse().SerializeToString()
+
+    serve(path, LISTER, Get=get)
+    client = asking(pod_resources=f"unix://{path}", timeout=1.5)
+    try:
+        for _ in range(4):
+            assert client.devices("shop", "web", "main") is None
+        assert len(calls) == 2, "the third pod waits for nobody"
+        hangs[0] = False
+        over.set()
+        asking.clock.now += 15.1
+        client.devices("shop", "web", "main")
+        client.devices("shop", "web", "main")
+        assert len(calls) == 4
+    finally:
+        over.set()
+
+
 def test_devices(asking: Asking, serve: Any, tmp_path: Path) -> None:
     gpu = podresources_pb2.ContainerDevices(resource_name="v.com/gpu", device_ids=["g0"])
     gpu.topology.nodes.add()
