@@ -10,10 +10,11 @@ from proxy.demo.client import PodSpec, Started
 from proxy.demo.expect import Expectation
 from proxy.demo.picture import Picture
 from proxy.demo.screen import Screen
-from proxy.demo.snapshot import DemoError, Snapshot, named
+from proxy.demo.snapshot import DemoError, Snapshot
 from proxy.demo.stage import Stage
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
+from proxy.model.wording import cpus as named
 
 _PATIENCE = 5.0
 """Seconds for what happens after the answer: pools grow once CPUs are free."""

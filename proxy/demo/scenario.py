@@ -9,9 +9,10 @@ from __future__ import annotations
 from proxy.demo.client import PodSpec
 from proxy.demo.parts import Parts
 from proxy.demo.performance import Performance, Step, told
-from proxy.demo.snapshot import DemoError, named
+from proxy.demo.snapshot import DemoError
 from proxy.demo.troubles import Troubles
 from proxy.model.idset import CpuSet
+from proxy.model.wording import cpus as named
 from proxy.model.workload import KubeQos
 
 

@@ -12,11 +12,7 @@ from proxy.demo.client import Started
 from proxy.keeper.ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
-
-
-def named(cpus: CpuSet) -> str:
-    """Write a set of CPUs in a sentence: ``CPU 3`` or ``CPUs 3-4``."""
-    return f"CPU{'s' if len(cpus) != 1 else ''} {cpus}"
+from proxy.model.wording import cpus as named
 
 
 class DemoError(Exception):

@@ -9,9 +9,10 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.demo.client import PodSpec
 from proxy.demo.parts import Parts
 from proxy.demo.performance import Performance, Step, told
-from proxy.demo.snapshot import DemoError, named
+from proxy.demo.snapshot import DemoError
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
+from proxy.model.wording import cpus as named
 from proxy.model.workload import KubeQos
 
 _CODES = {3: "INVALID_ARGUMENT", 9: "FAILED_PRECONDITION"}

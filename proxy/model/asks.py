@@ -10,6 +10,11 @@ MEMORY = "memory"
 HUGE_PAGES = "hugepages-"
 
 
+def in_bytes(resource: str) -> bool:
+    """Tell whether a resource is counted in bytes: memory or huge pages."""
+    return resource == MEMORY or resource.startswith(HUGE_PAGES)
+
+
 class Kind(enum.StrEnum):
     """What a container is in its pod."""
 

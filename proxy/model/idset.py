@@ -8,6 +8,8 @@ commas; the empty set is the empty string.
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
@@ -147,6 +149,11 @@ class IdSet:
         if not self._bits:
             raise ValueError("an empty set has no first id")
         return (self._bits & -self._bits).bit_length() - 1
+
+
+def union(masks: Iterable[int]) -> int:
+    """Join sets that are given as bits."""
+    return functools.reduce(operator.or_, masks, 0)
 
 
 class CpuSet(IdSet):

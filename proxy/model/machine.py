@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,7 @@ class Machine:
 
     def cpus_of(self, nodes: Mask) -> CpuSet:
         """Give the online CPUs of the nodes."""
-        bits = 0
-        for node in self.nodes:
-            if node.id in nodes:
-                bits |= node.cpus.bits
-        return CpuSet.from_bits(bits)
+        return CpuSet.from_bits(union(node.cpus.bits for node in self.nodes if node.id in nodes))
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -19,10 +19,10 @@ from dataclasses import replace
 
 from proxy.model.asks import Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.wording import cpus as named
 from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus
 from proxy.place.cpu_static import check_smt, take_under
-from proxy.place.trace import cpus as named
 
 
 class EmptyPodSharedPoolError(CpuRefusedError):

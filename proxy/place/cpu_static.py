@@ -14,16 +14,16 @@ Every function gives a new state; a refusal is an exception and leaves nothing b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from proxy.model.asks import Kind, PodAsk
 from proxy.model.hint import Hints
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.wording import counted, nodes
 from proxy.place import cpu_hints
 from proxy.place.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus, pod_cpus
-from proxy.place.trace import counted, nodes, nodes_of
+from proxy.place.trace import nodes_of
 
 
 def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) -> Hints:
@@ -186,12 +186,5 @@ def _cpus_of(policy: CpuPolicy, nodes: Mask) -> int:
     """Give the CPUs of nodes; with ``align-by-socket`` those of their sockets."""
     topo = policy.topo
     if not policy.options.align_by_socket:
-        return _union(topo.nodes.get(node, 0) for node in nodes)
-    return _union(topo.sockets[s] for node in nodes for s, _ in topo.node_sockets.get(node, ()))
-
-
-def _union(masks: Iterable[int]) -> int:
-    found = 0
-    for bits in masks:
-        found |= bits
-    return found
+        return union(topo.nodes.get(node, 0) for node in nodes)
+    return union(topo.sockets[s] for node in nodes for s, _ in topo.node_sockets.get(node, ()))

@@ -13,11 +13,12 @@ caches are not looked at.
 from __future__ import annotations
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.wording import counted, cpus
+from proxy.model.wording import nodes as named
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import open_nodes, take_packed
 from proxy.place.split import Split, split
-from proxy.place.trace import counted, cpus, nodes_of
-from proxy.place.trace import nodes as named
+from proxy.place.trace import nodes_of
 
 
 def take_distributed(

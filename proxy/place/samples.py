@@ -22,10 +22,10 @@ from proxy.model.explanation import SAMPLE, Merge, Said
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy, Scope
+from proxy.model.wording import counted, nodes
 from proxy.place.family import Family
 from proxy.place.hint_lists import HintList
 from proxy.place.policies import Decision, wanted
-from proxy.place.trace import counted, nodes
 
 NO_PREFERENCE, IMPOSSIBLE = "no preference", "impossible"
 _NAMED = 4

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.wording import counted, cpus
 from proxy.place.cputopo import CpuTopology, Units
 
 Note = tuple[str, int, int]
@@ -24,9 +25,7 @@ def told(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
     told: list[str] = []
     for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):
         taken = list(row)
-        bits = 0
-        for _, _, more in taken:
-            bits |= more
+        bits = union(more for _, _, more in taken)
         if kind in (SOCKET, NODE, UNCORE):
             words = f"{kind} {where} whole"
         elif kind == PART:
@@ -39,21 +38,6 @@ def told(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
             words = f"{counted(len(taken), 'single CPU')} of {home}"
         told.append(f"{words}: {cpus(CpuSet.from_bits(bits))}")
     return told
-
-
-def cpus(taken: CpuSet) -> str:
-    """Name CPUs: ``CPU 6``, ``CPUs 0-15``."""
-    return f"CPU{'' if len(taken) == 1 else 's'} {taken}"
-
-
-def nodes(mask: Mask) -> str:
-    """Name nodes: ``NUMA node 2``, ``NUMA nodes 0-1``."""
-    return f"NUMA node{'' if len(mask) == 1 else 's'} {mask}"
-
-
-def counted(number: int, thing: str) -> str:
-    """Give a number and what is counted: ``1 whole core``, ``4 whole cores``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def nodes_of(topo: CpuTopology, taken: CpuSet) -> Mask:

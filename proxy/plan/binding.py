@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
+from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.place.binding.bind import bind
 from proxy.place.binding.wish import Allocated, BindWish, effective
 from proxy.place.cputopo import CpuTopology
-from proxy.place.trace import nodes as named
 from proxy.plan.node import Node
 
 

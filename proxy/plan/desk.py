@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from proxy.model.asks import PodAsk
 from proxy.model.explanation import Merge, Said, Step
 from proxy.model.hint import Hints, TopologyHint
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.memory import Blocks
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Verdict
@@ -234,9 +234,7 @@ def refused(error: Exception) -> Verdict:
 
 def nodes_of(near: Iterable[Near]) -> Mask | None:
     """Give the nodes that devices are near to; None where they are near to none."""
-    bits = 0
-    for device in near:
-        bits |= device.nodes.bits if device.nodes else 0
+    bits = union(device.nodes.bits for device in near if device.nodes)
     return Mask.from_bits(bits) if bits else None
 
 

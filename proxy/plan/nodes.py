@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.machine import Machine
 from proxy.model.memory import Blocks
+from proxy.model.wording import nodes as words
 from proxy.model.workload import Phase, Pod, Pool, Request
 from proxy.place.mems import memory_for
 from proxy.plan.state import NodeState
@@ -12,9 +13,7 @@ from proxy.plan.state import NodeState
 
 def bound_to(pod: Pod, blocks: Blocks) -> Mask | None:
     """Give the nodes of counted memory: the container's own, or the pod's; None where there is none."""
-    bits = 0
-    for block in blocks or (pod.aside.blocks if pod.aside else ()):
-        bits |= block.affinity.bits
+    bits = union(block.affinity.bits for block in blocks or (pod.aside.blocks if pod.aside else ()))
     return Mask.from_bits(bits) if bits else None
 
 
@@ -66,11 +65,6 @@ def pool_mems(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
     if nodes is None or not state.node.follow_mems or request.cpuset_mems:
         return named_mems(state, request)
     return nodes & machine.memory_nodes or machine.memory_nodes
-
-
-def words(nodes: Mask) -> str:
-    """Name NUMA nodes in a sentence."""
-    return f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
 
 
 def counted(nodes: Mask) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from proxy.model.explanation import Explanation, Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
+from proxy.model.wording import nodes as named
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -30,7 +31,7 @@ from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Case, Ruling, grant, refused, rule
 from proxy.plan.found import Found, RefusedError, named_cpus
 from proxy.plan.lacks import lacks_of
-from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems, words
+from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
 from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, narrowed, pooled, unmet
 from proxy.plan.state import NodeState, moves
@@ -210,7 +211,7 @@ def _placed(
         return Placement(wish.pool, CpuSet(), mems, reasons, False, blocks, ruling.devices, within)
     cpus = ruling.cpus
     mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, blocks))
-    where = words(state.node.machine.nodes_of(cpus))
+    where = named(state.node.machine.nodes_of(cpus))
     if cpus == state.had(f"{pod.key}/{name}"):
         why = f"{wish.why}; keeps the CPUs of its earlier attempt"
     elif pod.aside is not None and cpus <= pod.aside.cpus:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.model.asks import Ask
+from proxy.model.asks import Ask, in_bytes
 from proxy.model.explanation import Explanation, Fact, Lack, Moved
 from proxy.model.idset import CpuSet
+from proxy.model.quantity import show_quantity
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.desk import ANYWHERE, Ruling
@@ -151,8 +152,4 @@ def _from_cri(request: Request) -> list[Fact]:
 def _amount(resource: str, amount: int) -> str:
     if resource == CPU:
         return f"{amount}m" if amount % MILLI else f"{amount // MILLI} CPUs"
-    if resource == "memory" or resource.startswith("hugepages-"):
-        for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
-            if amount and amount % size == 0:
-                return f"{amount // size}{unit}"
-    return str(amount)
+    return show_quantity(amount) if in_bytes(resource) else str(amount)

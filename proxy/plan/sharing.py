@@ -14,10 +14,10 @@ import functools
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.machine import Machine
+from proxy.model.wording import nodes as named
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.place.binding.burst import burst_nodes
 from proxy.place.cpu_request import CPU, MILLI
-from proxy.plan.nodes import words
 from proxy.plan.state import NodeState
 from proxy.pools.claims import Claim
 
@@ -32,10 +32,7 @@ def narrowed(machine: Machine, wish: Claim) -> CpuSet | None:
     """Give the CPUs that a pool is narrowed to for a claim; None where it is not."""
     if wish.nodes is None:
         return wish.within
-    bits = 0
-    for node in machine.nodes:
-        bits |= node.cpus.bits if node.id in wish.nodes else 0
-    return CpuSet.from_bits(bits)
+    return machine.cpus_of(wish.nodes)
 
 
 def unmet(state: NodeState, placement: Placement) -> str:
@@ -61,7 +58,7 @@ def constrained(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Cl
     nodes = burst_nodes(pools, _limit(pod, request), state.node.strategy or NumaStrategy.MOST_ALLOCATED)
     if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
         return wish
-    return dataclasses.replace(wish, nodes=nodes, why=f"{wish.why}, of {words(nodes)} (ConstrainedBurst)")
+    return dataclasses.replace(wish, nodes=nodes, why=f"{wish.why}, of {named(nodes)} (ConstrainedBurst)")
 
 
 def _limit(pod: Pod, request: Request) -> int | None:

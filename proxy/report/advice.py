@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from proxy.model.asks import in_bytes
 from proxy.model.explanation import Explanation, Lack, Said
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
-from proxy.report.words import both, clean, few, in_bytes, node_set, nodes, sentence, sentences, size
+from proxy.model.wording import counted
+from proxy.report.words import both, clean, few, node_set, nodes, sentence, sentences, size
 
 UNALIGNED = "TopologyAffinityError"
 """kubelet's reason for a refusal by the topology policy."""
@@ -121,7 +123,7 @@ def _figure(lack: Lack, number: int) -> str:
 def _more(lack: Lack) -> str:
     missing = lack.wanted - lack.free
     if lack.resource == "cpu":
-        return f"{missing} more free {'CPU' if missing == 1 else 'CPUs'}"
+        return counted(missing, "more free CPU")
     return f"{_figure(lack, missing)} more of {clean(lack.resource)}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from proxy.model.asks import HUGE_PAGES, MEMORY
+from proxy.model import wording
 from proxy.model.idset import CpuSet, Mask
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -47,12 +47,7 @@ def node_set(mask: Mask | None) -> str:
 
 def cpus(ids: CpuSet) -> str:
     """Name CPUs."""
-    return f"{'CPU' if len(ids) == 1 else 'CPUs'} {ids}" if ids else "no CPU"
-
-
-def in_bytes(resource: str) -> bool:
-    """Tell whether a resource is counted in bytes."""
-    return resource == MEMORY or resource.startswith(HUGE_PAGES)
+    return wording.cpus(ids) if ids else "no CPU"
 
 
 def size(number: int) -> str:

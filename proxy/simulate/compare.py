@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.model.wording import counted
 from proxy.report.words import clean
 from proxy.simulate.cluster import Fate, Result
 from proxy.simulate.data import Data
@@ -13,7 +14,6 @@ from proxy.simulate.picture import columns
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
 from proxy.simulate.text import ALL, fate_text, numbers, short_text
-from proxy.topology.words import plural
 
 SHOWN = 5
 """Pods that are named for each kind of difference unless all are asked for."""
@@ -75,7 +75,7 @@ def compare_lines(
         a.fate is b.fate is Fate.PLACED and a.host != b.host
         for a, b in zip(one.results, other.results, strict=True)
     )
-    lines += ["", f"{plural(len(changed), 'pod')} fared differently, {moved} others only ran elsewhere"]
+    lines += ["", f"{counted(len(changed), 'pod')} fared differently, {moved} others only ran elsewhere"]
     lines += _each(changed) if verbose else _kinds(changed)
     return lines + [f"note: {clean(note)}" for note in notes]
 
@@ -96,7 +96,7 @@ def _kinds(changed: Sequence[Difference]) -> list[str]:
         kinds.setdefault((each.one_word, each.other_word), []).append(clean(each.one.guest.ref))
     lines: list[str] = []
     for (one, other), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
-        lines += [f"{plural(len(refs), 'pod')}: {one} under A, {other} under B"]
+        lines += [f"{counted(len(refs), 'pod')}: {one} under A, {other} under B"]
         more = f", and {len(refs) - SHOWN} more ({ALL})" if len(refs) > SHOWN else ""
         lines += [f"  {', '.join(refs[:SHOWN])}{more}"]
     return lines

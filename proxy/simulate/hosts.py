@@ -14,7 +14,7 @@ from proxy.config.checks import usable_memory
 from proxy.config.schema import MemoryManagerPolicy
 from proxy.config.structures import EVICTION_DEFAULT
 from proxy.model.asks import MEMORY
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 
@@ -55,10 +55,7 @@ class Host:
     @property
     def owned(self) -> CpuSet:
         """CPUs that belong to somebody alone."""
-        bits = 0
-        for owner in self.state.owners.values():
-            bits |= owner.cpus.bits
-        return CpuSet.from_bits(bits)
+        return CpuSet.from_bits(union(owner.cpus.bits for owner in self.state.owners.values()))
 
     @property
     def ownable(self) -> CpuSet:

@@ -9,6 +9,7 @@ from pathlib import Path
 from proxy.model.errors import InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.model.wording import cpus as named
 from proxy.topology import load_machine, read_machine
 from proxy.topology.facts import section
 
@@ -91,7 +92,7 @@ def _sound(machine: Machine, file: str) -> None:
         raise _unsound(file, f"NUMA nodes overlap: {_overlap(machine)}")
     homeless = machine.online - machine.cpus_of(Mask(machine.node_by_id))
     if homeless:
-        raise _unsound(file, f"{'CPU' if len(homeless) == 1 else 'CPUs'} {homeless} in no NUMA node")
+        raise _unsound(file, f"{named(homeless)} in no NUMA node")
     for node in machine.nodes:
         pages = sum(kib * counts.nr for kib, counts in (node.hugepages or {}).items()) << 10
         if node.mem_bytes is not None and pages > node.mem_bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.model.asks import HUGE_PAGES, MEMORY
+from proxy.model.asks import in_bytes
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Pool
 from proxy.place.demand import Demand, smallest
@@ -142,7 +142,7 @@ def _lots(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
     machine = node.machine
     if resource == "cpu":
         return tuple((1 << n.id, len(n.cpus - node.reserved)) for n in machine.nodes)
-    if resource == MEMORY or resource.startswith(HUGE_PAGES):
+    if in_bytes(resource):
         tables: Mapping[int, int] = (
             {n: there.table(resource).allocatable for n, there in node.memory.nodes.items()}
             if node.memory is not None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from proxy.model.asks import HUGE_PAGES, MEMORY
+from proxy.model.asks import in_bytes
+from proxy.model.wording import counted
 from proxy.report.words import clean
 from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.measure import left_of
 from proxy.simulate.rows import Row, rows_of
-from proxy.topology.words import plural, size_text
+from proxy.topology.words import size_text
 
 OWNED, RESERVED, LEFT = "#", "=", "."
 LEGEND = f"{OWNED} owned by one container or pod, {RESERVED} reserved, {LEFT} shared and left to be owned"
@@ -53,7 +54,7 @@ def amount_text(resource: str, amount: int) -> str:
     """Write an amount of a resource."""
     if resource == "cpu":
         return f"{amount / 1000:g}"
-    if resource == MEMORY or resource.startswith(HUGE_PAGES):
+    if in_bytes(resource):
         return size_text(amount)
     return str(amount)
 
@@ -64,14 +65,14 @@ def _headline(host: Host) -> str:
         f"{clean(name)} {amount_text(name, offer - host.free[name])} of {amount_text(name, offer)}"
         for name, offer in _interesting(host)
     ]
-    cpus = f"{len(host.owned)} of {plural(len(machine.online), 'CPU')} owned"
-    return f"{clean(host.name)}: {plural(host.guests, 'pod')}, {cpus}; asked for: {', '.join(asked)}"
+    cpus = f"{len(host.owned)} of {counted(len(machine.online), 'CPU')} owned"
+    return f"{clean(host.name)}: {counted(host.guests, 'pod')}, {cpus}; asked for: {', '.join(asked)}"
 
 
 def _left(host: Host) -> str:
     left = left_of(host.node, host.ownable)
     return (
-        f"left {plural(left.cpus, 'CPU')}, {left.whole} in whole cores; "
+        f"left {counted(left.cpus, 'CPU')}, {left.whole} in whole cores; "
         f"at most {left.largest} on one node, or {left.largest_whole} in whole cores"
     )
 
@@ -98,4 +99,4 @@ def _cells(row: Row, scale: float) -> list[str]:
     if row.memory is not None:
         memory = f"memory {size_text(row.memory[0])} of {size_text(row.memory[1])}"
     devices = ", ".join(f"{clean(name)} {given} of {of}" for name, (given, of) in row.devices.items())
-    return [*head, memory, devices, plural(row.pods, "pod") if row.pods else ""]
+    return [*head, memory, devices, counted(row.pods, "pod") if row.pods else ""]

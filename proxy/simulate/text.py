@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.model.wording import counted
 from proxy.report.sentences import tell
 from proxy.report.words import clean
 from proxy.simulate.cluster import NO_SUCH_MACHINE, Fate, Result
 from proxy.simulate.picture import LEGEND, columns, lines_of
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings, Summary
-from proxy.topology.words import plural
 
 MACHINES = 6
 """Machines that are drawn unless all are asked for."""
@@ -35,7 +35,7 @@ def machine_lines(rehearsal: Rehearsal, *, verbose: bool) -> list[str]:
     shown = rehearsal.hosts if verbose else rehearsal.hosts[:MACHINES]
     lines = [line for host in shown for line in lines_of(host)]
     more = len(rehearsal.hosts) - len(shown)
-    lines += [f"and {plural(more, 'machine')} more ({ALL})"] if more else []
+    lines += [f"and {counted(more, 'machine')} more ({ALL})"] if more else []
     return [*lines, LEGEND]
 
 
@@ -84,7 +84,7 @@ def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
         shown = group if verbose else group[:FAILED]
         lines += [f"{clean(result.guest.ref)}: {fate_text(result)}" for result in shown]
         more = len(group) - len(shown)
-        lines += [f"  and {plural(more, 'pod')} more like this ({ALL})"] if more else []
+        lines += [f"  and {counted(more, 'pod')} more like this ({ALL})"] if more else []
     return lines
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
+from proxy.model.wording import counted
 from proxy.topology.facts import section
-from proxy.topology.words import ids_text, plural
+from proxy.topology.words import ids_text
 
 _WHOLE = 6
 """Runs up to this many cores are written in full."""
@@ -103,7 +104,7 @@ def _run_lines(machine: Machine, run: list[_Core], width: int) -> list[str]:
     boxes = [f"[{' '.join(map(str, core.cpus))}]" for core in run]
     if len(boxes) > _WHOLE:
         boxes = [*boxes[:2], "…", boxes[-1]]
-    notes = [plural(len(run), "core"), *_clusters(machine, run), *_frequencies(machine, run)]
+    notes = [counted(len(run), "core"), *_clusters(machine, run), *_frequencies(machine, run)]
     notes += [run[0].note] if run[0].note else []
     lines = [""]
     for box in boxes:
@@ -119,7 +120,7 @@ def _clusters(machine: Machine, run: list[_Core]) -> list[str]:
     sizes = {len(list(same)) for name, same in itertools.groupby(names) if name is not None}
     if len(set(names)) < 2 or sizes == {1}:
         return []
-    return [f"clusters of {sizes.pop()}" if len(sizes) == 1 else plural(len(set(names)), "cluster")]
+    return [f"clusters of {sizes.pop()}" if len(sizes) == 1 else counted(len(set(names)), "cluster")]
 
 
 def _frequencies(machine: Machine, run: list[_Core]) -> list[str]:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.model.wording import counted
 from proxy.topology.cores import Tags, core_lines, shape
 from proxy.topology.facts import has_nodes, has_packages
-from proxy.topology.words import cache_size_text, distance_lines, ids_text, memory_text, plural, size_text
+from proxy.topology.words import cache_size_text, distance_lines, ids_text, memory_text, size_text
 
 _LONG = 40
 """Lines of tree from which on alike neighbours are drawn once."""
@@ -95,10 +96,10 @@ def render(
 
 def _headline(machine: Machine) -> str:
     threads = sorted({len(core) for core in machine.cores.values()})
-    words = [plural(len(machine.packages), "socket")] if has_packages(machine) else []
+    words = [counted(len(machine.packages), "socket")] if has_packages(machine) else []
     if has_nodes(machine):
-        words.append(plural(len(machine.nodes), "NUMA node"))
-    words += [plural(len(machine.cores), "core"), plural(len(machine.cpus), "CPU")]
+        words.append(counted(len(machine.nodes), "NUMA node"))
+    words += [counted(len(machine.cores), "core"), counted(len(machine.cpus), "CPU")]
     words.append(f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} per core")
     sizes = [node.mem_bytes for node in machine.nodes if node.mem_bytes is not None]
     if len(sizes) == len(machine.nodes):

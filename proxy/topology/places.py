@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 from proxy.topology.files import Tree
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -53,9 +53,7 @@ def joined(places: Iterable[Place]) -> Place | None:
     known = [place for place in found if place.nodes is not None] or found
     if not known:
         return None
-    bits = 0
-    for place in known:
-        bits |= place.nodes.bits if place.nodes is not None else 0
+    bits = union(place.nodes.bits for place in known if place.nodes is not None)
     words = list(dict.fromkeys(place.source for place in known))
     more = f" and {len(words) - _TOLD} more" if len(words) > _TOLD else ""
     return Place(Mask.from_bits(bits) if bits else None, ", ".join(words[:_TOLD]) + more)

@@ -14,11 +14,6 @@ _THREE_DIGITS = 99.95
 _SUFFIXES = {"K": 1, "M": 2, "G": 3}
 
 
-def plural(count: int, noun: str) -> str:
-    """Write ``1 core``, ``2 cores``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def size_text(size: float) -> str:
     """Write a number of bytes with three digits at most: ``62.9 GiB``, ``32 MiB``."""
     unit = 0

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
+from proxy.model.wording import counted, cpus
 from proxy.place.binding.groups import Group, Groups
 from proxy.place.binding.wish import Allocated, BindWish
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
-from proxy.place.trace import counted, cpus
 
 
 def accumulate(

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
+from proxy.model.wording import nodes
 from proxy.place.binding.accumulator import accumulate, shunned
 from proxy.place.binding.wish import (
     Allocated,
@@ -29,7 +30,6 @@ from proxy.place.binding.wish import (
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
 from proxy.place.split import split
-from proxy.place.trace import nodes
 
 
 def bind(

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaStrategy
-from proxy.place.trace import counted
-from proxy.place.trace import nodes as named
+from proxy.model.wording import counted
+from proxy.model.wording import nodes as named
 
 
 def burst_nodes(

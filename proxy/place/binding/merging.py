@@ -31,7 +31,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaExclusive
 from proxy.model.options import Policy
 from proxy.place.binding.hints import Answer, ScoredHint, gather, single_numa
@@ -136,7 +136,7 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
     if preferred:
         return min(preferred, key=_rank)
     families = [r.masks | {nodes.bits} if r.open else r.masks for r in read]
-    whole = functools.reduce(operator.and_, map(_union, families), nodes.bits)
+    whole = functools.reduce(operator.and_, map(union, families), nodes.bits)
     reached = meet_all(families, whole) or set()
     least = min(map(int.bit_count, reached), default=0)
     smallest = [
@@ -208,7 +208,3 @@ def _worth(hint: ScoredHint) -> tuple[int, bool]:
 def _rank(hint: ScoredHint) -> tuple[int, int, int, bool]:
     bits = hint.affinity.bits if hint.affinity is not None else 0
     return bits.bit_count(), -hint.score, bits, hint.unsatisfied
-
-
-def _union(masks: Iterable[int]) -> int:
-    return functools.reduce(operator.or_, masks, 0)

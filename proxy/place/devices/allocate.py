@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from proxy.model.asks import PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
+from proxy.model.wording import nodes as named
 from proxy.place.devices.state import DeviceState
-from proxy.place.trace import nodes as named
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 """Asks a plugin: ids to choose from, ids among them that must be included, how many in all; gives ids."""

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.model.asks import PodAsk
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 from proxy.place.asks import together
 from proxy.place.demand import Demand, smallest
 from proxy.place.devices.state import NO_DEVICES, Device, DeviceState
@@ -117,10 +117,7 @@ def family(
 
 
 def _bits(devices: Iterable[Device]) -> int:
-    bits = 0
-    for device in devices:
-        bits |= device.nodes.bits if device.nodes else 0
-    return bits
+    return union(device.nodes.bits for device in devices if device.nodes)
 
 
 def _demand(want: int, places: Iterable[Mask]) -> Demand:

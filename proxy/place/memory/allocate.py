@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 from proxy.model.memory import Block, Blocks
 from proxy.model.quantity import show_quantity
+from proxy.model.wording import nodes
 from proxy.place.family import Family
 from proxy.place.memory.hints import family, left_over, violates
 from proxy.place.memory.request import container_amounts, served
 from proxy.place.memory.state import MemoryRefused, MemoryState
-from proxy.place.trace import nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,4 @@ def _shrink(state: MemoryState, pod: PodAsk, ask: Ask, block: Block) -> MemorySt
 
 
 def _union(blocks: Blocks) -> int:
-    bits = 0
-    for block in blocks:
-        bits |= block.affinity.bits
-    return bits
+    return union(block.affinity.bits for block in blocks)

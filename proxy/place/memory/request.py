@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.model.asks import HUGE_PAGES, MEMORY, Ask, Kind, PodAsk
+from proxy.model.asks import Ask, Kind, PodAsk, in_bytes
 from proxy.place.asks import together
 
 Amounts = dict[str, int]
@@ -65,4 +65,4 @@ def nothing_left(pod: PodAsk) -> str:
 
 
 def _memory(amounts: Mapping[str, int]) -> Amounts:
-    return {name: size for name, size in amounts.items() if name == MEMORY or name.startswith(HUGE_PAGES)}
+    return {name: size for name, size in amounts.items() if in_bytes(name)}

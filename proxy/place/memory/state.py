@@ -162,7 +162,8 @@ def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
 
     Huge pages are not ordinary memory: a node can give out what it has without them and without the reserve.
 
-    What does not fit counts as 0 here (kubelet computes with a wrapped number); ``misfit`` tells of it.
+    What does not fit counts as 0 here (kubelet computes with a wrapped number); a start tells of it
+    (``memory_misfits`` of the configuration's checks).
 
     Raises:
         MemoryRefused: No memory is reserved for the system.
@@ -170,20 +171,6 @@ def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
     if not any(own.get(MEMORY, 0) > 0 for own in reserved.values()):
         raise MemoryRefused("you should specify the system reserved memory")
     return MemoryState({n.id: _node(n, reserved.get(n.id, {})) for n in sorted(nodes, key=lambda n: n.id)})
-
-
-def misfit(nodes: Iterable[NodeMemory], reserved: Reserved) -> str:
-    """Say why the reserves do not fit the nodes; empty if they do."""
-    known = {n.id: n for n in nodes}
-    for i, own in reserved.items():
-        if i not in known:
-            return f"cannot reserve memory on NUMA node {i}: the machine does not have it"
-        sizes = _sizes(known[i])
-        usable = {**sizes, MEMORY: known[i].total - sum(sizes.values())}
-        for name, kept in own.items():
-            if not 0 <= kept <= usable.get(name, 0):
-                return f"cannot reserve {kept} bytes of {name} on NUMA node {i}: it has {usable.get(name, 0)}"
-    return ""
 
 
 def _sizes(node: NodeMemory) -> dict[str, int]:

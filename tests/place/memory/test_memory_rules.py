@@ -18,7 +18,6 @@ from proxy.place.memory.state import (
     NodeMemory,
     Table,
     initial,
-    misfit,
     page_resource,
 )
 from proxy.place.memory.validate import difference, validated
@@ -68,15 +67,10 @@ def test_tables_of_a_node() -> None:
     assert state.nodes[3].table(PAGES) == Table(0, 0, 0, 0, 0)
 
 
-def test_reserves_without_memory_and_below_zero() -> None:
+def test_reserves_without_memory() -> None:
     with pytest.raises(MemoryRefused, match="you should specify the system reserved memory"):
         initial(nodes(4), {0: {PAGES: 5}})
     assert initial(nodes(4, 4), {0: {PAGES: 5}, 1: {"memory": 1}}).nodes, "one node is enough"
-    paged = (NodeMemory(0, 4 * GI, {2048: 512}),)
-    assert misfit(paged, {0: {"memory": 3 * GI, PAGES: GI}}) == ""
-    assert misfit(nodes(4), {0: {"memory": GI, PAGES: 0}}) == ""
-    assert "it has 3221225472" in misfit(paged, {0: {"memory": 3 * GI + 1}}), "without the huge pages"
-    assert "cannot reserve -1 bytes of memory on NUMA node 0" in misfit(nodes(4), {0: {"memory": -1}})
 
 
 def test_names_of_pages_at_the_ends() -> None:
