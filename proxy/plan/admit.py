@@ -16,18 +16,29 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from proxy.model.explanation import Explanation, Step
+from proxy.model.explanation import Explanation, Lack, Step
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
 from proxy.place import cpu_static
-from proxy.place.cpu_request import pod_cpus
+from proxy.place.binding.wish import PolicyConflictError
+from proxy.place.cpu_request import container_cpus, pod_cpus
 from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory import request as memory_request
 from proxy.plan.cases import asks_of, case_of
-from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, Ruling, grant, judge, near_hints
+from proxy.plan.desk import (
+    ANYWHERE,
+    DEVICES,
+    FAILED_PRECONDITION,
+    Case,
+    Ruling,
+    grant,
+    judge,
+    near_hints,
+    refused,
+)
 from proxy.plan.lacks import lacks_of
 from proxy.plan.record import explain
 from proxy.plan.state import NodeState
@@ -70,7 +81,12 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         return Admission(Verdict(), known, state.with_pod(known))
     owns = state.node.static and may_own(pod) and pod.cpuset is None
     asks = asks_of(pod, "", total, whole_cpus(total) if owns else 0)
-    case = case_of(state, pod, asks, "", pod_cpus(asks) if owns else 0, total, owns=owns)
+    wanted = pod_cpus(asks) if owns else 0
+    owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
+    try:
+        case = case_of(state, pod, asks, "", wanted, total, owns=owns)
+    except PolicyConflictError as conflict:
+        return _refusal(state, pod, total, Ruling(refused(conflict), ANYWHERE))
     answers = _answers(case)
     # Memory that no node could hold makes no hint, and yet has to be refused.
     binds = case.memory is not None and memory_request.served(asks) and memory_request.pod_amounts(asks)
@@ -91,13 +107,18 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
                 ruling, verdict=Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message)
             )
     if not ruling.verdict.admitted:
-        verdict = worded(ruling.verdict, pod.ref, ruling)
-        pod = dataclasses.replace(pod, aside=None)
-        lacks = lacks_of(case, "") if verdict.reason == AFFINITY else ()
-        why = explain(EVENT, pod, "", pod.attempt, total, verdict, ruling, lacks=lacks)
-        return Admission(verdict, pod, state, why)
+        lacks = lacks_of(case, "") if ruling.verdict.reason == AFFINITY else ()
+        return _refusal(state, dataclasses.replace(pod, aside=None), total, ruling, lacks)
     why = explain(EVENT, pod, "", pod.attempt, total, Verdict(), ruling)
     return Admission(Verdict(), pod, after, why)
+
+
+def _refusal(
+    state: NodeState, pod: Pod, total: Request, ruling: Ruling, lacks: tuple[Lack, ...] = ()
+) -> Admission:
+    verdict = worded(ruling.verdict, pod.ref, ruling)
+    why = explain(EVENT, pod, "", pod.attempt, total, verdict, ruling, lacks=lacks)
+    return Admission(verdict, pod, state, why)
 
 
 def worded(verdict: Verdict, ref: str, ruling: Ruling) -> Verdict:

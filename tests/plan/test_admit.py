@@ -8,6 +8,7 @@ import pytest
 
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
 from proxy.place.cputopo import CpuTopology
@@ -257,3 +258,16 @@ def test_a_sandbox_made_anew_keeps_what_was_decided() -> None:
     assert (again.pod.sandbox_id, again.explanation) == ("new", None)
     assert set(again.state.pods) == {"s-a", "s-b", "new"}
     assert again.state.without_pod("s-a").aside("b") == first.pod.aside.cpus
+
+
+def test_a_bind_policy_that_the_node_forbids_refuses_the_pod_that_would_own_cpus() -> None:
+    state = empty(bind=NodeBindPolicy.FULL_PCPUS_ONLY)
+    spread = {"bind_required": BindPolicy.SPREAD_BY_PCPUS}
+    for who in (pod("a", **spread), pod("a", ask("c", 2), **spread)):
+        got = admit(state, who, whole(2))
+        assert (got.verdict.reason, got.state, got.pod) == ("CPUBindPolicyError", state, who)
+        assert got.explanation is not None
+        assert got.explanation.verdict == got.verdict
+    some = Request(512, 50_000, 100_000)
+    assert admit(state, pod("b", **spread), some).verdict.admitted, "it shares"
+    assert admit(state, pod("b", ask("c"), **spread), some).verdict.admitted, "it shares"
