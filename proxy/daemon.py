@@ -254,6 +254,7 @@ class Daemon:
             "mode": config.mode.value,
             "pid": os.getpid(),
             "listen": str(self._listener.path if self._listener else config.listen),
+            "clients": self._front.connections if self._front else 0,
             "uptime_s": round(time.time() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }

@@ -42,8 +42,6 @@ class _Repeat:
     """A message that came often: since when it is quiet, and how often it came since."""
 
     since: float
-    level: str
-    message: str
     count: int = 0
 
 
@@ -146,20 +144,11 @@ class Log:
             return
         if known is not None and known.count:
             context["repeated"] = known.count
-        self._repeats[key] = _Repeat(now, level, message)
+        self._repeats[key] = _Repeat(now)
         self._repeats.move_to_end(key)
         if len(self._repeats) > REPEAT_LIMIT:
             self._repeats.popitem(last=False)
         self._write(level, message, context)
-
-    def flush_repeats(self, everything: bool = False) -> None:
-        """Write the counts of what stopped repeating; at the end of the process of ``everything``."""
-        now = self._clock()
-        for key, repeat in list(self._repeats.items()):
-            if everything or now - repeat.since >= QUIET_SECONDS:
-                del self._repeats[key]
-                if repeat.count:
-                    self._write(repeat.level, repeat.message, {"repeated": repeat.count})
 
     def _write(self, level: str, message: str, context: dict[str, object], trace: bool = False) -> None:
         if LEVELS[level] < self._threshold:

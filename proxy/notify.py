@@ -29,11 +29,6 @@ class Notifier:
             return None
         return int(text) / 2_000_000
 
-    @property
-    def active(self) -> bool:
-        """True when systemd wants to hear from us."""
-        return bool(self._address)
-
     def ready(self, status: str = "") -> None:
         """The service is up."""
         self._send("READY=1", *([_status(status)] if status else []))

@@ -86,6 +86,12 @@ def test_a_daemon_places_and_tells(node: Node) -> None:
         assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
         assert page["runtime"]["connected"] is True
         assert page["exclusive"][0]["pod"].endswith("/lse")
+        with CriClient(node.folder / "cri.sock") as client:
+            await asyncio.to_thread(client.launch, PodSpec("more", "LS"))
+            assert daemon.status()["clients"] > 0
+        async with asyncio.timeout(30):
+            while daemon.status()["clients"]:
+                await asyncio.sleep(0.05)
         node.runtime.exit(lse)
         async with asyncio.timeout(30):
             while node.cpus(ls) != "0-15":

@@ -124,23 +124,6 @@ def test_repeats_are_counted_for_a_minute(log: Log, clock: Clock) -> None:
     assert out.getvalue().splitlines()[2].endswith('malformed annotation pod="ns/x" repeated=4')
 
 
-def test_counts_of_what_stopped_are_flushed_once(log: Log, clock: Clock) -> None:
-    out = open_as(log, "text")
-    for key in "aab":
-        log.say_once(key, "info", f"m{key}")
-    clock.now = 59.0
-    log.flush_repeats()
-    assert len(out.getvalue().splitlines()) == 2
-    clock.now = 60.0
-    log.flush_repeats()
-    log.flush_repeats()
-    assert [line[21:] for line in out.getvalue().splitlines()[2:]] == ["ma repeated=1"]
-    log.say_once("c", "info", "mc")
-    log.say_once("c", "info", "mc")
-    log.flush_repeats(everything=True)
-    assert out.getvalue().endswith("mc repeated=1\n")
-
-
 def test_keys_are_bounded(log: Log) -> None:
     open_as(log, "text", "error")
     for i in range(3000):

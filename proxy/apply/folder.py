@@ -10,13 +10,12 @@ in ``proxy.apply.folder_rules``. Groups are made and removed with ``mkdir`` and 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 from pathlib import Path
 
-from proxy.apply.folder_rules import LISTS, MARKER, FolderFiles
+from proxy.apply.folder_rules import MARKER, FolderFiles
 from proxy.apply.kernel import KernelCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -109,32 +108,3 @@ class FolderCgroups(KernelCgroups):
         """End a task: it leaves its group."""
         with self._tree.locked():
             self._tree.forget(pid)
-
-    def make_container(self, path: str, pid: int, cpus: str = "", mems: str = "") -> None:
-        """Do what runc does at a container's start: make its group and the ancestors, attach its task.
-
-        On v1 empty lists are filled from the parent, from the top, since a v1 group without CPUs takes no
-        task.
-
-        Args:
-            path: The container's group.
-            pid: Its first task.
-            cpus: The CPU list of its OCI spec; empty for none.
-            mems: The same for memory nodes.
-
-        Raises:
-            OSError: The kernel's refusal, for example EACCES for CPUs that the parent does not have.
-        """
-        parts = path.split("/")
-        for depth in range(1, len(parts) + 1):
-            group = "/".join(parts[:depth])
-            if not self._tree.is_group(group):
-                with contextlib.suppress(FileExistsError):
-                    self.mkdir(group)
-            for name, _ in LISTS if self._version == 1 else ():
-                if not self._tree.held(group, name):
-                    self._tree.write(group, name, str(self._tree.held(group.rpartition("/")[0], name)))
-        for name, text in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
-            if text:
-                self._tree.write(path, name, text)
-        self.attach(path, pid)

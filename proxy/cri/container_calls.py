@@ -44,7 +44,7 @@ class ContainerCalls:
             self._hold(call, self._start_later(call, container_id))
 
     async def _start_later(self, call: Call, container_id: str) -> None:
-        if container_id in self.keeper.state.containers or await self.sync.adopt_one(container_id):
+        if container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(container_id):
             try:
                 obstacle = await self.launch.freshen(container_id)
             except (UnavailableError, RuntimeCallError) as error:
@@ -79,7 +79,7 @@ class ContainerCalls:
             self._hold(call, self._update_later(call, container_id))
 
     async def _update_later(self, call: Call, container_id: str) -> None:
-        known = await self.sync.adopt_one(container_id)
+        known = await self.sync.adoption.adopt_one(container_id)
         if call.done:
             return
         if known:

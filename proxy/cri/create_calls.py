@@ -58,7 +58,8 @@ class CreateCalls:
             told = await keeper.scout.pod(pod)
             # Somebody may have learned more about the pod meanwhile; only what kubelet told is new.
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
-            pod = dataclasses.replace(pod, asks=told.asks, source=told.source)
+            if told.asks is not None:
+                pod = dataclasses.replace(pod, asks=told.asks, source=told.source)
             if pod.sandbox_id in keeper.state.pods:
                 keeper.state = keeper.state.with_pod(pod)
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):

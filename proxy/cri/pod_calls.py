@@ -53,19 +53,15 @@ class PodCalls:
             call.release()
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)
-        if verdict.admitted or not keeper.options.enforce:
-            if pod.aside is not None:
-                await keeper.journal.flush()
-            self._admitted(call, pod)
-        else:
+        if not verdict.admitted and keeper.options.enforce:
             call.refuse(verdict.code, verdict.message)
-
-    def _admitted(self, call: Call, pod: Pod) -> None:
-        if call.done:  # the client went away while the ledger was written
-            self.keeper.sandboxes.failed(pod.sandbox_id)
             return
+        # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
         call.state = Trip(pod=pod, token=pod.sandbox_id)
-        call.release()
+        if pod.aside is not None:
+            await keeper.journal.flush()
+        if not call.done:
+            call.release()
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has named the sandbox."""

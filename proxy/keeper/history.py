@@ -101,16 +101,6 @@ class History:
         for entry in self._living.pop(container_id, ()):
             self._bury(container_id, entry)
 
-    def gone_pod(self, key: str) -> None:
-        """A pod is gone, with all that is known of it.
-
-        Args:
-            key: Its uid; ``namespace/name`` of a pod that has none.
-        """
-        ids = [i for i, entries in self._living.items() if any(pod_key(e[2]) == key for e in entries)]
-        for container_id in ids:
-            self.gone(container_id)
-
     def _bury(self, container_id: str, entry: _Entry) -> None:
         number, what = entry[0], entry[2]
         mates = self._named.setdefault((pod_key(what), container_name(what)), [])

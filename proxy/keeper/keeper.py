@@ -276,7 +276,10 @@ class Keeper:
         changed = container.in_phase(phase)
         self._retire((changed,), ())
         if phase is Phase.RUNNING:
-            self.state = self.state.started(changed)
+            before, self.state = self.state, self.state.started(changed)
+            pod = self.state.pods.get(changed.pod.sandbox_id)
+            if pod is not None and pod is not before.pods.get(pod.sandbox_id):
+                self.journal.put(f"p/{pod.sandbox_id}", pod)  # init containers have let go of memory
         self.journal.put(f"c/{container_id}", changed)
 
     # -- going --------------------------------------------------------------------------------------------

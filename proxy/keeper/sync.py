@@ -13,51 +13,23 @@ containerd 1.7 has one queue for all who listen, so every event that we got woul
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from proxy.keeper.adoption import PHASES, Adoption, Listing, listed
 from proxy.keeper.codec import load_container, load_pod
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
-from proxy.plan.adopt import adopt
+from proxy.model.workload import Phase
 from proxy.plan.recount import beyond, recounted
-from proxy.pools.facts import parent_of, pod_facts
 
 UNIMPLEMENTED = 12
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
 GAP_S = 0.2
-SILENT_LIMIT = 3
-"""When so many status calls in a row get no answer, it is the runtime that does not answer."""
 MANY = 5
 """More of a kind are not named one by one."""
-ADOPT_AT_ONCE = 64
-"""So many containers are looked at, taken in and recorded in one go: neither memory nor the loop feels it."""
-PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What the runtime has."""
-
-    pods: Mapping[str, RuntimePod]
-    containers: Mapping[str, RuntimeContainer]
-
-
-@functools.lru_cache(maxsize=64)
-def _cpus(text: str) -> CpuSet | None:
-    """Read what the runtime has saved; None where that is no list. Most containers have the same."""
-    try:
-        return CpuSet.parse(text)
-    except ValueError:
-        return None
 
 
 class Sync:
@@ -67,6 +39,7 @@ class Sync:
         self._keeper = keeper
         self._launch = launch
         self._worker = Worker("sync", keeper.broken)
+        self.adoption = Adoption(keeper, self._worker)
         self.connected = False
         self._waits = False  # somebody was told that the runtime is not there
         self.runtime_version = ""
@@ -147,7 +120,7 @@ class Sync:
         machine = await self._worker.run(keeper.hardware, keeper.state.node.machine)
         if machine is not None:
             keeper.machine_changed(machine)
-        listing = await self._worker.run(self._list)
+        listing = await self._worker.run(listed, keeper.runtime)
         self.connected, self._waits = True, False
         self._resolve(listing)
         self._compare(listing, known, known_pods, began)
@@ -156,7 +129,7 @@ class Sync:
             (c.pod.sandbox_id, c.name) for c in keeper.state.containers.values() if c.phase is Phase.CREATING
         }
         foreign = [c for c in new if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours]
-        await self._adopt(foreign, listing)
+        await self.adoption.adopt(foreign, listing)
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             self._say_drift(done.drifted)
@@ -199,33 +172,7 @@ class Sync:
         for ref in refs:
             keeper.problems.note(f"cannot find the cgroup of {ref}: its CPUs are not controlled")
 
-    async def adopt_one(self, container_id: str) -> bool:
-        """Take in one container that a call names and that we do not know.
-
-        Returns:
-            True when it is known now.
-        """
-        keeper = self._keeper
-
-        def look() -> Listing:
-            return Listing(
-                {p.id: p for p in keeper.runtime.list_pods()},
-                {c.id: c for c in keeper.runtime.list_containers(container_id)},
-            )
-
-        try:
-            listing = await self._worker.run(look)
-            await self._adopt(list(listing.containers.values()), listing)
-        except (UnavailableError, RuntimeCallError) as error:
-            keeper.problems.note(str(error))
-        return container_id in keeper.state.containers
-
     # -- parts of a pass ----------------------------------------------------------------------------------
-
-    def _list(self) -> Listing:
-        """Runs in the worker. Pods first: a container whose pod is not listed yet waits for the next pass."""
-        pods = {p.id: p for p in self._keeper.runtime.list_pods()}
-        return Listing(pods, {c.id: c for c in self._keeper.runtime.list_containers()})
 
     def _resolve(self, listing: Listing) -> None:
         """Find out what became of creates whose answer was lost."""
@@ -269,76 +216,6 @@ class Sync:
                 keeper.sandboxes.missing(sandbox_id, listing.pods.values())
             elif not pod.ready:
                 keeper.sandboxes.stopped(sandbox_id)
-
-    async def _adopt(self, found: list[RuntimeContainer], listing: Listing) -> None:
-        for start in range(0, len(found), ADOPT_AT_ONCE):
-            some = found[start : start + ADOPT_AT_ONCE]
-            details = await self._worker.run(self._details, [c.id for c in some])
-            for seen in some:
-                listed, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
-                if listed is not None and detail is not None and seen.id not in self._keeper.state.containers:
-                    self._take_in(seen, self._pod(listed, detail), detail)
-            await self._keeper.journal.flush()
-
-    def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
-        """Runs in the worker. A container that has just gone, or that hangs, is left for the next pass."""
-        found: dict[str, RuntimeDetail] = {}
-        silent = 0
-        for container_id in ids:
-            try:
-                found[container_id] = self._keeper.runtime.detail(container_id)
-                silent = 0
-            except RuntimeCallError:
-                continue
-            except UnavailableError as error:
-                silent += 1
-                if silent >= SILENT_LIMIT:
-                    raise
-                self._keeper.complain(str(error))
-        return found
-
-    def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:
-        known = self._keeper.state.pods.get(listed.id)
-        if known is not None and known.cgroup_parent:
-            return known
-        pod = pod_facts(
-            listed.id,
-            listed.uid,
-            listed.namespace,
-            listed.name,
-            listed.attempt,
-            listed.labels,
-            listed.annotations,
-            parent_of(detail.cgroups_path),
-        )
-        if not detail.cgroups_path:
-            # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
-            pod = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
-        return pod
-
-    def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
-        keeper = self._keeper
-        if pod.sandbox_id not in keeper.state.pods:
-            keeper.state = keeper.state.with_pod(pod)
-            keeper.journal.put(f"p/{pod.sandbox_id}", pod)
-        fields = {f.name for f in dataclasses.fields(Request)}
-        request = Request(**{k: v for k, v in dataclasses.asdict(detail).items() if k in fields})
-        phase = PHASES.get(seen.state, Phase.RUNNING)
-        plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
-        assert plan.container is not None
-        keeper.state = plan.state
-        keeper.remember(plan)
-        keeper.counters["adopted"] += 1
-        if plan.problem:
-            keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
-        saved = _cpus(detail.cpuset_cpus)
-        if saved is not None:
-            keeper.saved[seen.id] = saved
-        keeper.journal.put(f"c/{seen.id}", plan.container)
-        say = keeper.voice.info if plan.container.placement.pool is Pool.OWN else keeper.voice.debug
-        say(f"adopted {plan.container.ref}: {plan.container.placement.reasons[0]}")
-        if plan.shrink:
-            keeper.later(list(plan.shrink))
 
     def close(self) -> None:
         """End the worker."""

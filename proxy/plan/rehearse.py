@@ -7,7 +7,6 @@ of which one container is refused does not run at all, so it leaves nothing behi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.model.asks import Kind
@@ -78,11 +77,3 @@ def arrive(state: NodeState, arrival: Arrival) -> Outcome:
             after = after.changed(put=(container,))
         placed.append(container)
     return Outcome(Verdict(), after, tuple(placed), explanations=tuple(told))
-
-
-def leave(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
-    """Have pods leave a node, with all that was given to them."""
-    for sandbox_id in sandbox_ids:
-        gone = [container.id for container in state.in_sandbox(sandbox_id)]
-        state = state.changed(drop=gone).without_pod(sandbox_id)
-    return state

@@ -146,7 +146,10 @@ class NodeState:
         if self.memory is None:
             return self
         sandbox_id = container.pod.sandbox_id
-        pod, others = let_go(self.pods.get(sandbox_id), self.in_sandbox(sandbox_id), container)
+        known = self.pods.get(sandbox_id)
+        if container.pod.asks is None and (known is None or known.asks is None):
+            return self  # nobody can tell an init container; and most pods are like that
+        pod, others = let_go(known, self.in_sandbox(sandbox_id), container)
         after = self.changed(put=others) if others else self
         return after if pod is None else after.with_pod(pod)
 

@@ -1,12 +1,13 @@
 """What the folder adds to the kernel's rules; those are in tests/contract/test_cgroups.py."""
 
-import errno
 import threading
 from pathlib import Path
 
 import pytest
 
 from proxy.apply.folder import FolderCgroups
+from proxy.demo.records import Resources
+from proxy.demo.runc import Runc, RuncError
 from proxy.model.idset import CpuSet, Mask
 
 
@@ -16,7 +17,7 @@ def tree(tmp_path: Path, version: int) -> FolderCgroups:
 
 def test_a_container_starts_as_with_runc(tmp_path: Path) -> None:
     groups = tree(tmp_path, 1)
-    groups.make_container("kubepods/podx/c1", 10, cpus="2-3")
+    Runc(groups).start("kubepods/podx/c1", Resources(cpuset_cpus="2-3"), 10)
     value = groups.read("kubepods/podx/c1")
     assert (value.cpus, value.mems) == (CpuSet.parse("2-3"), Mask.parse("0-1"))
     assert groups.read("kubepods/podx").cpus == CpuSet.parse("0-7")
@@ -28,21 +29,20 @@ def test_a_container_with_impossible_cpus_does_not_start(tmp_path: Path) -> None
     groups = tree(tmp_path, 1)
     groups.mkdir("narrow")
     groups.write("narrow", CpuSet.parse("0-1"), Mask.parse("0"))
-    with pytest.raises(OSError) as caught:
-        groups.make_container("narrow/c", 10, cpus="4")
-    assert caught.value.errno == errno.EACCES
+    with pytest.raises(RuncError, match="permission denied"):
+        Runc(groups).start("narrow/c", Resources(cpuset_cpus="4"), 10)
 
 
 def test_without_a_cpuset_v2_inherits(tmp_path: Path) -> None:
     groups = tree(tmp_path, 2)
-    groups.make_container("kubepods/podx/c1", 10)
+    Runc(groups).start("kubepods/podx/c1", Resources(), 10)
     value = groups.read("kubepods/podx/c1")
     assert (str(value.cpus), str(value.effective_cpus)) == ("", "0-7")
 
 
 def test_end_of_a_container(tmp_path: Path) -> None:
     groups = tree(tmp_path, 1)
-    groups.make_container("podx/c1", 10)
+    Runc(groups).start("podx/c1", Resources(), 10)
     with pytest.raises(OSError, match="busy"):
         groups.rmdir("podx/c1")
     groups.detach(10)
@@ -65,7 +65,7 @@ def test_a_task_is_in_one_group(tmp_path: Path) -> None:
 def test_threads_do_not_tear_it(tmp_path: Path) -> None:
     """Writers of parents and children at once: v1's rule must hold whenever one looks."""
     groups = tree(tmp_path, 1)
-    groups.make_container("pod/c", 1)
+    Runc(groups).start("pod/c", Resources(), 1)
     wrong: list[str] = []
 
     def work(cpus: str) -> None:

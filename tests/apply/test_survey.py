@@ -7,13 +7,15 @@ import pytest
 from proxy.apply.folder import FolderCgroups
 from proxy.apply.kernel import KernelCgroups
 from proxy.apply.survey import survey
+from proxy.demo.records import Resources
+from proxy.demo.runc import Runc
 from proxy.model.idset import CpuSet, Mask
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_folder_tree(tmp_path: Path, version: int) -> None:
     groups = FolderCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), version)
-    groups.make_container("kubepods/podx/c", 1, cpus="2-3")
+    Runc(groups).start("kubepods/podx/c", Resources(cpuset_cpus="2-3"), 1)
     groups.mkdir("other")
     seen = survey(groups)
     assert list(seen) == ["kubepods", "kubepods/podx", "kubepods/podx/c", "other"]
@@ -23,7 +25,7 @@ def test_a_folder_tree(tmp_path: Path, version: int) -> None:
 def test_v1_files_as_the_kernel_lays_them(tmp_path: Path) -> None:
     """The layout of a v1 mount, read by cgroupspy, agrees with our own reader."""
     made = FolderCgroups(tmp_path / "cpuset", CpuSet.parse("0-7"), Mask.parse("0-1"), 1)
-    made.make_container("kubepods/podx/c", 1, cpus="2-3,7")
+    Runc(made).start("kubepods/podx/c", Resources(cpuset_cpus="2-3,7"), 1)
     made.mkdir("empty")
     groups = KernelCgroups(tmp_path / "cpuset", 1)
     assert survey(groups) == {path: groups.read(path) for path in survey(made)}

@@ -120,21 +120,6 @@ def test_a_refused_update_stays_with_its_container_and_a_refused_create_has_none
     assert whens(history.find("p")) == [1, 2]
 
 
-def test_a_pod_goes_with_all_that_is_known_of_it() -> None:
-    history = History()
-    history.note(1, decision("ns/p"), "sandbox")
-    history.note(2, decision("ns/p/a"), "a")
-    history.note_simple(3, pooled("ns/p/b", "b"), CPUS)
-    history.note(4, decision("ns/q/a"), "q")
-    history.gone_pod("uid-p")
-    assert [r.there for r in history.find("p")] == [False, False, False]
-    assert history.find("q")[0].there
-    nameless = Explanation("RunPodSandbox", "ns/r", "")
-    history.note(5, nameless, "r")
-    history.gone_pod("ns/r")
-    assert not history.find("r")[0].there
-
-
 @pytest.mark.parametrize(
     ("query", "found"),
     [

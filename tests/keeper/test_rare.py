@@ -215,7 +215,8 @@ def test_a_container_that_two_calls_name_at_once_is_taken_in_once(live) -> None:
         w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
         w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
         w.cgroups.sets["x"] = CpuSet.parse("0-15")
-        assert await asyncio.gather(w.sync.adopt_one("x"), w.sync.adopt_one("x")) == [True, True]
+        one = w.sync.adoption.adopt_one
+        assert await asyncio.gather(one("x"), one("x")) == [True, True]
         assert w.keeper.counters["adopted"] == 1
 
     live(day)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -29,8 +30,8 @@ BY_CONTAINER = {"policy": Policy.RESTRICTED}
 AFFINITY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
 
 
-def ask(name: str, cpus: int, kind: Kind = Kind.APP) -> Ask:
-    amounts = {"cpu": cpus * 1000, "memory": MIB}
+def ask(name: str, cpus: int, kind: Kind = Kind.APP, mib: int = 1) -> Ask:
+    amounts = {"cpu": cpus * 1000, "memory": mib * MIB}
     return Ask(name, kind, amounts, amounts)
 
 
@@ -284,6 +285,41 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
     live(day, rules=rules, told=(kubelet, None))
 
 
+def test_memory_that_an_init_container_let_go_of_is_not_promised_again_after_a_crash(live) -> None:
+    kubelet = PlayedKubelet(ask("i", 4, Kind.INIT, 20), ask("c", 2))
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a", total=FOUR)
+        first = await w.run(s, "i", memory_limit_in_bytes=20 * MIB, **FOUR)
+        await w.stop(first)
+        await w.run(s, "c", memory_limit_in_bytes=MIB, **WHOLE)
+        before = w.keeper.state.memory
+        assert {name for name, blocks in before.assignments["a"].items() if blocks} == {"c"}
+        await w.quiet()
+        await w.keeper.close()
+        w.boot()
+        await w.sync.once()
+        assert w.keeper.state.memory == before
+
+    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, told=(kubelet, None))
+
+
+def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(live, monkeypatch) -> None:
+    async def day(w: Any) -> None:
+        async def broken() -> None:
+            raise RuntimeError("ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(w.keeper.journal, "flush", broken)
+            call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
+        assert call.sent == call.body
+        w.wire.finished(call, 2)
+        nothing_is_left(w)
+        assert records(w, "ns/a") == [("ns/a", True, False)]
+
+    live(day, rules=BY_POD)
+
+
 def test_records_of_the_version_before_are_read(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
@@ -428,6 +464,25 @@ def test_rubbish_from_kubelet_is_done_without(live, answer: Any) -> None:
 
     for rules in ({}, BY_POD, BY_CONTAINER):
         live(day, rules=rules, told=(kubelet, None))
+
+
+def test_an_answer_that_tells_nothing_takes_back_nothing(live) -> None:
+    """Two creates of a pod ask at once; the one that gets no answer must not forget the other's."""
+    kubelet = PlayedKubelet()
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        kubelet.gate.clear()
+        silent = asyncio.create_task(w.begin(s, "c", **WHOLE))
+        await w.until(lambda: kubelet.asked == 2)
+        pod = w.keeper.state.pods[s]
+        pod = dataclasses.replace(pod, asks=PodAsk("a", (ask("c", 2),)), source="kubelet's /pods")
+        w.keeper.state = w.keeper.state.with_pod(pod)
+        kubelet.gate.set()
+        await silent
+        assert w.keeper.state.pods[s] == pod
+
+    live(day, told=(kubelet, None))
 
 
 def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) -> None:
