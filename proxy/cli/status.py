@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from proxy.admin.client import ask
-from proxy.admin.page import render
+from proxy.admin.page import render, table
 from proxy.cli.settings import config_option, read_config
 from proxy.config import Config, override
 from proxy.model.errors import UnavailableError
@@ -20,11 +20,12 @@ from proxy.model.errors import UnavailableError
 @click.option(
     "--admin", metavar="unix://SOCKET", help="The daemon's admin socket, if the configuration does not tell."
 )
+@click.option("--cgroups", is_flag=True, help="Show what the kernel's cpusets say, group by group, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
 @click.option(
     "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
 )
-def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
+def status(file: Path | None, admin: str | None, cgroups: bool, as_json: bool, timeout: float) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
 
     Ends with 69 when nobody answers.
@@ -38,7 +39,24 @@ def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
     except UnavailableError as error:
         hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
         raise UnavailableError(f"{error} ({hint})") from error
+    groups = _groups(config) if cgroups else []
     if as_json:
+        if cgroups and isinstance(answer, dict):
+            answer["cgroups"] = groups
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     else:
         click.echo(render(answer, shutil.get_terminal_size((120, 24)).columns), nl=False)
+        if cgroups:
+            rows = [("CGROUP", "CPUS", "MEMS"), *((g["cgroup"], g["cpus"], g["mems"]) for g in groups)]
+            click.echo("\n".join(["", *table(rows)]))
+
+
+def _groups(config: Config) -> list[dict[str, str]]:
+    """Read all groups below the root: what they may use in effect."""
+    from proxy.apply.kernel import open_cgroups
+    from proxy.apply.survey import survey
+
+    return [
+        {"cgroup": path, "cpus": str(value.effective_cpus), "mems": str(value.effective_mems)}
+        for path, value in survey(open_cgroups(config.cgroup_root)).items()
+    ]

@@ -23,6 +23,7 @@ import functools
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.wording import nodes as named
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 
 STRICT = (QosClass.LSE, QosClass.LSR)
@@ -103,7 +104,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         why = f"BE pod: its resource-status annotation names CPUs {pod.cpuset}, which the BE pool limits"
         return Claim(Pool.BE, why, within=pod.cpuset)
     if pod.nodes and not problem:
-        why = f"{_class(pod)} pod: its resource-status annotation binds it to {_named(pod.nodes)}"
+        why = f"{_class(pod)} pod: its resource-status annotation binds it to {named(pod.nodes)}"
         return Claim(pool, why, nodes=pod.nodes)
     if pool is Pool.SHARED and may_own(pod):
         own = _own(request, online, whole_cpus(request) if exact is None else exact, static=static)
@@ -146,10 +147,6 @@ def _pool(qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
     if qos is QosClass.BE or (kube_qos is KubeQos.BEST_EFFORT and qos is QosClass.NONE):
         return Pool.BE, f"{name} pod runs on the BE pool"
     return Pool.SHARED, f"{name} pod runs on the shared pool"
-
-
-def _named(nodes: Mask) -> str:
-    return f"NUMA node {nodes}" if len(nodes) == 1 else f"NUMA nodes {nodes}"
 
 
 def _class(pod: Pod) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shlex
-import threading
 import time
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from proxy.admin import AdminServer
 from proxy.cli.explain import explain
 from proxy.keeper.history import History
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError, UsageError
@@ -51,22 +48,12 @@ def history() -> History:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, history: History, monkeypatch: pytest.MonkeyPatch):
+def daemon(serve_admin, history: History, monkeypatch: pytest.MonkeyPatch):
     """A daemon's admin socket in a thread; gives the configuration that leads to it."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    (tmp_path / "c.yaml").write_text(f"listen: {tmp_path}/cri.sock\n")
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = AdminServer(tmp_path / "admin.sock", {"/explain": lambda params: history_page(history, params)})
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
-    yield tmp_path / "c.yaml"
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    yield serve_admin({"/explain": lambda params: history_page(history, params)})
     monkeypatch.undo()
     time.tzset()
 

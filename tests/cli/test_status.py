@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from proxy.admin import AdminServer
+from proxy.apply.folder import FolderCgroups
 from proxy.cli.status import status
 from proxy.model.errors import UnavailableError, UsageError
+from proxy.model.idset import CpuSet, Mask
 
 
 @pytest.fixture
-def daemon(tmp_path: Path):
+def daemon(serve_admin) -> Path:
     """A daemon's admin socket in a thread; gives the configuration that leads to it."""
-    (tmp_path / "c.yaml").write_text(f"listen: {tmp_path}/cri.sock\n")
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = AdminServer(
-        tmp_path / "admin.sock", {"/status": lambda: {"version": "9.9", "pools": {"shared": "0-3"}}}
-    )
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
-    yield tmp_path / "c.yaml"
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    return serve_admin({"/status": lambda: {"version": "9.9", "pools": {"shared": "0-3"}}})
 
 
 def run(*words: object) -> str:
@@ -49,6 +36,19 @@ def test_the_page(daemon: Path) -> None:
 
 def test_json_is_what_the_daemon_says(daemon: Path) -> None:
     assert json.loads(run("--json", "--config", daemon)) == {"version": "9.9", "pools": {"shared": "0-3"}}
+
+
+def test_the_kernels_cpusets(daemon: Path, tmp_path: Path) -> None:
+    groups = FolderCgroups(tmp_path / "tree", CpuSet.parse("0-3"), Mask([0]), 2)
+    groups.mkdir("kubepods")
+    groups.write("kubepods", CpuSet.parse("2-3"), None)
+    daemon.write_text(f"{daemon.read_text()}cgroupRoot: {tmp_path}/tree\n")
+    page = run("--cgroups", "--config", daemon)
+    assert page.startswith("topoproxy 9.9\n")
+    assert page.endswith("\nCGROUP    CPUS  MEMS\nkubepods  2-3   0\n")
+    data = json.loads(run("--cgroups", "--json", "--config", daemon))
+    assert data["cgroups"] == [{"cgroup": "kubepods", "cpus": "2-3", "mems": "0"}]
+    assert "CGROUP" not in run("--config", daemon)
 
 
 def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
