@@ -11,6 +11,7 @@ from proxy.cri.views import pod_of, total_of
 from proxy.keeper.keeper import Keeper
 from proxy.model.workload import Pod
 from proxy.model.workload import Request as Containers
+from proxy.plan.admit import concerns
 
 
 class PodCalls:
@@ -33,7 +34,8 @@ class PodCalls:
     def _run_pod(self, call: Call) -> None:
         config = pb.RunPodSandboxRequest.FromString(call.body).config
         pod, keeper = pod_of(config), self.keeper
-        if keeper.state.node.decides_pods or keeper.scout.pod_matters(keeper.state.node, pod):
+        node = keeper.state.node
+        if concerns(node, pod) or keeper.scout.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod, total_of(config)))
         else:
             call.state = Trip(pod=pod)
@@ -44,11 +46,11 @@ class PodCalls:
         keeper, node = self.keeper, self.keeper.state.node
         if keeper.scout.pod_matters(node, pod):
             pod = await keeper.scout.pod(pod)
-        if node.decides_pods:
+        if concerns(node, pod):
             total = await keeper.scout.pod_devices(pod, total)
         if call.done:
             return
-        if not node.decides_pods:
+        if not concerns(node, pod):
             call.state = Trip(pod=pod)
             call.release()
             return

@@ -47,6 +47,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
+        **({"chosen": True} if pod.chosen else {}),
         **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
     }
@@ -147,6 +148,7 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         bind_required=BindPolicy(data.get("bind_required", "")),
         bind_preferred=BindPolicy(data.get("bind_preferred", "")),
         exclusive=ExclusivePolicy(data.get("exclusive", "")),
+        chosen=data.get("chosen") is True,
         aside=_aside(data["aside"]) if "aside" in data else None,
     )
 

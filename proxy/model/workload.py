@@ -89,6 +89,7 @@ class Pod:
         exclusive: Whom it would rather not meet on its cores or NUMA nodes (the same).
         asks: What its containers ask for, where kubelet told; None where only the CRI is known.
         source: Where ``asks`` came from, in words.
+        chosen: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
         aside: What was decided for the pod as a whole; None where each container is decided by itself.
     """
 
@@ -108,6 +109,7 @@ class Pod:
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     asks: PodAsk | None = None
     source: str = ""
+    chosen: bool = False
     aside: SetAside | None = None
 
     @property

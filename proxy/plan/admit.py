@@ -8,6 +8,9 @@ sandbox is there. Pools go on using the CPUs until a container that owns them is
 Where kubelet told what the containers ask for, each has its part. Where only the CRI is known, its sum for
 the sandbox is set aside as a whole, and containers take theirs from it as they come.
 
+An LSE or LSR pod for which no scheduler chose CPUs gets them here in any scope, as a whole: its containers
+own them together (``owning``).
+
 A sandbox that is made anew for a pod that is known keeps what was decided for it.
 """
 
@@ -16,7 +19,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from proxy.model.explanation import Explanation, Lack, Step
+from proxy.model.asks import PodAsk
+from proxy.model.explanation import Explanation, Step
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
@@ -40,11 +44,14 @@ from proxy.plan.desk import (
     refused,
 )
 from proxy.plan.lacks import lacks_of
+from proxy.plan.node import Node
+from proxy.plan.owning import owned_asks, owned_cpus, owning_problem, owns_as_a_whole, tells
 from proxy.plan.record import explain
 from proxy.plan.state import NodeState
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
+INVALID_ARGUMENT = 3
 AFFINITY = "TopologyAffinityError"
 
 
@@ -73,20 +80,52 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         pod: The pod; ``sandbox_id`` is what it is known by until the runtime names it.
         total: What the CRI says of the pod as a whole, and the devices of all its containers.
     """
-    if not state.node.decides_pods:
+    if not concerns(state.node, pod):
         return Admission(Verdict(), pod, state)
     before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
     if before is not None:
         known = dataclasses.replace(pod, aside=before.aside)
+        if before.chosen:
+            known = dataclasses.replace(known, cpuset=before.cpuset, chosen=True)
         return Admission(Verdict(), known, state.with_pod(known))
+    if owns_as_a_whole(state.node, pod) and tells(pod, total):
+        if problem := owning_problem(pod, total):
+            verdict = Verdict(INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}")
+            return Admission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
+        count = owned_cpus(pod, total)
+        return _decide(state, pod, total, owned_asks(pod, total, count), count, owns=True, whole=True)
+    if not state.node.decides_pods:
+        return Admission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
     asks = asks_of(pod, "", total, whole_cpus(total) if owns else 0)
     wanted = pod_cpus(asks) if owns else 0
     owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
+    return _decide(state, pod, total, asks, wanted, owns=owns, whole=False)
+
+
+def concerns(node: Node, pod: Pod) -> bool:
+    """Tell whether a pod is decided as a whole, before its containers come."""
+    return node.decides_pods or owns_as_a_whole(node, pod)
+
+
+def _decide(
+    state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
+) -> Admission:
+    """Ask the providers about a pod, and set aside what they give.
+
+    Args:
+        state: The node as it is.
+        pod: The pod.
+        total: What the CRI says of it.
+        asks: What it asks for; one container without a name stands for the pod.
+        count: Exclusive CPUs that are wanted.
+        owns: True where CPUs may be given to it alone.
+        whole: True where its containers own the CPUs together.
+    """
     try:
-        case = case_of(state, pod, asks, "", wanted, total, owns=owns)
+        case = case_of(state, pod, asks, "", count, total, owns=owns)
     except PolicyConflictError as conflict:
-        return _refusal(state, pod, total, Ruling(refused(conflict), ANYWHERE))
+        return _refuse(state, pod, total, Ruling(refused(conflict), ANYWHERE), None)
     answers = _answers(case)
     # Memory that no node could hold makes no hint, and yet has to be refused.
     binds = case.memory is not None and memory_request.served(asks) and memory_request.pod_amounts(asks)
@@ -94,29 +133,27 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         return Admission(Verdict(), pod, state)
     hint, verdict, said, merge = judge(case, answers, Scope.POD)
     ruling = Ruling(verdict, hint, said=said, merge=merge)
-    if verdict.admitted:
-        ruling, parts = _serve(case, ruling)
-        aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, parts)
-        pod = dataclasses.replace(pod, aside=aside)
-        after = state.with_pod(pod)
-        if ruling.verdict.admitted and not after.pools.shared - after.aside():
-            message = (
-                f"cannot set CPUs {ruling.cpus} aside for {pod.ref}: the shared pool would be left empty"
-            )
-            ruling = dataclasses.replace(
-                ruling, verdict=Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message)
-            )
+    if not verdict.admitted:
+        return _refuse(state, pod, total, ruling, case)
+    ruling, parts = _serve(case, ruling)
     if not ruling.verdict.admitted:
-        lacks = lacks_of(case, "") if ruling.verdict.reason == AFFINITY else ()
-        return _refusal(state, dataclasses.replace(pod, aside=None), total, ruling, lacks)
-    why = explain(EVENT, pod, "", pod.attempt, total, Verdict(), ruling)
-    return Admission(Verdict(), pod, after, why)
+        return _refuse(state, pod, total, ruling, case)
+    aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, parts)
+    promised = dataclasses.replace(pod, aside=aside)
+    if whole:
+        promised = dataclasses.replace(promised, cpuset=ruling.cpus, chosen=True)
+    after = state.with_pod(promised)
+    if not after.pools.shared - after.aside():
+        words = f"cannot set CPUs {ruling.cpus} aside for {pod.ref}: the shared pool would be left empty"
+        verdict = Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words)
+        return _refuse(state, pod, total, dataclasses.replace(ruling, verdict=verdict), case)
+    why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), ruling)
+    return Admission(Verdict(), promised, after, why)
 
 
-def _refusal(
-    state: NodeState, pod: Pod, total: Request, ruling: Ruling, lacks: tuple[Lack, ...] = ()
-) -> Admission:
+def _refuse(state: NodeState, pod: Pod, total: Request, ruling: Ruling, case: Case | None) -> Admission:
     verdict = worded(ruling.verdict, pod.ref, ruling)
+    lacks = lacks_of(case, "") if case is not None and verdict.reason == AFFINITY else ()
     why = explain(EVENT, pod, "", pod.attempt, total, verdict, ruling, lacks=lacks)
     return Admission(verdict, pod, state, why)
 

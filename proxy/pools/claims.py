@@ -14,7 +14,8 @@ follow it without node objects, with Kubernetes' own classes beside it:
    owns that many where the policy is ``static``; where it is not and kubelet's own CPU manager pinned the
    container (the request names exactly that many CPUs), kubelet's choice stands. All others share.
 
-LSE and LSR without an annotation are treated as rule 4 says: nothing was decided for them elsewhere.
+LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
+(``plan.owning``); where that could not be done, their containers are treated as rule 4 says.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         if not missing:
             hard = pod.qos is QosClass.LSE
             why = f"{_class(pod)} pod: its resource-status annotation names CPUs {pod.cpuset}"
+            if pod.chosen:
+                why = f"{_class(pod)} pod: CPUs {pod.cpuset} were chosen for it when its sandbox was made"
             return Claim(Pool.OWN, why, cpus=pod.cpuset, per_pod=True, hard=hard)
         problem = f"resource-status asks for CPUs {pod.cpuset}, but {missing} not online here"
     if problem and pod.qos in STRICT:
@@ -107,7 +110,8 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         why = f"{_class(pod)} pod: its resource-status annotation binds it to {named(pod.nodes)}"
         return Claim(pool, why, nodes=pod.nodes)
     if pool is Pool.SHARED and may_own(pod):
-        own = _own(request, online, whole_cpus(request) if exact is None else exact, static=static)
+        count = whole_cpus(request) if exact is None else exact
+        own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
         if own is not None:
             return own
     return Claim(pool, why, problem=problem)
@@ -118,12 +122,12 @@ def may_own(pod: Pod) -> bool:
     return pod.kube_qos is KubeQos.GUARANTEED and pod.qos in (QosClass.NONE, *STRICT) and not pod.problem
 
 
-def _own(request: Request, online: CpuSet, count: int, *, static: bool) -> Claim | None:
+def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bool) -> Claim | None:
     if not count:
         return None
     if static:
         return Claim(
-            Pool.OWN, f"Guaranteed container with {count} whole CPUs, policy static", count=count, hard=True
+            Pool.OWN, f"Guaranteed container with {count} whole CPUs, policy static", count=count, hard=hard
         )
     try:
         named = CpuSet.parse(request.cpuset_cpus)
@@ -131,7 +135,7 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool) -> Claim
         return None
     if len(named) == count and named <= online:
         return Claim(
-            Pool.OWN, f"kubelet's CPU manager pinned the container to CPUs {named}", cpus=named, hard=True
+            Pool.OWN, f"kubelet's CPU manager pinned the container to CPUs {named}", cpus=named, hard=hard
         )
     return None
 

@@ -31,7 +31,7 @@ def node_facts(state: NodeState, name: str) -> NodeFacts:
             pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
         )
         for pod in state.pods.values()
-        if pod.cpuset
+        if pod.cpuset and not pod.chosen
     }
     return NodeFacts(
         name,
@@ -51,7 +51,7 @@ def _chosen(state: NodeState) -> list[Alloc]:
     """Give what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
-        if not _owns(container) or container.pod.cpuset:
+        if not _owns(container) or (container.pod.cpuset and not container.pod.chosen):
             continue
         pod, own = container.pod, container.placement
         before = found.get(pod.key)

@@ -58,6 +58,7 @@ PODS = st.builds(
     st.sampled_from(BindPolicy),
     st.sampled_from(BindPolicy),
     st.sampled_from(ExclusivePolicy),
+    chosen=st.booleans(),
     aside=st.none() | ASIDES,
 )
 PAGES = st.dictionaries(TEXTS, NUMBERS, max_size=2).map(lambda sizes: tuple(sizes.items()))

@@ -293,7 +293,7 @@ class Life:
         for pod in state.pods.values():
             if pod.aside is not None:
                 for key, owner in state.owners.items():
-                    if not key.startswith(f"{pod.key}/"):
+                    if key != pod.key and not key.startswith(f"{pod.key}/"):
                         assert owner.cpus.isdisjoint(pod.aside.cpus), (key, pod.key)
         again = NodeState.of(state.node, state.pods.values(), state.containers.values())
         assert accounts(state.memory) == accounts(again.memory)
