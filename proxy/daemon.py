@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from proxy import __version__, lean
 from proxy.config.checks import check_against
-from proxy.config.schema import Config, Mode, OnError
+from proxy.config.schema import Config, Mode
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.model.errors import CannotCreateError, InputError, TopologyError
+from proxy.model.errors import CannotCreateError, InputError
 from proxy.notify import Notifier
-from proxy.topology.reader import online_now, read_machine
+from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
     from proxy.keeper.ports import Cgroups, Ledger
-    from proxy.keeper.scout import Scout
     from proxy.keeper.settle import Settler
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
@@ -106,48 +105,25 @@ class Daemon:
         logs.log.info(f"listening on {self._listener.path}, relaying to {config.runtime}, {config.mode} mode")
 
     def _wire(self, machine: Machine) -> Front:
-        from proxy import logs
-        from proxy.apply.kernel import open_cgroups
-        from proxy.apply.runtime import GrpcRuntime
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
-        from proxy.keeper.keeper import Keeper, Options, Voice
         from proxy.keeper.launch import Launch
-        from proxy.keeper.node import node_of
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
+        from proxy.wiring import keeper_of
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE
-        node = node_of(config, machine)
         notes: list[str] = []
         entries = {}
         if enforce:
             self._state_lock = self._lock_state()
             self._ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
             entries = dict(self._ledger.entries)
-        options = Options(
-            enforce=enforce,
-            refuse_on_error=config.on_error is OnError.REFUSE,
-            call_timeout=config.call_timeout,
-            settle_per_second=config.settle.per_second if config.settle.enabled else 0,
-            reconcile_period=config.reconcile_period,
-            history=config.explain_history,
+        self.keeper = keeper = keeper_of(
+            config, machine, self._cgroups, self._ledger, reread=self._machine is None
         )
-        runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
-        self.keeper = keeper = Keeper(
-            node,
-            self._cgroups or open_cgroups(config.cgroup_root),
-            runtime,
-            self._ledger,
-            options,
-            Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
-            time.monotonic,
-            time.time,
-            self._hardware,
-        )
-        keeper.scout = self._scout(keeper)
         for note in notes:
             keeper.problems.note(note)
         self._launch = launch = Launch(keeper)
@@ -158,44 +134,6 @@ class Daemon:
         self._task(self._settler.run())
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
-
-    def _scout(self, keeper: Keeper) -> Scout:
-        """Find out who can tell what the CRI does not carry."""
-        from proxy.keeper.scout import Scout
-        from proxy.topology.devices import SysfsDevices
-
-        kubelet, asked = None, self.config.kubelet
-        if asked.pods or asked.pods_api or asked.pod_resources:
-            from proxy.kubelet.client import KubeletClient
-            from proxy.kubelet.settings import KubeletSettings
-
-            settings = KubeletSettings(
-                pods_url=asked.pods,
-                pods_api=str(asked.pods_api or ""),
-                pod_resources=str(asked.pod_resources or ""),
-                token_file=str(asked.token_file or ""),
-                ca_file=str(asked.ca_file or ""),
-                cert_file=str(asked.cert_file or ""),
-                key_file=str(asked.key_file or ""),
-                insecure=asked.insecure_skip_verify,
-                timeout=asked.timeout,
-            )
-            kubelet = KubeletClient(settings, keeper.complain)
-        devices = SysfsDevices(
-            self.config.sysfs_root, procfs_root=self.config.procfs_root, complain=keeper.complain
-        )
-        return Scout(kubelet, devices, keeper.broken)
-
-    def _hardware(self, known: Machine) -> Machine | None:
-        """Read the machine again if its online CPUs changed; a described machine never does."""
-        if self._machine is not None:
-            return None
-        try:
-            if online_now(self.config.sysfs_root) == known.online:
-                return None
-            return read_machine(self.config.sysfs_root, self.config.procfs_root)
-        except (OSError, ValueError, TopologyError):
-            return None  # what cannot be read now is read at the next pass
 
     def _lock_state(self) -> Lock:
         folder = self.config.state_dir

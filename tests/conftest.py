@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # In CI the same examples are tried each time: a red run must mean that something changed.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture
+def slow_door() -> Iterator[Callable[[Path, Path, float], None]]:
+    """Listen at a path; who connects is led to the server behind it, but only after some seconds."""
+    threads: list[threading.Thread] = []
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # one side has gone, with what the other still says unread
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def lead_in(door: socket.socket, behind: Path, delay: float) -> None:
+        with door, socket.socket(socket.AF_UNIX) as server:
+            client, _ = door.accept()
+            time.sleep(delay)
+            server.connect(str(behind))
+            with client:
+                back = threading.Thread(target=pump, args=(server, client))
+                back.start()
+                pump(client, server)
+                back.join()
+
+    def opened(path: Path, behind: Path, delay: float) -> None:
+        door = socket.socket(socket.AF_UNIX)
+        door.bind(str(path))
+        door.listen()
+        threads.append(threading.Thread(target=lead_in, args=(door, behind, delay), daemon=True))
+        threads[-1].start()
+
+    yield opened
+    for thread in threads:
+        thread.join(30)

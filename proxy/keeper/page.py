@@ -20,7 +20,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "pools": {
             "shared": str(state.pools.shared),
             "be": str(state.pools.be),
-            **({"system": str(state.pools.system)} if node_keeps(state) else {}),
+            **({"system": str(state.pools.system)} if state.node.system else {}),
             "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
         },
         "exclusive": [
@@ -35,18 +35,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
             for key, owner in sorted(state.owners.items())
         ],
         "containers": [
-            {
-                "id": c.id,
-                "ref": c.ref,
-                "pod_uid": c.pod.uid,
-                "qos": c.pod.qos.value or c.pod.kube_qos.value,
-                "pool": c.placement.pool.value,
-                "cpus": "" if c.phase is Phase.EXITED else str(state.wanted(c)),
-                "mems": str(c.placement.mems),
-                "phase": c.phase.value,
-                "reason": "; ".join(c.placement.reasons),
-            }
-            for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+            _container(state, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
         ],
         "problems": keeper.problems.page(),
         "violations": violations(state),
@@ -62,9 +51,18 @@ def node_page(keeper: Keeper) -> dict[str, object]:
     }
 
 
-def node_keeps(state: NodeState) -> bool:
-    """Tell whether the node keeps CPUs for pods of class SYSTEM."""
-    return bool(state.node.system)
+def _container(state: NodeState, container: Container) -> dict[str, object]:
+    return {
+        "id": container.id,
+        "ref": container.ref,
+        "pod_uid": container.pod.uid,
+        "qos": container.pod.qos.value or container.pod.kube_qos.value,
+        "pool": container.placement.pool.value,
+        "cpus": "" if container.phase is Phase.EXITED else str(state.wanted(container)),
+        "mems": str(container.placement.mems),
+        "phase": container.phase.value,
+        "reason": "; ".join(container.placement.reasons),
+    }
 
 
 def _settings(node: Node) -> dict[str, object]:

@@ -1,8 +1,6 @@
 """Our own calls at the runtime, against a small gRPC server on a unix socket."""
 
-import contextlib
 import json
-import socket
 import tempfile
 import threading
 import time
@@ -269,34 +267,11 @@ def test_after_close(server: Server) -> None:
         runtime.version()
 
 
-def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server) -> None:
+def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server, slow_door: Any) -> None:
     """A machine that is busy starting has a runtime that accepts, and says nothing for a while."""
     server.v1("Version", pb.VersionResponse(runtime_name="slow", runtime_version="1"))
-    door = socket.socket(socket.AF_UNIX)
     path = server.socket.with_name("door")
-    door.bind(str(path))
-    door.listen()
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-    def lead_in() -> None:
-        client, _ = door.accept()
-        time.sleep(0.5)
-        with client, socket.socket(socket.AF_UNIX) as behind:
-            behind.connect(str(server.socket))
-            back = threading.Thread(target=pump, args=(behind, client))
-            back.start()
-            pump(client, behind)
-            back.join()
-
-    thread = threading.Thread(target=lead_in)
-    thread.start()
+    slow_door(path, server.socket, 0.5)
     runtime = GrpcRuntime(f"unix://{path}", timeout_s=30)
     assert runtime.version() == "slow 1"
     runtime.close()
-    thread.join()
-    door.close()

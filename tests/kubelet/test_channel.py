@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,44 +18,15 @@ PATIENT = 60.0
 """Seconds: more than any machine needs."""
 
 
-def slow_door(path: Path, behind: Path, delay: float) -> threading.Thread:
-    """Listen at a path; who connects is led to the server behind it, but only after a while."""
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(str(path))
-    door.listen()
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # one side has gone, with what the other still says unread
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-    def run() -> None:
-        with door, socket.socket(socket.AF_UNIX) as server:
-            client, _ = door.accept()
-            time.sleep(delay)
-            server.connect(str(behind))
-            with client:
-                back = threading.Thread(target=pump, args=(server, client))
-                back.start()
-                pump(client, server)
-                back.join()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-def test_a_server_that_is_slow_to_begin_is_waited_for(tmp_path: Path, serve: Any) -> None:
+def test_a_server_that_is_slow_to_begin_is_waited_for(tmp_path: Path, serve: Any, slow_door: Any) -> None:
     """A node that is busy starting its pods is when kubelet is asked for the first time."""
     there, door = tmp_path / "server", tmp_path / "door"
     serve(there, "v1.PodResourcesLister", List=lambda *_: pb.ListPodResourcesResponse().SerializeToString())
-    thread = slow_door(door, there, 0.5)
+    slow_door(door, there, 0.5)
     channel = UnixChannel(str(door), PATIENT)
     answer = channel.call("list", METHOD, pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     assert not answer.pod_resources
     channel.close()
-    thread.join()
 
 
 def test_a_server_that_never_begins_has_the_time_of_one_call(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""From configuration to keeper: what the daemon puts together before anything runs.
+
+Everything is imported when it is called for: the daemon listens first, and what it does not use (asking
+kubelet) need not be in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from proxy.config.schema import Config, Mode, OnError
+from proxy.model.errors import TopologyError
+from proxy.model.machine import Machine
+from proxy.topology.reader import online_now, read_machine
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper, Options
+    from proxy.keeper.ports import Cgroups, Ledger
+    from proxy.keeper.scout import Scout
+
+
+def keeper_of(
+    config: Config, machine: Machine, cgroups: Cgroups | None, ledger: Ledger | None, *, reread: bool
+) -> Keeper:
+    """Make the keeper of a node.
+
+    Args:
+        config: What to do.
+        machine: The hardware.
+        cgroups: The cpuset tree; found below ``cgroupRoot`` if None.
+        ledger: Where placements are kept; None to keep none.
+        reread: Whether the machine is looked at again now and then; one that is described never changes.
+    """
+    from proxy import logs
+    from proxy.apply.kernel import open_cgroups
+    from proxy.apply.runtime import GrpcRuntime
+    from proxy.keeper.keeper import Keeper, Voice
+    from proxy.keeper.node import node_of
+
+    keeper = Keeper(
+        node_of(config, machine),
+        cgroups or open_cgroups(config.cgroup_root),
+        GrpcRuntime(str(config.runtime), config.call_timeout),
+        ledger,
+        _options(config),
+        Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
+        time.monotonic,
+        time.time,
+        lambda known: _changed(config, known) if reread else None,
+    )
+    keeper.scout = _scout(config, keeper)
+    return keeper
+
+
+def _options(config: Config) -> Options:
+    from proxy.keeper.keeper import Options
+
+    return Options(
+        enforce=config.mode is Mode.ENFORCE,
+        refuse_on_error=config.on_error is OnError.REFUSE,
+        call_timeout=config.call_timeout,
+        settle_per_second=config.settle.per_second if config.settle.enabled else 0,
+        reconcile_period=config.reconcile_period,
+        history=config.explain_history,
+    )
+
+
+def _scout(config: Config, keeper: Keeper) -> Scout:
+    """Find out who can tell what the CRI does not carry."""
+    from proxy.keeper.scout import Scout
+    from proxy.topology.devices import SysfsDevices
+
+    kubelet, asked = None, config.kubelet
+    if asked.pods or asked.pods_api or asked.pod_resources:
+        from proxy.kubelet.client import KubeletClient
+        from proxy.kubelet.settings import KubeletSettings
+
+        settings = KubeletSettings(
+            pods_url=asked.pods,
+            pods_api=str(asked.pods_api or ""),
+            pod_resources=str(asked.pod_resources or ""),
+            token_file=str(asked.token_file or ""),
+            ca_file=str(asked.ca_file or ""),
+            cert_file=str(asked.cert_file or ""),
+            key_file=str(asked.key_file or ""),
+            insecure=asked.insecure_skip_verify,
+            timeout=asked.timeout,
+        )
+        kubelet = KubeletClient(settings, keeper.complain)
+    devices = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=keeper.complain)
+    return Scout(kubelet, devices, keeper.broken)
+
+
+def _changed(config: Config, known: Machine) -> Machine | None:
+    """Read the machine again if its online CPUs changed."""
+    try:
+        if online_now(config.sysfs_root) == known.online:
+            return None
+        return read_machine(config.sysfs_root, config.procfs_root)
+    except (OSError, ValueError, TopologyError):
+        return None  # what cannot be read now is read at the next pass
