@@ -139,10 +139,6 @@ class StandInRuntime:
         with self._lock:
             return list(self._calls)
 
-    def called(self, method: str) -> list[Call]:
-        """The calls of one method, in the order of their arrival."""
-        return [call for call in self.calls if call.method == method]
-
     # What tests and demonstrations do to it.
 
     def before(self, method: str, hook: Hook) -> Callable[[], None]:

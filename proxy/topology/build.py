@@ -41,14 +41,7 @@ def described(
             f"cannot describe a machine of {counts}: counts are 1 or more, CPUs at most 65536"
         )
 
-    def cpus_of(first: int, count: int) -> CpuSet:
-        """Give the CPUs of a run of cores."""
-        if sibling_offset:
-            return CpuSet(
-                core + thread * cores for core in range(first, first + count) for thread in range(threads)
-            )
-        return CpuSet(range(first * threads, (first + count) * threads))
-
+    cpus_of = _numbering(cores, threads, sibling_offset=sibling_offset)
     node_count = sockets * nodes_per_socket
     node_cpus = [cpus_of(node * cores_per_node, cores_per_node) for node in range(node_count)]
     per_socket = nodes_per_socket * cores_per_node
@@ -73,15 +66,29 @@ def described(
         present=everything,
         possible=everything,
         caches={cpus.first(): Cache(cpus, 3, node, "32768K") for node, cpus in enumerate(node_cpus)},
-        extra={
-            "smt": {"control": "on" if threads > 1 else "notsupported", "active": int(threads > 1)},
-            "memory": {
-                "total_bytes": mem_bytes_per_node * node_count,
-                "hugepages": None,
-                "hugepages_source": None,
-            },
-        },
+        extra=_facts(threads, mem_bytes_per_node * node_count),
     )
+
+
+def _facts(threads: int, mem_bytes: int) -> dict[str, object]:
+    """Give what /proc and sysfs would say of the machine as a whole."""
+    return {
+        "smt": {"control": "on" if threads > 1 else "notsupported", "active": int(threads > 1)},
+        "memory": {"total_bytes": mem_bytes, "hugepages": None, "hugepages_source": None},
+    }
+
+
+def _numbering(cores: int, threads: int, *, sibling_offset: bool) -> Callable[[int, int], CpuSet]:
+    """Give the function from a run of cores (its first and its length) to their CPUs."""
+
+    def cpus_of(first: int, count: int) -> CpuSet:
+        if sibling_offset:
+            return CpuSet(
+                core + thread * cores for core in range(first, first + count) for thread in range(threads)
+            )
+        return CpuSet(range(first * threads, (first + count) * threads))
+
+    return cpus_of
 
 
 def _cpu(cpu: int, core: int, per_socket: int, per_node: int, cpus_of: Callable[[int, int], CpuSet]) -> Cpu:
