@@ -34,6 +34,11 @@ class Listing:
     pods: Mapping[str, RuntimePod]
     containers: Mapping[str, RuntimeContainer]
 
+    def is_dead(self, container: RuntimeContainer) -> bool:
+        """Tell whether a container was made in a sandbox that has ended, and so will never start."""
+        pod = self.pods.get(container.sandbox_id)
+        return container.state == "CREATED" and pod is not None and not pod.ready
+
 
 def listed(runtime: Runtime, container_id: str = "") -> Listing:
     """Ask for all pods, and for all containers or one; runs in a worker.

@@ -128,7 +128,11 @@ class Sync:
         ours = {
             (c.pod.sandbox_id, c.name) for c in keeper.state.containers.values() if c.phase is Phase.CREATING
         }
-        foreign = [c for c in new if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours]
+        foreign = [
+            c
+            for c in new
+            if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
+        ]
         await self.adoption.adopt(foreign, listing)
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
@@ -210,11 +214,13 @@ class Sync:
                 keeper.removed([container_id])  # it lives after all: taken in as one that we do not know
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 keeper.phase(container_id, phase)
+        # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.
+        alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
         for sandbox_id in known_pods - keeper.sandboxes.arriving:
             pod = listing.pods.get(sandbox_id)
             if pod is None:
                 keeper.sandboxes.missing(sandbox_id, listing.pods.values())
-            elif not pod.ready:
+            elif not pod.ready and sandbox_id not in alive:
                 keeper.sandboxes.stopped(sandbox_id)
 
     def close(self) -> None:

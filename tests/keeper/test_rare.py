@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from typing import Any
 
@@ -278,3 +279,43 @@ def test_that_the_runtime_is_not_there_is_told_once_each_time(live) -> None:
             assert w.sync.connected
 
     live(day, synced=False)
+
+
+def test_what_runs_in_a_sandbox_that_has_died_keeps_its_cpus_until_it_ends(live) -> None:
+    """The sandbox's own process may die alone; kubelet then stops the containers, with their grace period."""
+
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        container = await w.run(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        before = w.keeper.state.containers[container].placement
+        w.runtime.pods[s] = dataclasses.replace(w.runtime.pods[s], ready=False)
+        for _ in range(3):
+            await w.sync.once()
+            assert w.keeper.state.containers[container].phase is Phase.RUNNING
+            assert w.keeper.state.owners
+        assert w.keeper.state.containers[container].placement == before
+        assert w.keeper.counters["adopted"] == 0
+        w._state(container, "EXITED")
+        w.cgroups.sets.clear()
+        await w.sync.once()
+        assert not w.keeper.state.owners
+        assert s not in w.keeper.state.pods
+        await w.quiet()
+        w.check()
+
+    live(day)
+
+
+def test_what_was_made_and_never_started_in_a_sandbox_that_has_died_is_left_alone(live) -> None:
+    async def day(w: Any) -> None:
+        s = await w.pod("a")
+        container = await w.create(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        w.runtime.pods[s] = dataclasses.replace(w.runtime.pods[s], ready=False)
+        for _ in range(5):
+            await w.sync.once()
+            assert not w.keeper.state.owners
+            assert s not in w.keeper.state.pods
+        assert w.keeper.counters["adopted"] == 0
+        assert container in w.runtime.containers
+
+    live(day)
