@@ -186,7 +186,8 @@ class Placement:
         hard: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not LSR).
         blocks: Memory that it was given by node; empty where nobody counts it.
         devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
-        within: CPUs to which its pool is narrowed for it, such as those of a NUMA node; None where it is not.
+        within: CPUs to which its pool is narrowed for it; None where it is not.
+        nodes: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is not.
     """
 
     pool: Pool
@@ -197,6 +198,12 @@ class Placement:
     blocks: Blocks = ()
     devices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     within: CpuSet | None = None
+    nodes: Mask | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """True where it does not follow the whole of its pool."""
+        return self.within is not None or self.nodes is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.nodes import named_mems
 from proxy.plan.place import Plan, place
-from proxy.plan.sharing import constrained, narrowed, pooled
+from proxy.plan.sharing import constrained, pooled
 from proxy.plan.state import NodeState, moves
-from proxy.pools.claims import claim
+from proxy.pools.claims import Claim, claim
 
 
 def adopt(
@@ -43,8 +43,7 @@ def adopt(
     wish = claim(pod, request, state.node.machine.present, static=state.node.static)
     if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
         wish = constrained(state, pod, request, wish)
-        within = narrowed(state.node.machine, wish)
-        plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish.pool, within)
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish)
         return dataclasses.replace(plan, problem=wish.problem)
     if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
         kept = _keep(state, container_id, pod, name, attempt, request, phase)
@@ -104,10 +103,12 @@ def _pooled(
     request: Request,
     phase: Phase,
     why: str,
-    pool: Pool = Pool.SHARED,
-    within: CpuSet | None = None,
+    wish: Claim | None = None,
 ) -> Plan:
-    placement = pooled(pool, named_mems(state, request), why, within)
+    mems = named_mems(state, request)
+    placement = pooled(Pool.SHARED, mems, why)
+    if wish is not None:
+        placement = pooled(wish.pool, mems, why, wish.within, wish.nodes)
     if blocks := memory_of(state, pod, request, placement.mems):
         placement = dataclasses.replace(placement, blocks=blocks)
     container = Container(container_id, name, pod, request, placement, phase, attempt)

@@ -33,7 +33,7 @@ from proxy.plan.found import Found, RefusedError, named_cpus
 from proxy.plan.lacks import lacks_of
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
 from proxy.plan.record import explain, moved
-from proxy.plan.sharing import constrained, narrowed, pooled, unmet
+from proxy.plan.sharing import constrained, pooled, unmet
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import Claim, claim, whole_cpus
 
@@ -166,8 +166,8 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         verdict = refused(conflict)
         raise RefusedError(worded(verdict, ref, Ruling(verdict, ANYWHERE))) from conflict
     if case is None:
-        within = narrowed(state.node.machine, wish)
-        placement = pooled(wish.pool, pool_mems(state, request, wish.nodes), wish.why, within)
+        mems = pool_mems(state, request, wish.nodes)
+        placement = pooled(wish.pool, mems, wish.why, wish.within, wish.nodes)
         return Found(placement, problem=wish.problem or unmet(state, placement))
     ruling = _ruling(case, pod, name, wish.count)
     if not ruling.verdict.admitted:
@@ -207,8 +207,8 @@ def _placed(
         bound = bound_to(pod, blocks)
         mems = bound or pool_mems(state, request, wish.nodes)
         reasons = (wish.why, counted(bound)) if bound else (wish.why,)
-        within = narrowed(state.node.machine, wish)
-        return Placement(wish.pool, CpuSet(), mems, reasons, False, blocks, ruling.devices, within)
+        placement = Placement(wish.pool, CpuSet(), mems, reasons, False, blocks, ruling.devices)
+        return dataclasses.replace(placement, within=wish.within, nodes=wish.nodes)
     cpus = ruling.cpus
     mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, blocks))
     where = named(state.node.machine.nodes_of(cpus))

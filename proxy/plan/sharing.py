@@ -13,34 +13,29 @@ import functools
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
-from proxy.model.machine import Machine
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.place.binding.burst import burst_nodes
 from proxy.place.cpu_request import CPU, MILLI
-from proxy.plan.state import NodeState
+from proxy.plan.state import NodeState, limit_of
 from proxy.pools.claims import Claim
 
 
 @functools.lru_cache(maxsize=64)
-def pooled(pool: Pool, mems: Mask, why: str, within: CpuSet | None = None) -> Placement:
+def pooled(
+    pool: Pool, mems: Mask, why: str, within: CpuSet | None = None, nodes: Mask | None = None
+) -> Placement:
     """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
-    return Placement(pool, CpuSet(), mems, (why,), within=within)
-
-
-def narrowed(machine: Machine, wish: Claim) -> CpuSet | None:
-    """Give the CPUs that a pool is narrowed to for a claim; None where it is not."""
-    if wish.nodes is None:
-        return wish.within
-    return machine.cpus_of(wish.nodes)
+    return Placement(pool, CpuSet(), mems, (why,), within=within, nodes=nodes)
 
 
 def unmet(state: NodeState, placement: Placement) -> str:
     """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
-    within = placement.within
-    if within is None or not state.pools.of(placement.pool).isdisjoint(within):
+    limit = limit_of(state.node, placement)
+    if limit is None or not state.pools.of(placement.pool).isdisjoint(limit):
         return ""
-    return f"nothing is left of the {placement.pool} pool on CPUs {within}: it runs on the whole pool"
+    where = named(placement.nodes) if placement.nodes is not None else f"CPUs {placement.within}"
+    return f"nothing is left of the {placement.pool} pool on {where}: it runs on the whole pool"
 
 
 def constrained(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:
@@ -49,9 +44,9 @@ def constrained(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Cl
     if not wants or wish.pool is not Pool.SHARED or wish.nodes is not None or wish.within is not None:
         return wish
     for sibling in state.in_sandbox(pod.sandbox_id):
-        if sibling.placement.within is not None and sibling.phase is not Phase.EXITED:
+        if sibling.placement.nodes is not None and sibling.phase is not Phase.EXITED:
             return dataclasses.replace(
-                wish, within=sibling.placement.within, why=f"{wish.why}, as its pod is bound"
+                wish, nodes=sibling.placement.nodes, why=f"{wish.why}, as its pod is bound"
             )
     machine = state.node.machine
     pools = {node: part.shared for node, part in state.pools.per_node(machine).items()}

@@ -67,7 +67,7 @@ class NodeState:
         """Give the CPUs that a container must run on."""
         placement = container.placement
         if placement.pool is not Pool.OWN:
-            return in_pool(self.pools, placement)
+            return in_pool(self.node, self.pools, placement)
         # A CPU that is offline comes back, and is still its owner's then.
         return placement.own & self.node.machine.online or placement.own
 
@@ -224,7 +224,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
             continue
         pool = container.placement.pool
         old = known.get(key)
-        if old is container and pool is not Pool.OWN and container.placement.within is None:
+        if old is container and pool is not Pool.OWN and not container.placement.narrow:
             turn = way[pool]
         elif old is None or (old is container and pool is Pool.OWN and before.node is after.node):
             continue
@@ -235,10 +235,16 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     return tuple(sorted(shrink)), tuple(sorted(grow))
 
 
-def in_pool(pools: Pools, placement: Placement) -> CpuSet:
+def limit_of(node: Node, placement: Placement) -> CpuSet | None:
+    """Give the CPUs to which the pool of a placement is narrowed; None where it is not."""
+    return placement.within if placement.nodes is None else node.machine.cpus_of(placement.nodes)
+
+
+def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
     """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any."""
     pool = pools.of(placement.pool)
-    return pool if placement.within is None else pool & placement.within or pool
+    limit = limit_of(node, placement)
+    return pool if limit is None else pool & limit or pool
 
 
 def _pools(node: Node, owners: Mapping[str, Owner]) -> Pools:

@@ -77,6 +77,7 @@ CONTAINERS = st.builds(
         st.booleans(),
         BLOCKS,
         within=st.none() | CPUS,
+        nodes=st.none() | MASKS,
     ),
     st.sampled_from(Phase),
     NUMBERS,

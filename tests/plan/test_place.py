@@ -286,7 +286,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             if not keys:
                 continue
             state = state.changed(drop=[keys[step % len(keys)]])
-            lost = [k for k in moves(before, state)[0] if state.containers[k].placement.within is None]
+            lost = [k for k in moves(before, state)[0] if not state.containers[k].placement.narrow]
             assert lost == [], "nobody loses CPUs, but who comes back to those he is bound to"
         else:
             the_pod, request, name = step

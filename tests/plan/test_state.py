@@ -143,3 +143,16 @@ def test_what_owners_have_of_the_system_cpus_is_theirs() -> None:
     assert moves(NodeState.of(node, (), [system]), state) == (("s",), ())
     state = state.changed(put=[owning("p", "d/c", "8")])
     assert state.wanted(system) == state.pools.shared
+
+
+def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
+    bound = Container(
+        "x", "x", POD, Request(), Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((0,))), Phase.RUNNING
+    )
+    state = NodeState.of(NODE, (), [bound, sharing("y")])
+    assert state.wanted(bound) == CpuSet.parse("0-3,8-11")
+    few = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id > 3)))
+    assert few.wanted(bound) == CpuSet.parse("8-11")
+    gone = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
+    assert gone.wanted(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
+    assert gone.on(MACHINE).wanted(bound) == CpuSet.parse("0-3,8-11"), "it is back where it belongs"
