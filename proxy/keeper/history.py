@@ -21,11 +21,11 @@ from proxy.keeper.remembered import (
     pod_key,
     pod_ref,
     pod_uid,
-    simple,
 )
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
+from proxy.plan.record import of_pool
 
 KEEP = 5
 """How many records stay of one living container, and of those of its name that are gone."""
@@ -158,7 +158,7 @@ class History:
 
 def _explanation(entry: _Entry) -> Explanation:
     what = entry[2]
-    return what if isinstance(what, Explanation) else simple(what, entry[3])
+    return what if isinstance(what, Explanation) else of_pool(what, entry[3])
 
 
 def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.model.explanation import Explanation
-from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
-from proxy.plan.record import facts_of
 
 PREFIX = 8
 """How many characters of an id tell who is meant."""
@@ -55,28 +53,6 @@ class PodLine:
     containers: tuple[str, ...]
     refused: str
     there: bool
-
-
-def simple(container: Container, cpus: CpuSet) -> Explanation:
-    """Explain a placement for which nothing was weighed.
-
-    Args:
-        container: The container as placed.
-        cpus: The CPUs of its pool.
-    """
-    pod, placement = container.pod, container.placement
-    return Explanation(
-        "CreateContainer",
-        pod.ref,
-        pod.uid,
-        container.name,
-        container.attempt,
-        facts=facts_of(pod, container.name, container.request),
-        pool=placement.pool.value,
-        cpus=cpus,
-        mems=placement.mems,
-        reasons=placement.reasons,
-    )
 
 
 def meanings(wanted: str) -> list[Callable[[str, What], bool]]:

@@ -25,10 +25,11 @@ EXITED = "EXITED"
 def holders(state: NodeState, pod: Pod) -> list[str]:
     """Give the pod's containers that run, as far as we know, and own CPUs or are promised memory.
 
-    Only Guaranteed pods have such whose place another container of the pod could take.
+    Only Guaranteed pods have such whose place another container of the pod could take; and where kubelet told
+    of the pod's containers, it is known without asking who has ended (``Sandboxes.moved_on``).
     """
     nobody = not state.owners and state.memory is None
-    if nobody or pod.kube_qos is not KubeQos.GUARANTEED:
+    if nobody or pod.asks is not None or pod.kube_qos is not KubeQos.GUARANTEED:
         return []
     return [
         c.id

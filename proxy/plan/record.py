@@ -78,18 +78,25 @@ def moved(before: NodeState, after: NodeState, shrink: tuple[str, ...]) -> tuple
     return tuple(named), max(0, len(shrink) - MOVED)
 
 
-def of_pool(container: Container, after: NodeState) -> Explanation:
-    """Write the record of a container that could only go to a pool."""
-    return explain(
+def of_pool(container: Container, cpus: CpuSet) -> Explanation:
+    """Write the record of a container for which nothing was weighed.
+
+    Args:
+        container: The container as placed.
+        cpus: What it runs on.
+    """
+    pod, placement = container.pod, container.placement
+    return Explanation(
         "CreateContainer",
-        container.pod,
+        pod.ref,
+        pod.uid,
         container.name,
         container.attempt,
-        container.request,
-        Verdict(),
-        None,
-        container.placement,
-        after,
+        facts=facts_of(pod, container.name, container.request),
+        pool=placement.pool.value,
+        cpus=cpus,
+        mems=placement.mems,
+        reasons=placement.reasons,
     )
 
 

@@ -68,7 +68,7 @@ def arrive(state: NodeState, arrival: Arrival) -> Outcome:
         if plan.container is None:
             told += [plan.explanation] if plan.explanation else []
             return Outcome(plan.verdict, state, tuple(placed), name, tuple(told))
-        told.append(plan.explanation or of_pool(plan.container, plan.state))
+        told.append(plan.explanation or of_pool(plan.container, plan.state.wanted(plan.container)))
         ends = kinds.get(name) is Kind.INIT
         container = plan.container.in_phase(Phase.RUNNING)
         after = plan.state.changed(put=(container,)).started(container)

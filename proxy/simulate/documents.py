@@ -12,6 +12,7 @@ PyYAML takes for something else stays text: timestamps, and numbers to the base 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Never
@@ -79,8 +80,7 @@ def _json(text: str, file: str) -> list[Document] | None:
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         made = dict(items)
         if len(made) != len(items):
-            seen: set[str] = set()
-            twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            ((twice, _),) = Counter(key for key, _ in items).most_common(1)
             raise InputError(f"cannot read {file}: the key {_short(twice)} is there twice in one object")
         return made
 
@@ -221,7 +221,7 @@ class _Builder:
         if tag is None or tag == "!":
             if not event.implicit[0]:
                 return text
-            tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+            tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]  # no types there
         kind = str(tag).removeprefix("tag:yaml.org,2002:")
         if kind in ("str", "timestamp", "merge", "value"):
             return text

@@ -282,13 +282,13 @@ def restarts(bed: Bed) -> None:
     step(f"init/main was killed; its next attempt has {after.cpus}, memory of {after.mems} as before")
     everyone = bed.snapshot()
     bed.daemon.kill9()
-    time.sleep(3)
+    time.sleep(3)  # nothing is to happen, and nothing tells that it has not
     assert bed.snapshot() == everyone
     bed.daemon.start()
     wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
     bed.stop_kubelet()
     bed.start_kubelet()
-    time.sleep(15)
+    time.sleep(15)  # more than the 10 s in which kubelet compares what runs
     assert bed.snapshot() == everyone
     step("the daemon was killed and kubelet restarted: the same containers in the same places")
 

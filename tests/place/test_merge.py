@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from random import Random
 from unittest import mock
 
 import pytest
@@ -124,8 +125,8 @@ def test_the_way_for_many_nodes_equals_the_product(lists: Lists, table: Distance
 
 
 @given(inputs, st.randoms(use_true_random=False))
-def test_order_does_not_matter(lists: Lists, random: object) -> None:
-    shuffled = [random.sample(list(row), len(row)) for row in random.sample(list(lists), len(lists))]  # type: ignore[attr-defined]
+def test_order_does_not_matter(lists: Lists, dice: Random) -> None:
+    shuffled = [dice.sample(list(row), len(row)) for row in dice.sample(list(lists), len(lists))]
     assert merge(shuffled, D) == merge(lists, D)
 
 

@@ -185,7 +185,7 @@ class Life:
             assert (plan.explanation.verdict, plan.explanation.pool) == (plan.verdict, "")
             return
         self.check_plan(plan.container, pod, before)
-        why = plan.explanation or of_pool(plan.container, plan.state)
+        why = plan.explanation or of_pool(plan.container, plan.state.wanted(plan.container))
         assert why.cpus == plan.state.wanted(plan.container)
         assert (why.mems, why.verdict.admitted) == (plan.container.placement.mems, True)
         self.state = plan.state

@@ -153,7 +153,7 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
     plan = place(EMPTY, be, "c", 0, Request(cpu_shares=2), "t")
     assert plan.explanation is None
     assert plan.container is not None
-    why = of_pool(plan.container, plan.state)
+    why = of_pool(plan.container, plan.state.wanted(plan.container))
     assert (why.pool, why.cpus, why.mems, why.reasons) == (
         "be",
         MACHINE.online,
