@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, choice, duration, whole
 from proxy.config.sections import (
+    BeSuppressConfig,
     KoordinatorConfig,
     KubeletConfig,
     LogConfig,
@@ -35,6 +36,7 @@ from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 __all__ = [
     "API_VERSION",
     "KIND",
+    "BeSuppressConfig",
     "Config",
     "CpuManagerPolicy",
     "KoordinatorConfig",
@@ -235,6 +237,10 @@ class Config:
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),
         metadata=section("koordinator", "CPUs that Koordinator's users keep back on a node."),
+    )
+    be_suppress: BeSuppressConfig = field(
+        default=BeSuppressConfig(),
+        metadata=section("beSuppress", "Keeping BE pods within what the others leave (Koordinator)."),
     )
     settle: SettleConfig = field(
         default=SettleConfig(), metadata=section("settle", "Making cpusets last at the runtime.")

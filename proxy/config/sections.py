@@ -9,6 +9,7 @@ from proxy.config.kinds import (
     BYTES,
     CPU_AMOUNT,
     CPUS,
+    FOLDER,
     OPTIONAL_ADDRESS,
     OPTIONAL_FILE,
     OPTIONAL_SOCKET,
@@ -20,7 +21,7 @@ from proxy.config.kinds import (
 from proxy.config.setting import key
 from proxy.config.words import LogFormat, LogLevel
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
+from proxy.model.koordinator import KeepQuota, NodeBindPolicy, NumaStrategy, SuppressMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,31 @@ class KubeletConfig:
             "podResources",
             OPTIONAL_SOCKET,
             "The socket of kubelet's pod-resources API, which tells devices. Empty: not asked.",
+        ),
+    )
+    configz: str = field(
+        default="",
+        metadata=key(
+            "configz",
+            OPTIONAL_ADDRESS,
+            "Where kubelet's settings are read, such as https://127.0.0.1:10250. Empty: not asked.",
+        ),
+    )
+    config_file: Path | None = field(
+        default=None,
+        metadata=key(
+            "configFile",
+            OPTIONAL_FILE,
+            "kubelet's configuration file, read where configz is not answered; empty: config.yaml in "
+            "stateDir, if it is there.",
+        ),
+    )
+    state_dir: Path = field(
+        default=Path("/var/lib/kubelet"),
+        metadata=key(
+            "stateDir",
+            FOLDER,
+            "Where kubelet keeps the state file of its CPU manager: whom it gave CPUs.",
         ),
     )
     token_file: Path | None = field(
@@ -138,10 +164,59 @@ class KoordinatorConfig:
         ),
     )
 
+    keep_quota: KeepQuota = field(
+        default=KeepQuota.NEVER,
+        metadata=key(
+            "keepCFSQuota",
+            choice(KeepQuota),
+            "Owners of CPUs have no CFS quota. Who keeps it: nobody, pods of several containers, all.",
+        ),
+    )
+    node_object: Path | None = field(
+        default=None,
+        metadata=key(
+            "nodeObject",
+            OPTIONAL_FILE,
+            "A JSON file with the Node object, or with its metadata: what its labels and annotations "
+            "prescribe goes before what stands here. Empty: none.",
+        ),
+    )
+
     @property
     def kept(self) -> CpuSet:
         """CPUs that neither the shared pool nor owners use."""
         return self.reserved_cpus | self.system_cpus if self.system_exclusive else self.reserved_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class BeSuppressConfig:
+    """Keeping BE pods within what the others leave."""
+
+    mode: SuppressMode = field(
+        default=SuppressMode.OFF,
+        metadata=key(
+            "mode",
+            choice(SuppressMode),
+            "How: not at all, by fewer CPUs, or by one CFS quota for all.",
+        ),
+    )
+    threshold: int = field(
+        default=65,
+        metadata=key(
+            "threshold",
+            whole(1, 100),
+            "Percent of the node's CPUs that all may use together; BE has what the others leave of it.",
+        ),
+    )
+    min_percent: int = field(
+        default=0,
+        metadata=key(
+            "minPercent", whole(0, 100), "Percent of the node's CPUs that BE has in any case; 0: not said."
+        ),
+    )
+    period: float = field(
+        default=1.0, metadata=key("period", duration(0.1, 60), "How often usage is looked at.")
+    )
 
 
 @dataclass(frozen=True, slots=True)

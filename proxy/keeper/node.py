@@ -46,4 +46,5 @@ def node_of(
         system_alone=config.koordinator.system_exclusive,
         bind=config.koordinator.bind_policy,
         strategy=config.koordinator.strategy,
+        keep_quota=config.koordinator.keep_quota,
     )

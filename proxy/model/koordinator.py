@@ -61,3 +61,19 @@ class NumaExclusive(enum.StrEnum):
     NONE = ""
     PREFERRED = "Preferred"
     REQUIRED = "Required"
+
+
+class KeepQuota(enum.StrEnum):
+    """Which pods that own CPUs keep their CFS quota."""
+
+    NEVER = "never"
+    SEVERAL_CONTAINERS = "several-containers"
+    ALWAYS = "always"
+
+
+class SuppressMode(enum.StrEnum):
+    """How BE pods are kept within what others leave."""
+
+    OFF = "off"
+    CPUSET = "cpuset"
+    QUOTA = "cfs-quota"

@@ -103,6 +103,12 @@ class Machine:
         """All online CPUs."""
         return CpuSet(c.id for c in self.cpus)
 
+    @property
+    def architecture(self) -> str:
+        """What the kernel calls the architecture, such as ``aarch64``; empty where nobody tells."""
+        told = self.extra.get("arch")
+        return told if isinstance(told, str) else ""
+
     @functools.cached_property
     def by_id(self) -> Mapping[int, Cpu]:
         """Online CPUs by id."""

@@ -30,6 +30,16 @@ class QosClass(enum.StrEnum):
     NONE = ""
 
 
+class Note(enum.StrEnum):
+    """Kinds of bad input."""
+
+    QOS_CLASS = "qos-class"
+    ANNOTATION = "annotation"
+    POLICY = "policy"
+    CPU_LIST = "cpu-list"
+    OVERLAP = "overlap"
+
+
 class Phase(enum.StrEnum):
     """Where a container is in its life, as far as the calls that passed tell.
 
@@ -91,6 +101,7 @@ class Pod:
         source: Where ``asks`` came from, in words.
         chosen: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
         aside: What was decided for the pod as a whole; None where each container is decided by itself.
+        notes: What is wrong with its labels and annotations: a kind (see ``Note``) and a sentence each.
     """
 
     sandbox_id: str
@@ -111,6 +122,7 @@ class Pod:
     source: str = ""
     chosen: bool = False
     aside: SetAside | None = None
+    notes: tuple[tuple[Note, str], ...] = ()
 
     @property
     def ref(self) -> str:
@@ -188,6 +200,7 @@ class Placement:
         devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
         within: CPUs to which its pool is narrowed for it; None where it is not.
         nodes: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is not.
+        unlimited: True where its CFS quota is to be off.
     """
 
     pool: Pool
@@ -199,6 +212,7 @@ class Placement:
     devices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     within: CpuSet | None = None
     nodes: Mask | None = None
+    unlimited: bool = False
 
     @property
     def narrow(self) -> bool:

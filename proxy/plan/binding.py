@@ -16,7 +16,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy,
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.place.binding.bind import bind
-from proxy.place.binding.wish import Allocated, BindWish, effective
+from proxy.place.binding.wish import Allocated, BindWish, effective, fitted
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 
@@ -28,10 +28,12 @@ class Binding:
     Attributes:
         wish: What holds for it.
         taken: What others have, as far as that matters for it.
+        architecture: Of the machine: not every one offers every policy. Empty where nobody tells.
     """
 
     wish: BindWish
     taken: Allocated
+    architecture: str = ""
 
 
 def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding | None:
@@ -52,8 +54,10 @@ def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding
     policy, required = effective(pod.bind_required, pod.bind_preferred, node.bind, BindPolicy.FULL_PCPUS)
     strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
     wish = BindWish(policy, required, pod.exclusive, strategy)
+    architecture = node.machine.architecture
     if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
-        return Binding(dataclasses.replace(wish, exclusive=ExclusivePolicy.NONE), Allocated())
+        wish = dataclasses.replace(wish, exclusive=ExclusivePolicy.NONE)
+        return Binding(wish, Allocated(), architecture)
     taken = Allocated()
     for container in containers:
         placement = container.placement
@@ -63,7 +67,7 @@ def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding
             and container.pod.key != pod.key
         ):
             taken = taken.add(placement.own, container.pod.exclusive)
-    return Binding(wish, taken)
+    return Binding(wish, taken, architecture)
 
 
 def choose(
@@ -80,9 +84,10 @@ def choose(
         steps: What was done is added here in words.
 
     Raises:
-        NotEnoughCpus, BindError: They cannot be had so.
+        NotEnoughCpus, BindError: They cannot be had so, or the machine does not offer what is required.
     """
-    wish = binding.wish
+    wish, changed = fitted(binding.wish, binding.architecture, topology)
+    steps += changed
     steps.append(f"bind policy {wish.policy}, {'required' if wish.required else 'preferred'}")
     if nodes is not None:
         inside = free & CpuSet.from_bits(_union(topology.nodes.get(node, 0) for node in nodes))

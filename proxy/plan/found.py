@@ -92,6 +92,12 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
             for p in state.pods.values()
             if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
         }
+        here = {c.owner for c in state.containers.values()}
+        holders |= {
+            f"{key} (by kubelet's CPU manager)"
+            for key, held in state.owners.items()
+            if key not in here and key != owner and not held.cpus.isdisjoint(clash)
+        }
         return "CPUsInUse", f"CPUs {clash} are owned by {', '.join(sorted(holders))} already"
     if state.node.shareable <= cpus | others:
         return "SharedPoolExhausted", "the shared pool would be left empty"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
+from proxy.model.koordinator import KeepQuota, NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import Placement
@@ -38,6 +38,7 @@ class Node:
         system_alone: Whether nobody else uses them.
         bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
         strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
+        keep_quota: Which owners keep their CFS quota.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
         memory: The memory of the nodes with nothing given out; None where it is not counted.
@@ -61,6 +62,7 @@ class Node:
     system_alone: bool = True
     bind: NodeBindPolicy = NodeBindPolicy.NONE
     strategy: NumaStrategy = NumaStrategy.NONE
+    keep_quota: KeepQuota = KeepQuota.NEVER
     alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
     """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)

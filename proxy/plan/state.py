@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.model.asks import Kind
 from proxy.model.idset import CpuSet
+from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.table import Table
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass
@@ -20,6 +21,7 @@ from proxy.place.devices.state import DeviceState
 from proxy.place.memory.state import MemoryState
 from proxy.plan.accounts import charged, devices_of, entries_of, let_go
 from proxy.plan.node import Node
+from proxy.plan.owners import owners_of
 from proxy.pools.pools import Owner, Pools, pools_of
 
 
@@ -33,6 +35,8 @@ class NodeState:
         owners: Who owns CPUs, by ``Container.owner``.
         pools: What is left for the others.
         memory: The memory of the nodes and who holds it; None where it is not counted.
+        kubelet: Whom kubelet's CPU manager gave CPUs, by its own account.
+        be_limit: CPUs to which BE is suppressed; None where it is not.
     """
 
     node: Node
@@ -41,6 +45,8 @@ class NodeState:
     owners: Mapping[str, Owner]
     pools: Pools
     memory: MemoryState | None = None
+    kubelet: Held = field(default_factory=dict)
+    be_limit: CpuSet | None = None
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -48,20 +54,52 @@ class NodeState:
         return cls(node, Table(), Table(), {}, _pools(node, {}), node.memory)
 
     @classmethod
-    def of(cls, node: Node, pods: Iterable[Pod], containers: Iterable[Container]) -> NodeState:
+    def of(
+        cls,
+        node: Node,
+        pods: Iterable[Pod],
+        containers: Iterable[Container],
+        kubelet: Held | None = None,
+        be_limit: CpuSet | None = None,
+    ) -> NodeState:
         """Build a state from what is known to exist."""
         there = Table({c.id: c for c in containers})
         known = Table({p.sandbox_id: p for p in pods})
-        owners = _owners(there.values())
-        pools = _pools(node, owners)
+        held = kubelet or {}
+        owners = owners_of(node, there.values(), held, known.values())
+        pools = _pools(node, owners, be_limit)
         memory = node.memory
         if memory is not None:
             memory = charged(memory, known, there, entries_of(known.values(), there.values()))
-        return cls(node, known, there, owners, pools, memory)
+        return cls(node, known, there, owners, pools, memory, held, be_limit)
+
+    def under(self, node: Node) -> NodeState:
+        """Give the state under other rules, or on a machine where CPUs came or went."""
+        pods, containers = self.pods.values(), self.containers.values()
+        return NodeState.of(node, pods, containers, self.kubelet, self.be_limit)
 
     def on(self, machine: Machine) -> NodeState:
         """Give the state after CPUs came or went."""
-        return NodeState.of(self.node.on(machine), self.pods.values(), self.containers.values())
+        return self.under(self.node.on(machine))
+
+    def beside(self, held: Held) -> NodeState:
+        """Give the state with what kubelet's CPU manager holds.
+
+        What it holds for a container that is here counts for nothing: what was decided for that one does. The
+        rest is as good as owned, because such a container may come at any moment, or come back.
+        """
+        if held == self.kubelet:
+            return self
+        owners = owners_of(self.node, self.containers.values(), held, self.pods.values())
+        pools = _pools(self.node, owners, self.be_limit)
+        return dataclasses.replace(self, owners=owners, pools=pools, kubelet=held)
+
+    def suppressing(self, limit: CpuSet | None) -> NodeState:
+        """Give the state with BE suppressed to some CPUs, or with None not suppressed."""
+        if limit == self.be_limit:
+            return self
+        pools = _pools(self.node, self.owners, limit)
+        return dataclasses.replace(self, pools=pools, be_limit=limit)
 
     def wanted(self, container: Container) -> CpuSet:
         """Give the CPUs that a container must run on."""
@@ -96,11 +134,24 @@ class NodeState:
                 touched.append(before)
                 owners_change |= before.placement.pool is Pool.OWN
         memory = self._charged(self.pods, containers, (), touched)
-        if not owners_change:
-            return NodeState(self.node, self.pods, containers, self.owners, self.pools, memory)
-        owners = _owners(containers.values())
-        pools = _pools(self.node, owners)
-        return NodeState(self.node, self.pods, containers, owners, pools, memory)
+        if not owners_change and not any(c.pod.uid in self.kubelet for c in touched):
+            return self._with(containers, memory)
+        owners = owners_of(self.node, containers.values(), self.kubelet, self.pods.values())
+        pools = _pools(self.node, owners, self.be_limit)
+        return dataclasses.replace(self, containers=containers, owners=owners, pools=pools, memory=memory)
+
+    def _with(self, containers: Table[Container], memory: MemoryState | None) -> NodeState:
+        """Give the state with other containers, where that changes neither owners nor pools."""
+        return NodeState(
+            self.node,
+            self.pods,
+            containers,
+            self.owners,
+            self.pools,
+            memory,
+            self.kubelet,
+            self.be_limit,
+        )
 
     def _charged(
         self, pods: Table[Pod], there: Table[Container], some: Iterable[Pod], touched: Iterable[Container]
@@ -117,9 +168,10 @@ class NodeState:
         before = self.containers.get(container.id)
         if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
             return self.changed(put=(container,), drop=(old_id,))
+        if not old_id and container.pod.uid in self.kubelet:
+            return self.changed(put=(container,))
         containers = self.containers.drop(old_id) if old_id else self.containers
-        containers = containers.put(container.id, container)
-        return NodeState(self.node, self.pods, containers, self.owners, self.pools, self.memory)
+        return self._with(containers.put(container.id, container), self.memory)
 
     def with_pod(self, pod: Pod) -> NodeState:
         """Give the state after a sandbox came, or changed."""
@@ -128,7 +180,8 @@ class NodeState:
         # Whether a container that has ended still holds memory depends on its sandbox.
         inside = self.in_sandbox(pod.sandbox_id) if before is None and self.memory is not None else ()
         memory = self._charged(pods, self.containers, [p for p in (before, pod) if p], inside)
-        return dataclasses.replace(self, pods=pods, memory=memory)
+        after = dataclasses.replace(self, pods=pods, memory=memory)
+        return after._recounted(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
         """Give the state after a sandbox went; its containers go by themselves."""
@@ -137,9 +190,19 @@ class NodeState:
             return self
         pods = self.pods.drop(sandbox_id)
         ended = self.in_sandbox(sandbox_id) if self.memory is not None else ()
-        return dataclasses.replace(
-            self, pods=pods, memory=self._charged(pods, self.containers, (gone,), ended)
-        )
+        memory = self._charged(pods, self.containers, (gone,), ended)
+        after = dataclasses.replace(self, pods=pods, memory=memory)
+        return after._recounted(gone)
+
+    def _recounted(self, *pods: Pod | None) -> NodeState:
+        """Give the state with owners and pools counted anew, if pods matter to what kubelet holds."""
+        if not any(pod and (pod.uid in self.kubelet or pod.aside) for pod in pods if self.kubelet):
+            return self
+        owners = owners_of(self.node, self.containers.values(), self.kubelet, self.pods.values())
+        if owners == self.owners:
+            return self
+        pools = _pools(self.node, owners, self.be_limit)
+        return dataclasses.replace(self, owners=owners, pools=pools)
 
     def started(self, container: Container) -> NodeState:
         """Give the state after a container has started: init containers before it let go of their memory."""
@@ -247,8 +310,8 @@ def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
     return pool if limit is None else pool & limit or pool
 
 
-def _pools(node: Node, owners: Mapping[str, Owner]) -> Pools:
-    return pools_of(node.shareable, owners.values(), node.system & node.machine.online)
+def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> Pools:
+    return pools_of(node.shareable, owners.values(), node.system & node.machine.online, be_limit)
 
 
 def _way(have: CpuSet, want: CpuSet) -> int:
@@ -256,15 +319,3 @@ def _way(have: CpuSet, want: CpuSet) -> int:
     if have == want:
         return 0
     return 1 if have <= want else -1
-
-
-def _owners(containers: Iterable[Container]) -> dict[str, Owner]:
-    owners: dict[str, Owner] = {}
-    for container in containers:
-        placement = container.placement
-        if placement.pool is not Pool.OWN or container.phase is Phase.EXITED:
-            continue
-        old = owners.get(container.owner)
-        cpus = placement.own | old.cpus if old else placement.own
-        owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
-    return owners

@@ -40,12 +40,16 @@ class Pools:
     shared: CpuSet
     be: CpuSet
     system: CpuSet = field(default_factory=CpuSet)
+    be_now: CpuSet | None = None
+    """The part of the BE pool that is in use while BE is suppressed; None where all of it is."""
 
     def of(self, pool: Pool) -> CpuSet:
         """Give the CPUs of the shared, the BE or the SYSTEM pool."""
         if pool is Pool.SYSTEM and self.system:
             return self.system
-        return self.be if pool is Pool.BE else self.shared
+        if pool is Pool.BE:
+            return self.be if self.be_now is None else self.be_now
+        return self.shared
 
     def per_node(self, machine: Machine) -> Mapping[int, Pools]:
         """Give the part of the pools on each NUMA node that has CPUs."""
@@ -56,13 +60,17 @@ class Pools:
         }
 
 
-def pools_of(usable: CpuSet, owners: Iterable[Owner], system: CpuSet | None = None) -> Pools:
+def pools_of(
+    usable: CpuSet, owners: Iterable[Owner], system: CpuSet | None = None, be_limit: CpuSet | None = None
+) -> Pools:
     """Compute the pools.
 
     Args:
         usable: The CPUs that pools may use.
         owners: Everybody who owns CPUs.
         system: CPUs of class SYSTEM; None for none.
+        be_limit: CPUs to which BE is suppressed; None where it is not. Where none of them is left in the BE
+            pool, BE has all of it: nobody is left without CPUs.
     """
     taken = hard = 0
     for owner in owners:
@@ -70,4 +78,6 @@ def pools_of(usable: CpuSet, owners: Iterable[Owner], system: CpuSet | None = No
         if owner.hard:
             hard |= owner.cpus.bits
     kept = CpuSet.from_bits(system.bits & ~taken) if system else CpuSet()
-    return Pools(CpuSet.from_bits(usable.bits & ~taken), CpuSet.from_bits(usable.bits & ~hard), kept)
+    be = CpuSet.from_bits(usable.bits & ~hard)
+    be_now = None if be_limit is None else be & be_limit or None
+    return Pools(CpuSet.from_bits(usable.bits & ~taken), be, kept, be_now)

@@ -8,22 +8,15 @@ of several containers. Who no longer owns CPUs gets the quota of the request bac
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
+
+from proxy.model.koordinator import KeepQuota
 
 UNLIMITED = -1
 PERIOD = 100_000
 """Microseconds, kubelet's."""
 LEAST = 1000
 """Microseconds; the kernel takes no smaller quota."""
-
-
-class KeepQuota(enum.StrEnum):
-    """For which pods that own CPUs the quota stays."""
-
-    NEVER = "never"
-    SEVERAL_CONTAINERS = "several-containers"
-    ALWAYS = "always"
 
 
 def quota_of_owner(*, owns: bool, containers: int = 1, keep: KeepQuota = KeepQuota.NEVER) -> int | None:

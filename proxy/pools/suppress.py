@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.scatter import pick
@@ -181,14 +182,6 @@ def quota_for(milli: int, machine: int, now: int, period: int = PERIOD) -> int |
     return now + step if now != UNLIMITED and wanted - now > step else wanted
 
 
-class Mode(enum.StrEnum):
-    """How the budget is put into force."""
-
-    OFF = "off"
-    CPUSET = "cpuset"
-    QUOTA = "cfs-quota"
-
-
 class Status(enum.StrEnum):
     """What became of one of the two ways."""
 
@@ -216,17 +209,17 @@ class Turn:
         after: The statuses when it is done.
     """
 
-    mode: Mode
+    mode: SuppressMode
     give_back_cpus: bool
     give_back_quota: bool
     after: Statuses
 
 
-def turn(mode: Mode, before: Statuses) -> Turn:
+def turn(mode: SuppressMode, before: Statuses) -> Turn:
     """Tell what a round does in a mode, and what of the other mode has to be undone."""
     used = Statuses(
-        Status.USING if mode is Mode.CPUSET else Status.RECOVERED,
-        Status.USING if mode is Mode.QUOTA else Status.RECOVERED,
+        Status.USING if mode is SuppressMode.CPUSET else Status.RECOVERED,
+        Status.USING if mode is SuppressMode.QUOTA else Status.RECOVERED,
     )
-    quota = mode is not Mode.QUOTA and before.quota is not Status.RECOVERED
-    return Turn(mode, mode is not Mode.CPUSET, quota, used)
+    quota = mode is not SuppressMode.QUOTA and before.quota is not Status.RECOVERED
+    return Turn(mode, mode is not SuppressMode.CPUSET, quota, used)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.pools.quota import KeepQuota, pod_quota, quota_again, quota_of_owner
+from proxy.model.koordinator import KeepQuota
+from proxy.pools.quota import pod_quota, quota_again, quota_of_owner
 
 
 @pytest.mark.parametrize(

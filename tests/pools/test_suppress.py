@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
 from proxy.pools.suppress import (
     HostApp,
-    Mode,
     Status,
     Statuses,
     Usage,
@@ -97,14 +97,14 @@ def test_quotas(milli: int, now: int, quota: int | None) -> None:
 
 
 def test_one_way_at_a_time_and_the_other_is_undone() -> None:
-    first = turn(Mode.QUOTA, Statuses())
+    first = turn(SuppressMode.QUOTA, Statuses())
     assert (first.give_back_cpus, first.give_back_quota) == (True, False)
     assert first.after == Statuses(Status.RECOVERED, Status.USING)
-    then = turn(Mode.CPUSET, first.after)
+    then = turn(SuppressMode.CPUSET, first.after)
     assert (then.give_back_cpus, then.give_back_quota) == (False, True)
     assert then.after == Statuses(Status.USING, Status.RECOVERED)
-    assert not turn(Mode.CPUSET, then.after).give_back_quota, "once is enough"
-    off = turn(Mode.OFF, then.after)
+    assert not turn(SuppressMode.CPUSET, then.after).give_back_quota, "once is enough"
+    off = turn(SuppressMode.OFF, then.after)
     assert (off.give_back_cpus, off.give_back_quota) == (True, False)
-    assert turn(Mode.OFF, off.after).give_back_cpus, "pools change under them"
-    assert turn(Mode.OFF, Statuses()).give_back_quota, "who knows what others left behind"
+    assert turn(SuppressMode.OFF, off.after).give_back_cpus, "pools change under them"
+    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "who knows what others left behind"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import qos_class
 from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps, wanted
@@ -16,7 +17,6 @@ from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
 from proxy.pools.suppress import (
     HostApp,
-    Mode,
     Status,
     Statuses,
     Usage,
@@ -128,7 +128,7 @@ def _adjust_quota(case: Case) -> Outcome:
 def _recover_cpuset(case: Case) -> Outcome:
     old, seats = case.value("old_file", str), _seats(case)
     held, withheld = _node(case)
-    now = turn(Mode.OFF, Statuses(cpuset=_status(case)))
+    now = turn(SuppressMode.OFF, Statuses(cpuset=_status(case)))
     every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
     files = _written(_tree(CpuSet.parse(old), ("a",)), every, every, old, static=False)
     got = files[ROOT] if now.give_back_cpus else {old}
@@ -136,7 +136,7 @@ def _recover_cpuset(case: Case) -> Outcome:
 
 
 def _recover_quota(case: Case) -> Outcome:
-    now = turn(Mode.OFF, Statuses(quota=_status(case)))
+    now = turn(SuppressMode.OFF, Statuses(quota=_status(case)))
     got = UNLIMITED if now.give_back_quota else case.value("old_quota", int)
     return Outcome((case.expected("expected_quota"), _expected(case)), (got, now.after.quota))
 

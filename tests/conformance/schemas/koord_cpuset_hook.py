@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from proxy.model.koordinator import KeepQuota
 from proxy.pools.decision import decide, decide_host_app
-from proxy.pools.quota import KeepQuota, quota_of_owner
+from proxy.pools.quota import quota_of_owner
 from proxy.pools.rule import Rule
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies

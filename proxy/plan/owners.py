@@ -1,0 +1,76 @@
+"""Who owns CPUs: the containers that are here, and those that only kubelet's CPU manager knows of.
+
+kubelet gives CPUs when it admits a pod, before there is a sandbox, and takes them back when the pod is gone.
+So what its state file holds for a container that is not here is as good as owned: the container may come at
+any moment, with these CPUs in its request, or come back after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import Held
+from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
+from proxy.plan.node import Node
+from proxy.pools.pools import Owner
+
+NOT_KUBELETS = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
+"""Classes to which kubelet's CPU manager gives nothing that counts."""
+
+
+def owners_of(
+    node: Node, containers: Iterable[Container], held: Held, pods: Iterable[Pod]
+) -> dict[str, Owner]:
+    """Find out who owns CPUs, by ``Container.owner``.
+
+    Args:
+        node: The machine and the rules.
+        containers: Those that are there; who has exited owns nothing.
+        held: Whom kubelet's CPU manager gave CPUs, by its own account.
+        pods: The pods that are known.
+    """
+    owners: dict[str, Owner] = {}
+    there: set[tuple[str, str]] = set()
+    for container in containers:
+        if container.phase is Phase.EXITED:
+            continue
+        if held and container.pod.uid in held:
+            there.add((container.pod.uid, container.name))
+        placement = container.placement
+        if placement.pool is not Pool.OWN:
+            continue
+        old = owners.get(container.owner)
+        cpus = placement.own | old.cpus if old else placement.own
+        owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
+    return {**owners, **_coming(node, held, there, owners, pods)} if held else owners
+
+
+def _coming(
+    node: Node,
+    held: Held,
+    there: Collection[tuple[str, str]],
+    owners: Mapping[str, Owner],
+    pods: Iterable[Pod],
+) -> dict[str, Owner]:
+    """Give the owners that only kubelet knows of: what it holds for containers that are not here.
+
+    Pods that a label or a scheduler put elsewhere are none (reference koordinator d); CPUs that somebody owns
+    here, or that are set aside for a pod, stay his; and the last shared CPU is given to nobody.
+    """
+    known = list(pods)
+    ours = {pod.uid for pod in known if pod.qos in NOT_KUBELETS or pod.cpuset}
+    aside = [pod.aside.cpus for pod in known if pod.aside is not None]
+    taken = CpuSet.from_bits(
+        union(cpus.bits for cpus in (*aside, *(owner.cpus for owner in owners.values())))
+    )
+    found: dict[str, Owner] = {}
+    for uid in sorted(held):
+        if uid in ours:
+            continue
+        for name, cpus in sorted(held[uid].items()):
+            free = cpus & node.machine.online - taken
+            if free and (uid, name) not in there and not node.shareable <= taken | free:
+                found[f"{uid}/{name}"] = Owner(free, hard=True)
+                taken |= free
+    return found

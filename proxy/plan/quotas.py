@@ -1,0 +1,28 @@
+"""Whether the CFS quota of a container is off: Koordinator's rule for who owns CPUs (``pools.quota``).
+
+How many containers a pod runs at the same time is known where kubelet told of the pod; else those count that
+are there when a container comes.
+"""
+
+from __future__ import annotations
+
+from proxy.model.asks import Kind
+from proxy.model.workload import Phase, Pod, Pool
+from proxy.plan.state import NodeState
+from proxy.pools.quota import quota_of_owner
+
+
+def at_once(state: NodeState, pod: Pod, name: str) -> int:
+    """Give how many containers of a pod run at the same time, one of this name among them."""
+    if pod.asks is not None:
+        return len(pod.asks.of(Kind.APP, Kind.SIDECAR))
+    there = state.in_sandbox(pod.sandbox_id)
+    return len({name, *(c.name for c in there if c.phase is not Phase.EXITED)})
+
+
+def unlimited(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
+    """Tell whether a container's CFS quota is to be off."""
+    if pool is not Pool.OWN:
+        return False
+    keep = state.node.keep_quota
+    return quota_of_owner(owns=True, containers=at_once(state, pod, name), keep=keep) is not None
