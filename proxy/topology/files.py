@@ -64,16 +64,21 @@ class Tree:
         self._masks: dict[str, int] = {}
         self._lists: dict[str, int] = {}
 
-    def text(self, path: str) -> str | None:
-        """Give a file's text without blanks and NUL bytes at its ends, or None where it cannot be read."""
+    def text(self, path: str, most: int = _LIMIT) -> str | None:
+        """Give a file's text without blanks and NUL bytes at its ends, or None where it cannot be read.
+
+        Args:
+            path: The file.
+            most: So many bytes are enough.
+        """
         try:
             # O_NONBLOCK: whatever lies there, a FIFO included, must not stop us.
             fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError):
             return None
         try:
-            data = os.read(fd, _CHUNK)
-            while len(data) >= _CHUNK and len(data) < _LIMIT and (more := os.read(fd, _CHUNK)):
+            data = os.read(fd, min(_CHUNK, most))
+            while len(data) >= _CHUNK and len(data) < most and (more := os.read(fd, _CHUNK)):
                 data += more
         except OSError:
             return None

@@ -99,9 +99,16 @@ def read_node_masks(tree: Tree) -> dict[str, object]:
 
 
 def read_versions(proc: Tree | None) -> dict[str, str | None]:
-    """Read architecture and kernel release from proc; None where it does not tell."""
+    """Read architecture and kernel release from proc; None where it does not tell.
+
+    Kernels before 6.1 have no file for the architecture. ARM, on which not every bind policy is offered, is
+    told by ``cpuinfo``: only there a CPU has an implementer. Its beginning is read, one CPU is enough.
+    """
     if proc is None:
         return {"arch": None, "kernel": None}
     words = (proc.text("version") or "").split()
     release = proc.text("sys/kernel/osrelease") or (words[2] if len(words) > 2 else None)
-    return {"arch": proc.text("sys/kernel/arch") or None, "kernel": release}
+    arch = proc.text("sys/kernel/arch") or None
+    if arch is None and "CPU implementer" in (proc.text("cpuinfo", 4096) or ""):
+        arch = "aarch64"
+    return {"arch": arch, "kernel": release}

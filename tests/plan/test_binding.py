@@ -169,3 +169,31 @@ def test_all_containers_of_a_pod_are_narrowed_alike() -> None:
     assert runs_on(shared(state, known, 1000)) == "4-7,12-15", "7 CPUs are the pod's limit"
     loose = dataclasses.replace(asks, containers=(*asks.containers, Ask("e")))
     assert runs_on(shared(state, pod("b", **BURST, asks=loose), 1000)) == "1-7,9-15"
+
+
+def on_arm(node: Node) -> Node:
+    return dataclasses.replace(node, machine=dataclasses.replace(node.machine, extra={"arch": "aarch64"}))
+
+
+def test_arm_binds_whole_cores_only_and_says_so() -> None:
+    node = on_arm(NODE)
+    plan = on(NodeState.empty(node), pod("a", bind_preferred=SPREAD), 4)
+    assert plan.container is not None
+    assert str(plan.container.placement.own) == "0-1,8-9", "0-3 elsewhere"
+    assert plan.explanation is not None
+    steps = [step.what for step in plan.explanation.steps]
+    assert "FullPCPUs instead of SpreadByPCPUs: aarch64 offers nothing else" in steps
+    refused = on(NodeState.empty(node), pod("b", bind_required=SPREAD), 4)
+    assert refused.container is None
+    assert refused.verdict.code == 9
+    assert "SpreadByPCPUs is required, which aarch64 does not offer" in refused.verdict.message
+    assert on(NodeState.empty(NODE), pod("b", bind_required=SPREAD), 4).container is not None
+
+
+def test_arm_keeps_apart_by_node_and_not_by_core() -> None:
+    level = ExclusivePolicy.PCPU_LEVEL
+    node = on_arm(NODE)
+    plan = on(NodeState.empty(node), pod("a", exclusive=level), 2)
+    assert plan.container is not None
+    assert plan.explanation is not None
+    assert any(step.what.startswith("PCPULevel left out") for step in plan.explanation.steps)

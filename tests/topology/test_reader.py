@@ -223,3 +223,22 @@ def test_sets_agree_when_they_differ_by_offline_cpus_only(sysfs) -> None:
 def test_a_cpu_without_package_among_others_is_alone(sysfs) -> None:
     files = {"CPU/online": "0-2", **cpu(0, package_cpus="3"), **cpu(1, package_cpus="3")}
     assert groups(read_machine(sysfs(files)), "package") == {0: "0-1", 2: "2"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"sys/kernel/arch": "x86_64\n", "cpuinfo": "CPU implementer\t: 0x41\n"}, "x86_64"),
+        ({"cpuinfo": "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"}, "aarch64"),
+        ({"cpuinfo": "processor\t: 0\nvendor_id\t: AuthenticAMD\n"}, ""),
+        ({"cpuinfo": "x" * 5000 + "CPU implementer"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_architecture_is_told_by_the_kernel_or_by_its_cpus(sysfs, files, expected: str) -> None:
+    root = sysfs(two_by_two())
+    for name, text in files.items():
+        path = root.parent / "proc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert read_machine(root.parent).architecture == expected

@@ -164,7 +164,7 @@ def fitted(wish: BindWish, architecture: str, topology: CpuTopology) -> tuple[Bi
     if wish.policy is BindPolicy.SPREAD_BY_PCPUS:
         if wish.required and topology.cpus_per_core > 1:
             raise UnsupportedPolicyError(
-                f"cannot bind CPUs: the pod requires {wish.policy}, which {architecture} does not offer"
+                f"cannot bind CPUs: {wish.policy} is required, which {architecture} does not offer"
             )
         notes.append(f"{BindPolicy.FULL_PCPUS} instead of {wish.policy}: {architecture} offers nothing else")
         wish = replace(wish, policy=BindPolicy.FULL_PCPUS)

@@ -63,7 +63,7 @@ def test_arm_offers_whole_cores_and_whole_nodes_only() -> None:
     fit, notes = fitted(wish, "aarch64", machine(1))
     assert fit == BindWish(FULL, required=True)
     assert [note.split(" ")[0] for note in notes] == ["FullPCPUs", "PCPULevel"]
-    with pytest.raises(UnsupportedPolicyError, match="requires SpreadByPCPUs, which arm64 does not offer"):
+    with pytest.raises(UnsupportedPolicyError, match="SpreadByPCPUs is required, which arm64 does not offer"):
         fitted(wish, "arm64", machine(2))
     node_level = BindWish(FULL, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     assert fitted(node_level, "aarch64", machine(2)) == (node_level, ())
