@@ -72,6 +72,19 @@ def read_cpu(content: str) -> Checkpoint:
     return _read(content, "cpu_manager_state", {2: _cpu_2, 1: _cpu_1, 3: _cpu_3})
 
 
+def text_of(fields: Mapping[str, Any], version: int) -> str:
+    """Give the text whose hash is the checksum of a ``cpu_manager_state``.
+
+    Args:
+        fields: Its JSON, the outermost keys in lower case.
+        version: 1, 2 or 3.
+
+    Raises:
+        KeyError: There is no such version.
+    """
+    return {1: _cpu_1, 2: _cpu_2, 3: _cpu_3}[version](fields)
+
+
 def read_memory(content: str) -> Checkpoint:
     """Read ``memory_manager_state``.
 
