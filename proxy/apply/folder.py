@@ -66,6 +66,11 @@ class FolderCgroups(KernelCgroups):
                 f"cannot open the cgroup folder {root}: {MARKER} is damaged ({error})"
             ) from None
 
+    @property
+    def files(self) -> FolderFiles:
+        """The files of the tree, with the kernel's refusals: for other controllers than cpuset."""
+        return self._tree
+
     def mkdir(self, path: str) -> None:
         """Make a group.
 

@@ -19,6 +19,7 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from proxy.apply import folder_cpu
 from proxy.apply.files import OsFiles
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -72,6 +73,10 @@ class FolderFiles:
                     if text:  # a write of nothing never reaches the kernel
                         self._set(path, name, kind, text)
                     return
+            if name in folder_cpu.FILES:
+                if text:
+                    self._store(path, name, folder_cpu.written(self, path, name, text))
+                return
             if name != "cgroup.procs":
                 raise OSError(errno.EINVAL, "not a writable file")
             if not text.strip().isdecimal():
@@ -154,13 +159,15 @@ class FolderFiles:
         new.replace(folder / name)
 
     def furnish(self, path: str) -> None:
-        """Put the files into a new group, with the kernel's defaults: empty lists (the lock is held)."""
+        """Put the files into a new group, with the kernel's defaults: empty lists, no quota (lock held)."""
         for name, _ in LISTS:
             if path or self.version == 1:
                 self._store(path, name, "" if path else str(self._have[name]))
+        for name, text in folder_cpu.furniture(path, self.version).items():
+            self._store(path, name, text)
         self._store(path, "cgroup.procs", "")
         if self.version == 2:
-            self._store(path, "cgroup.controllers", "cpuset")
-            self._store(path, "cgroup.subtree_control", "cpuset")
+            self._store(path, "cgroup.controllers", "cpuset cpu")
+            self._store(path, "cgroup.subtree_control", "cpuset cpu")
         for name, _ in LISTS:
             self._spread(path, name)

@@ -1,0 +1,168 @@
+"""The CFS quota of cgroups, v1 and v2: how long the tasks of a group may run in each period.
+
+Theory (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each refusal seen on kernel 6.18).
+
+* v1 has ``cpu.cfs_quota_us`` (-1: none) and ``cpu.cfs_period_us`` in the cpu controller's hierarchy, which is
+  often mounted together with cpuacct. A quota counts by its ratio to the period: a group's must not exceed
+  that of its nearest ancestor that has one, nor fall short of one below it; else the write fails with EINVAL.
+  The root cannot be written. No quota is always taken: such a group is held by its ancestors alone. So who
+  takes quotas off begins above, where a group below would still be held; who puts them back begins below, and
+  puts the greater one back last.
+* v2 has ``cpu.max``, "quota period" or "max period"; a single word leaves the period as it is. Any value is
+  taken, and the least one on the way up counts. Groups have the file where their parent's
+  ``cgroup.subtree_control`` has ``cpu``.
+* The period is never changed here: whoever set it keeps it.
+
+Groups lie at the same paths as in the cpuset hierarchy, but not always under the same root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from proxy.apply.files import Files, OsFiles
+from proxy.apply.kubepods import Driver, pod_uid
+from proxy.apply.names import parent_path
+from proxy.apply.search import Finder
+from proxy.apply.values import quota_of, quota_text
+from proxy.apply.words import explain
+from proxy.model.errors import CgroupError
+
+UNLIMITED = -1
+_V1_NAMES = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+_V1_FILE = "cpu.cfs_quota_us"
+_V2_FILE = "cpu.max"
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+class KernelCpuGroups:
+    """The cpu controller's hierarchy; implements ``proxy.keeper.ports.CpuGroups``.
+
+    Thread-safe as far as the kernel is: it holds no state but names that were found.
+    """
+
+    def __init__(self, root: Path, version: int, files: Files | None = None) -> None:
+        """Take a hierarchy as it is; ``open_cpu_groups`` finds one.
+
+        Args:
+            root: Where the hierarchy with the cpu controller is mounted.
+            version: 1 or 2.
+            files: How to reach it; the kernel's files below ``root`` if None.
+        """
+        self.root = root
+        self.version = version
+        self._files: Files = files if files is not None else OsFiles(root)
+        self._file = _V1_FILE if version == 1 else _V2_FILE
+        self._finder = Finder(self._files)
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's group; see ``proxy.keeper.ports.CpuGroups.find``."""
+        return self._finder.find(parent, container_id)
+
+    def pod_group(self, parent: str) -> str | None:
+        """Find a pod's own group; see ``proxy.keeper.ports.CpuGroups.pod_group``."""
+        path = parent_path(parent)
+        if not path or not _is_pods(path.rpartition("/")[2]) or not self._files.is_group(path):
+            return None
+        return path
+
+    def quota(self, path: str) -> int:
+        """Read a group's quota; see ``proxy.keeper.ports.CpuGroups.quota``."""
+        try:
+            text = self._files.read(path, self._file)
+        except OSError as error:
+            raise self._error("read the CFS quota of", path, error) from None
+        if self.version == 2:
+            return quota_of(text)
+        try:
+            return max(UNLIMITED, int(text))
+        except ValueError:
+            raise CgroupError(f"cannot read the CFS quota of cgroup /{path}: {text!r} is no number") from None
+
+    def set_quota(self, path: str, quota: int) -> bool:
+        """Set a group's quota and read it back; see ``proxy.keeper.ports.CpuGroups.set_quota``."""
+        if not path.strip("/"):
+            raise CgroupError("cannot set the CFS quota of the root cgroup: it has none", errno.EACCES)
+        if quota != UNLIMITED and quota <= 0:
+            raise CgroupError(f"cannot set the CFS quota of cgroup /{path} to {quota}: it is no time")
+        if self.quota(path) == quota:
+            return False
+        try:
+            self._files.write(path, self._file, str(quota) if self.version == 1 else quota_text(quota))
+        except OSError as error:
+            raise self._error(f"set the CFS quota to {quota} in", path, error) from None
+        seen = self.quota(path)
+        if seen != quota:
+            raise CgroupError(
+                f"cannot set the CFS quota to {quota} in cgroup /{path}: it reads {seen} afterwards "
+                "(another writer)"
+            )
+        return True
+
+    def _error(self, what: str, path: str, error: OSError) -> CgroupError:
+        number = error.errno or 0
+        if number == errno.ENOENT and self._files.is_group(path):
+            number, words = (
+                errno.EOPNOTSUPP,
+                "the cpu controller is not enabled here, or the kernel has no CFS bandwidth",
+            )
+        elif number == errno.EINVAL:
+            words = "an ancestor allows less, a group below has more, or it is less than a millisecond"
+        else:
+            words = ""
+        said = f"{words} ({errno.errorcode[number]})" if words else explain(number)
+        return CgroupError(
+            f"cannot {what} cgroup /{path}: {said}", errno.ENOENT if number in _GONE else number
+        )
+
+
+def _is_pods(name: str) -> bool:
+    """Tell whether a group's name is that of one pod, and not of all pods or of a class."""
+    try:
+        pod_uid(Driver.SYSTEMD if name.endswith(".slice") else Driver.CGROUPFS, name)
+    except CgroupError:
+        return False
+    return True
+
+
+def open_cpu_groups(root: Path) -> KernelCpuGroups:
+    """Find the hierarchy with the cpu controller.
+
+    Args:
+        root: What ``proxy.apply.kernel.open_cgroups`` is given: usually ``/sys/fs/cgroup``; a v1 mount of the
+            cpuset controller, beside which that of the cpu controller lies; a folder that imitates a tree.
+
+    Raises:
+        CgroupError: There is none, or it cannot be written.
+    """
+    from proxy.apply.folder import FolderCgroups, is_folder_tree
+
+    if is_folder_tree(root):
+        tree = FolderCgroups.open(root)
+        return KernelCpuGroups(root, tree.version, tree.files)
+    found = _mounted(root)
+    if found is None:
+        raise CgroupError(
+            f"cannot find the cpu controller below {root}: neither a v1 mount {root / 'cpu'} with {_V1_FILE} "
+            "nor a v2 hierarchy whose cgroup.controllers lists cpu"
+        )
+    if not os.access(found.root, os.W_OK):
+        raise CgroupError(f"cannot write to {found.root}: it is mounted read-only, or this is not root")
+    return found
+
+
+def _mounted(root: Path) -> KernelCpuGroups | None:
+    beside = [root.parent / name for name in _V1_NAMES] if (root / "cpuset.cpus").is_file() else []
+    for mount in (*(root / name for name in _V1_NAMES), root, *beside):
+        if (mount / _V1_FILE).is_file() and not (mount / "cgroup.controllers").exists():
+            return KernelCpuGroups(mount, 1)
+    for mount in (root, root / "unified"):
+        try:
+            controllers = (mount / "cgroup.controllers").read_text().split()
+        except OSError:
+            continue
+        if "cpu" in controllers:
+            return KernelCpuGroups(mount, 2)
+    return None

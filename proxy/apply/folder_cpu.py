@@ -1,0 +1,99 @@
+"""The kernel's rules about CFS quotas, on files in an ordinary folder.
+
+In the order in which the kernel checks (kernel 6.18, v1 seen on a real mount): what is no number, a quota or
+a period of less than a millisecond, a period of more than a second: EINVAL; any negative quota is none. v1:
+the root is fixed, and a group's ratio of quota to period may not exceed that of its nearest ancestor that has
+a quota, nor fall short of one below: EINVAL. On v2 any value is taken. An imitated v1 tree has the controllers
+cpu and cpuset in one hierarchy, as a mount of both would have.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+QUOTA, PERIOD, MAX = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
+FILES = (QUOTA, PERIOD, MAX)
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_LEAST, _LONGEST, _MOST = 1000, 1_000_000, 1 << 44
+
+
+class Tree(Protocol):
+    """What is needed of the folder."""
+
+    version: int
+
+    def read(self, path: str, name: str) -> str:
+        """Read one file of a group."""
+
+    def children(self, path: str) -> Sequence[str]:
+        """Names of the groups right below."""
+
+
+def furniture(path: str, version: int) -> dict[str, str]:
+    """Give the files of a new group and what they hold."""
+    if version == 1:
+        return {QUOTA: "-1", PERIOD: "100000"}
+    return {MAX: "max 100000"} if path else {}
+
+
+def written(tree: Tree, path: str, name: str, text: str) -> str:
+    """Give what a file holds after a write.
+
+    Raises:
+        OSError: EINVAL, as the kernel refuses.
+    """
+    if name == MAX:
+        quota, _, period = text.strip().partition(" ")
+        now = tree.read(path, MAX).split()[1]
+        span = _number(period or now, _LEAST, _LONGEST)
+        return f"{'max' if quota == 'max' else _number(quota, _LEAST, _MOST)} {span}"
+    if not path:
+        raise _invalid("the root is fixed")
+    quota_text, period_text = tree.read(path, QUOTA), tree.read(path, PERIOD)
+    if name == QUOTA:
+        quota_text = text
+    else:
+        period_text = text
+    value = _number(quota_text, -_MOST, _MOST)
+    span = _number(period_text, _LEAST, _LONGEST)
+    if value < 0:
+        return "-1" if name == QUOTA else str(span)
+    _number(quota_text, _LEAST, _MOST)
+    above, below = list(_ratios(tree, _ancestors(path))), list(_ratios(tree, _descendants(tree, path)))
+    if above and value / span > above[0]:
+        raise _invalid("an ancestor allows less")
+    if below and value / span < max(below):
+        raise _invalid("a group below has more")
+    return str(value if name == QUOTA else span)
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _descendants(tree: Tree, path: str) -> Iterator[str]:
+    for child in tree.children(path):
+        yield f"{path}/{child}"
+        yield from _descendants(tree, f"{path}/{child}")
+
+
+def _ratios(tree: Tree, paths: Iterator[str]) -> Iterator[float]:
+    for path in paths:
+        quota = int(tree.read(path, QUOTA))
+        if quota >= 0:
+            yield quota / int(tree.read(path, PERIOD))
+
+
+def _number(text: str, least: int, most: int) -> int:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or not least <= int(match[0]) <= most:
+        raise _invalid("not a number that is taken here")
+    return int(match[0])
+
+
+def _invalid(why: str) -> OSError:
+    return OSError(errno.EINVAL, why)
