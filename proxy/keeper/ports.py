@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +64,58 @@ class Cgroups(Protocol):
             CgroupError: An empty set was given, the cgroup is gone (ENOENT), the kernel refused, or the value
                 read back differs from the one written.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class UsageGroup:
+    """Whose CPU time is asked for.
+
+    Attributes:
+        parent: ``cgroup_parent`` as the CRI gives it; empty where the client gave none.
+        containers: Ids of the containers, for pods without a group of their own.
+    """
+
+    parent: str
+    containers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReading:
+    """The kernel's counters of CPU time at one moment.
+
+    Attributes:
+        at: Nanoseconds of a clock that never jumps.
+        node: CPU time of the whole node, in nanoseconds.
+        groups: By key of who was asked for: path of a group to its CPU time in nanoseconds.
+    """
+
+    at: int
+    node: int
+    groups: Mapping[str, Mapping[str, int]]
+
+
+class UsageSource(Protocol):
+    """Counters of CPU time."""
+
+    def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
+        """Read the counters of the node and of some groups; who has none is left out.
+
+        Raises:
+            CgroupError: They cannot be read.
+        """
+
+    def best_effort(self, parents: Iterable[str]) -> str:
+        """Find the group above all BestEffort pods.
+
+        Args:
+            parents: ``cgroup_parent`` of such pods.
+
+        Returns:
+            Its path below the hierarchy's root; empty where these parents tell none.
+        """
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,10 +304,16 @@ def limit_of(node: Node, placement: Placement) -> CpuSet | None:
 
 
 def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
-    """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any."""
+    """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any.
+
+    Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
+    """
     pool = pools.of(placement.pool)
     limit = limit_of(node, placement)
-    return pool if limit is None else pool & limit or pool
+    if limit is None:
+        return pool
+    whole = pools.be if placement.pool is Pool.BE else pool
+    return pool & limit or whole & limit or pool
 
 
 def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> Pools:
