@@ -19,22 +19,25 @@ from proxy.model.workload import Container, Pod
 DELAY_S = 0.01
 RETRY_S = 5.0
 
+Record = Pod | Container | Mapping[str, object]
+
 
 class Journal:
     """Collects changes and has them written.
 
-    Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight.
+    Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight, ``b/`` what was written to groups above
+    pods (plain data).
     """
 
     def __init__(self, ledger: Ledger | None, worker: Worker, problem: Callable[[str], None]) -> None:
         self._ledger = ledger
         self._worker = worker
         self._problem = problem
-        self._waiting: dict[str, Pod | Container | None] = {}
+        self._waiting: dict[str, Record | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
-    def put(self, key: str, value: Pod | Container | None) -> None:
+    def put(self, key: str, value: Record | None) -> None:
         """Store a record soon (None: delete it)."""
         if self._ledger is None:
             return
@@ -47,7 +50,7 @@ class Journal:
         if self._waiting:
             self._worker.start(self._write, self._take())
 
-    def _take(self) -> Mapping[str, Pod | Container | None]:
+    def _take(self) -> Mapping[str, Record | None]:
         batch, self._waiting = self._waiting, {}
         return batch
 
@@ -59,12 +62,12 @@ class Journal:
         if self._waiting:
             await self._worker.run(self._write, self._take())
 
-    def _write(self, batch: Mapping[str, Pod | Container | None]) -> None:
+    def _write(self, batch: Mapping[str, Record | None]) -> None:
         """Runs in the worker. A ledger that cannot be written is told, and does not stop the node."""
         assert self._ledger is not None
         there = self._ledger.entries
         changes = {
-            key: None if value is None else dump(value)
+            key: dump(value) if isinstance(value, Pod | Container) else value
             for key, value in batch.items()
             if value is not None or key in there
         }
@@ -77,7 +80,7 @@ class Journal:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._again, batch)
 
-    def _again(self, batch: Mapping[str, Pod | Container | None]) -> None:
+    def _again(self, batch: Mapping[str, Record | None]) -> None:
         """Try what could not be written once more, later; what is newer meanwhile counts."""
         self._waiting = {**batch, **self._waiting}
         if self._timer is None:

@@ -305,9 +305,10 @@ class Keeper:
     def later(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, soon."""
         if self.options.enforce:
-            self.spawn(self._follow(ids))
+            self.spawn(self.follow(ids))
 
-    async def _follow(self, ids: list[str]) -> None:
+    async def follow(self, ids: list[str]) -> None:
+        """Have the kernel follow the state for some containers, now."""
         # What is in flight would undo the write for a moment; who lands is followed then.
         ids = [i for i in ids if not self.flights.of(i)]
         if ids:

@@ -8,13 +8,14 @@ A call on its way counts as in flight, so that a shrink that needs the same cont
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase, Pool
 
 NOT_FOUND = 5
 
@@ -47,7 +48,8 @@ class Settler:
         if container is None or container.phase is not Phase.RUNNING:
             return False
         want = keeper.state.wanted(container)
-        if keeper.saved.get(container_id) == want:
+        saved = keeper.saved.get(container_id)
+        if saved == want or self._is_passing(container, saved):
             return False
         flight = keeper.flights.depart(container_id, want)
         carried: CpuSet | None = None
@@ -66,6 +68,26 @@ class Settler:
         finally:
             self._launch.landed(flight, carried)
         return True
+
+    def _is_passing(self, container: Container, saved: CpuSet | None) -> bool:
+        """Tell whether a set is narrow only while BE is suppressed.
+
+        Such a set changes every second and is not made lasting, unless what the runtime has saved holds CPUs
+        that are no longer in the BE pool: an update would bring those back.
+        """
+        pools = self._keeper.state.pools
+        suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
+        return suppressed and saved is not None and saved <= pools.be
+
+    async def finish(self, limit: float) -> None:
+        """Tell what is still to be told, without pauses, for at most so many seconds."""
+        keeper = self._keeper
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while keeper.unsettled and keeper.options.settle_per_second > 0:
+                    container_id = next(iter(keeper.unsettled))
+                    del keeper.unsettled[container_id]
+                    await self._settle(container_id)
 
     def close(self) -> None:
         """End the worker."""
