@@ -98,13 +98,13 @@ def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, An
     try:
         fields = lower(json.loads(content))
         checksum = int(fields.get("checksum") or 0)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"cannot read kubelet's {what}: {error}") from None
     for version, text in texts.items():
         try:
             # Go has no half characters: it reads each as the replacement character.
             shown = text(fields).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
             continue  # its entries have another form: it is not this version
         if fnv1a(shown) == checksum:
             return Checkpoint(fields, checksum, version, shown)
@@ -158,14 +158,19 @@ def _cpu_2(fields: Mapping[str, Any]) -> str:
 
 
 def _cpu_3(fields: Mapping[str, Any]) -> str:
-    pods = _nested(fields.get("podentries", {}), _pod_cpus)
+    left = CpuSet.LIMIT
+
+    def pod_cpus(raw: Mapping[str, Any]) -> str:
+        nonlocal left
+        cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
+        left -= len(cpus)
+        if left < 0:  # no CPU is in two pods' sets, and a text of few letters may name very many
+            raise ValueError("more CPUs than any machine has")
+        elements = _map((cpu, "{}") for cpu in cpus)
+        return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"
+
+    pods = _nested(fields.get("podentries", {}), pod_cpus)
     return _cpu(fields, _cpu_2_entries(fields), f"PodEntries:(state.PodCPUAssignments){pods}")
-
-
-def _pod_cpus(raw: Mapping[str, Any]) -> str:
-    cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
-    elements = _map((cpu, "{}") for cpu in cpus)
-    return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"
 
 
 def _memory(fields: Mapping[str, Any], *members: str) -> str:

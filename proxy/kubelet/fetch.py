@@ -16,11 +16,12 @@ import os
 import socket
 import stat
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from proxy import lean
-from proxy.kubelet.errors import KubeletError
+from proxy.kubelet.errors import TOO_LATE, KubeletError
 from proxy.kubelet.settings import KubeletSettings
 
 if TYPE_CHECKING:
@@ -33,10 +34,26 @@ LARGEST = 64 << 20
 _CHUNK = 1 << 16
 _LONGEST_REASON = 200
 _LONGEST_TOKEN = 1 << 16
-_HINTS = {
-    401: "; name the file of a valid token or certificate",
-    403: "; allow get on nodes/pods or nodes/proxy",
-}
+_WHO = "; name the file of a valid token or certificate"
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Something that kubelet's server shows.
+
+    Attributes:
+        what: What it is, for messages.
+        path: Where it is if the address has no path.
+        right: What the API server must allow us.
+    """
+
+    what: str
+    path: str
+    right: str
+
+
+_PODS = _Page("the pods", "/pods", "nodes/pods")
+_CONFIGZ = _Page("the configuration", "/configz", "nodes/configz")
 
 
 def fetch_pods(settings: KubeletSettings) -> bytes:
@@ -48,20 +65,37 @@ def fetch_pods(settings: KubeletSettings) -> bytes:
     Raises:
         KubeletError: The list cannot be had in time.
     """
+    return _fetch(settings, settings.pods_url, _PODS)
+
+
+def fetch_configz(settings: KubeletSettings) -> bytes:
+    """Read the configuration that kubelet runs with (reference E).
+
+    Returns:
+        The body of the answer, at most ``LARGEST`` bytes.
+
+    Raises:
+        KubeletError: It cannot be had in time; ``code`` is TOO_LATE where kubelet let us wait.
+    """
+    return _fetch(settings, settings.configz, _CONFIGZ)
+
+
+def _fetch(settings: KubeletSettings, address: str, page: _Page) -> bytes:
     import http.client
 
     try:
-        url = urlsplit(settings.pods_url)
+        url = urlsplit(address)
         where = _shown(url)
     except ValueError as error:
-        raise KubeletError(f"cannot read the pods of kubelet at {settings.pods_url!r}: {error}") from None
+        raise KubeletError(f"cannot read {page.what} of kubelet at {address!r}: {error}") from None
+    code = 0
     try:
-        return _exchange(settings, url)
+        return _exchange(settings, url, page)
     except TimeoutError:
-        cause = f"no complete answer within {settings.timeout:g} s"
+        cause, code = f"no complete answer within {settings.timeout:g} s", TOO_LATE
     except (OSError, ValueError, http.client.HTTPException) as error:
         cause = str(error) or type(error).__name__
-    raise KubeletError(f"cannot read the pods of kubelet at {where}: {cause}")
+    raise KubeletError(f"cannot read {page.what} of kubelet at {where}: {cause}", code)
 
 
 def _shown(url: SplitResult) -> str:
@@ -109,7 +143,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _exchange(settings: KubeletSettings, url: SplitResult) -> bytes:
+def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes:
     import http.client
 
     deadline = time.monotonic() + settings.timeout
@@ -126,10 +160,10 @@ def _exchange(settings: KubeletSettings, url: SplitResult) -> bytes:
         connection = http.client.HTTPConnection(url.hostname, port)
         bounded: Any = _Bounded(connected, deadline)
         connection.sock = bounded
-        path = "/pods" if url.path in ("", "/") else url.path
+        path = page.path if url.path in ("", "/") else url.path
         connection.request("GET", f"{path}?{url.query}" if url.query else path, headers=headers)
         with connection.getresponse() as response:
-            return _body(response)
+            return _body(response, page)
     finally:
         connected.close()
 
@@ -202,11 +236,11 @@ def _small_file(path: str) -> bytes:
     return content
 
 
-def _body(response: http.client.HTTPResponse) -> bytes:
+def _body(response: http.client.HTTPResponse, page: _Page) -> bytes:
     if response.status != 200:
         said = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
         said = "".join(c if c.isprintable() else "?" for c in said)
-        hint = _HINTS.get(response.status, "")
+        hint = {401: _WHO, 403: f"; allow get on {page.right} or nodes/proxy"}.get(response.status, "")
         raise ValueError(f"it answers {response.status} {response.reason}: {said or 'no reason given'}{hint}")
     promised = response.length
     chunks, size = [], 0

@@ -11,11 +11,12 @@ class KubeletSettings:
 
     Attributes:
         pods_url: Kubelet's list of pods, as ``https://NODE:10250`` (``/pods`` where it has no path).
+        configz: Kubelet's configuration, as ``https://NODE:10250`` (``/configz`` where it has no path).
         pods_api: Unix socket of the pods API.
         pod_resources: Unix socket of the pod-resources API.
-        token_file: Holds the bearer token for ``pods_url``; read for each exchange, as tokens are renewed.
+        token_file: Holds the bearer token for addresses; read for each exchange, as tokens are renewed.
         ca_file: Certificates that sign kubelet's, or kubelet's own; empty for those of the system.
-        cert_file, key_file: Our own certificate for ``pods_url``, and its key where it is in another file.
+        cert_file, key_file: Our own certificate for addresses, and its key where it is in another file.
         insecure: Do not check kubelet's certificate.
         timeout: Seconds that one exchange may take in all.
     """
@@ -29,3 +30,4 @@ class KubeletSettings:
     key_file: str = ""
     insecure: bool = False
     timeout: float = 2.0
+    configz: str = ""

@@ -1,0 +1,92 @@
+"""Finding out what kubelet's CPU manager does: asking when it is due, and looking at its state file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy.kubelet.client import Rests
+from proxy.kubelet.config_file import ConfigFile
+from proxy.kubelet.configz import NAME, read_configz
+from proxy.kubelet.errors import TOO_LATE, KubeletError
+from proxy.kubelet.manager_settings import ManagerSettings
+from proxy.kubelet.settings import KubeletSettings
+from proxy.kubelet.state_files import CPU_STATE, Seen, StateFile
+from proxy.kubelet.together import Told, put_together
+from proxy.model.kubelet import CpuManager
+
+if TYPE_CHECKING:
+    from proxy.place.cputopo import CpuTopology
+
+ASK_AGAIN_S = 60.0
+"""Settings of a running kubelet change with its restart only, so one answer is good for a while."""
+
+
+class KubeletBeside:
+    """Implements ``proxy.keeper.ports.Beside``; ``look`` and ``refresh`` each for one thread at a time."""
+
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        state_dir: str,
+        config_file: str,
+        topology: Callable[[], CpuTopology],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take note of what may be asked; nothing is opened.
+
+        Args:
+            settings: Where ``/configz`` is, and how it is asked.
+            state_dir: Kubelet's folder.
+            config_file: Its configuration file; empty for ``config.yaml`` in its folder, if that is there.
+            topology: Gives the machine, for reserves that are told as an amount.
+            clock: Seconds that only grow.
+        """
+        self._settings = settings
+        self._topology = topology
+        self._clock = clock
+        self._state = StateFile(f"{state_dir}/{CPU_STATE}")
+        self._file = ConfigFile(config_file or f"{state_dir}/config.yaml")
+        self._rests = Rests(settings.timeout, clock)
+        self._good_until = float("-inf")
+        self._live: ManagerSettings | None = None
+        self._silence = ""
+        self._told = Told()
+        self._made_of: tuple[Told, Seen] | None = None
+        self._manager = CpuManager()
+
+    def refresh(self) -> None:
+        """Find out kubelet's settings again where that is due; see ``proxy.keeper.ports.Beside``."""
+        if self._settings.configz and self._clock() >= self._good_until and not self._rests.rests(NAME):
+            self._ask()
+        problems = (self._silence,) if self._silence else ()
+        told = Told(self._live, NAME, problems, live=True)
+        if self._live is None:
+            try:
+                told = Told(self._file.read(), self._file.path, problems)
+            except KubeletError as error:
+                told = Told(None, "", (*problems, str(error)))
+        if told != self._told:
+            self._told = told
+
+    def look(self) -> CpuManager:
+        """Look at the state file and give what is known; see ``proxy.keeper.ports.Beside``."""
+        told, seen = self._told, self._state.look()
+        if self._made_of is None or self._made_of[0] is not told or self._made_of[1] is not seen:
+            self._manager = put_together(told, seen, self._state.path, self._topology)
+            self._made_of = (told, seen)
+            if told.settings and seen.checkpoint and seen.checkpoint.policy != told.settings.policy:
+                self._good_until = float("-inf")  # it may have been started with another policy
+        return self._manager
+
+    def _ask(self) -> None:
+        """Ask the running kubelet; what it said before stands where it does not answer now."""
+        try:
+            self._live = read_configz(self._settings)
+        except KubeletError as error:
+            self._rests.asked(NAME, hung=error.code == TOO_LATE)
+            self._silence = str(error)
+        else:
+            self._rests.asked(NAME, hung=False)
+            self._silence, self._good_until = "", self._clock() + ASK_AGAIN_S

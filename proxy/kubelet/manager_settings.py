@@ -1,0 +1,124 @@
+"""What a configuration of kubelet says of its CPU and topology managers.
+
+Theory (kubelet 1.36, reference C.1, C.3 and E). The same object, KubeletConfiguration, is in kubelet's file
+and in the answer of ``/configz``, there with all defaults filled in. Its other fields change from version to
+version, some even their type (reference koordinator f.3, #1801), so nothing but what is used is looked at,
+and what is used and cannot be read counts as not said and is told. Values of a file may be texts, as a YAML
+reader without types gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from proxy.model.idset import CpuSet
+from proxy.model.quantity import parse_quantity
+
+POLICIES = ("none", "static")
+TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
+SCOPES = ("container", "pod")
+RESERVES = ("kubeReserved", "systemReserved", "evictionHard")
+"""What a node keeps back. The thresholds of the last know no CPU; where one is written, it counts."""
+
+_MOST_CPUS = 8192
+_LONGEST = 60
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerSettings:
+    """Settings of kubelet's managers; None where the configuration does not say one.
+
+    Attributes:
+        policy: ``cpuManagerPolicy``.
+        options: ``cpuManagerPolicyOptions``.
+        topology_policy, topology_scope: ``topologyManagerPolicy`` and ``topologyManagerScope``.
+        reserved: ``reservedSystemCPUs``; it wins over the amounts.
+        reserved_milli: Milli-CPUs that are kept for the system, all amounts together.
+        problems: What cannot be read, by field.
+    """
+
+    policy: str | None = None
+    options: Mapping[str, str] | None = None
+    topology_policy: str | None = None
+    topology_scope: str | None = None
+    reserved: CpuSet | None = None
+    reserved_milli: int | None = None
+    problems: tuple[str, ...] = field(default=())
+
+
+def manager_settings(raw: Mapping[str, Any]) -> ManagerSettings:
+    """Read a KubeletConfiguration, given as a JSON or YAML reader gives it."""
+    problems: list[str] = []
+
+    def read(name: str, kind: Callable[[Any], T]) -> T | None:
+        value = raw.get(name)
+        if value is None:
+            return None
+        try:
+            return kind(value)
+        except (ValueError, TypeError) as error:
+            problems.append(f"{name}: {error}")
+            return None
+
+    amounts = [amount for name in RESERVES if (amount := read(name, _cpu)) is not None]
+    return ManagerSettings(
+        read("cpuManagerPolicy", lambda value: _one_of(value, POLICIES)),
+        read("cpuManagerPolicyOptions", _options),
+        read("topologyManagerPolicy", lambda value: _one_of(value, TOPOLOGY_POLICIES)),
+        read("topologyManagerScope", lambda value: _one_of(value, SCOPES)),
+        read("reservedSystemCPUs", _cpus),
+        sum(amounts) if amounts else None,
+        tuple(problems),
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _one_of(value: object, known: tuple[str, ...]) -> str | None:
+    if value == "":
+        return None
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{_shown(value)} is none of {', '.join(known)}")
+    return value
+
+
+def _options(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{_shown(value)} is no list of options")  # noqa: TRY004 - as all bad input here
+    found: dict[str, str] = {}
+    for name, on in value.items():
+        if not isinstance(name, str) or not isinstance(on, str | bool | int):
+            raise ValueError(f"{_shown(on)} is no value of {_shown(name)}")  # noqa: TRY004 - the same
+        found[name] = str(on).lower() if isinstance(on, bool) else str(on)
+    return found
+
+
+def _cpus(value: object) -> CpuSet | None:
+    if not isinstance(value, str):
+        # A single CPU without quotes is a number to a reader with types.
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{_shown(value)} is no list of CPUs")  # noqa: TRY004 - the same
+        value = str(value)
+    cpus = CpuSet.parse(value)
+    if cpus and cpus.bits.bit_length() > _MOST_CPUS:
+        raise ValueError(f"{_shown(value)} names CPUs that no machine has")
+    return cpus or None
+
+
+def _cpu(value: object) -> int | None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{_shown(value)} is no list of amounts")  # noqa: TRY004 - as all bad input here
+    amount = value.get("cpu")
+    if amount is None:
+        return None
+    milli = parse_quantity(amount, milli=True)
+    if not 0 <= milli <= _MOST_CPUS * 1000:
+        raise ValueError(f"{_shown(amount)} CPUs cannot be kept back")
+    return milli

@@ -1,0 +1,155 @@
+"""What kubelet's CPU manager does, put together from its settings and its state file.
+
+Three sources, the best first. ``/configz`` is what kubelet runs with. Its configuration file is what it would
+run with if flags and drop-in files say nothing else. Its state file names the policy that last wrote it, and
+kubelet does not start where that differs from its configuration (kubelet 1.36, reference C.9). Where two of
+them differ, it is told.
+
+What kubelet gave is in the state file alone, and counts where the file itself says ``static``. Only the word
+of the running kubelet that its policy is another makes it an old file. The configuration file's does not: it
+may be changed long before kubelet is started again, and until then what kubelet gave is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.kubelet.manager_settings import ManagerSettings
+from proxy.kubelet.state_files import Seen
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager, Held
+
+if TYPE_CHECKING:
+    from proxy.kubelet.checkpoints import Checkpoint
+    from proxy.place.cputopo import CpuTopology
+
+STATIC = "static"
+_DEFAULTS = {"policy": "none", "topology_policy": "none", "topology_scope": "container"}
+_NOBODY: Held = {}
+REST = "(pod)"
+"""Stands for a container where CPUs are a pod's as a whole; no container can be called so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What kubelet, or its configuration file, says of its settings.
+
+    Attributes:
+        settings: None where nobody tells.
+        source: Where they came from, in words.
+        problems: Why a source could not be read.
+        live: True where the running kubelet said it.
+    """
+
+    settings: ManagerSettings | None = None
+    source: str = ""
+    problems: tuple[str, ...] = ()
+    live: bool = False
+
+
+def put_together(told: Told, seen: Seen, path: str, topology: Callable[[], CpuTopology]) -> CpuManager:
+    """Draw the picture of kubelet's CPU manager.
+
+    Args:
+        told: Its settings.
+        seen: Its state file.
+        path: Where that file is.
+        topology: Gives the machine, for reserves that are told as an amount.
+    """
+    settings, checkpoint = told.settings, seen.checkpoint
+    written = checkpoint.policy if checkpoint else ""
+    values, sources, problems = _values(told)
+    problems += [seen.problem] if seen.problem else []
+    policy = values.get("policy", written)
+    if checkpoint is not None and settings is None:
+        sources["policy"] = path
+    elif checkpoint is not None and written != policy:
+        problems.append(
+            f"kubelet's CPU manager has policy {policy} by {sources['policy']},"
+            f" but {path} was written under policy {written or '?'}"
+        )
+    reserved, sources["reserved"], fault = _reserved(told, policy, topology)
+    default, held, other = CpuSet(), _NOBODY, ""
+    if checkpoint is not None and written == STATIC and not (told.live and policy != STATIC):
+        default, held, other = _held(checkpoint, path)
+        sources["default"] = sources["held"] = "" if other else path
+    return CpuManager(
+        policy,
+        (settings.options or {}) if settings else {},
+        reserved,
+        values.get("topology_policy", ""),
+        values.get("topology_scope", ""),
+        default,
+        held,
+        {name: source for name, source in sources.items() if source},
+        (*problems, *(words for words in (fault, other) if words)),
+    )
+
+
+def _values(told: Told) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Give settings that have a default, where settings came from, and what is wrong with them."""
+    settings, problems = told.settings, [*told.problems]
+    if settings is None:
+        return {}, {}, problems
+    values, sources = {}, {"options": told.source if settings.options is not None else ""}
+    for name, default in _DEFAULTS.items():
+        said = getattr(settings, name)
+        values[name] = said or default
+        sources[name] = told.source if said else f"kubelet's default, {told.source} does not say it"
+    return (
+        values,
+        sources,
+        [*problems, *(f"cannot use what {told.source} says of {w}" for w in settings.problems)],
+    )
+
+
+def _reserved(told: Told, policy: str, topology: Callable[[], CpuTopology]) -> tuple[CpuSet, str, str]:
+    """Give the CPUs that are kept back, where they came from, and what is wrong.
+
+    Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (reference C.3).
+    """
+    settings = told.settings
+    if settings is None:
+        return CpuSet(), "", ""
+    if settings.reserved is not None:
+        return settings.reserved, told.source, ""
+    if not settings.reserved_milli or policy != STATIC:
+        return CpuSet(), "", ""
+    from proxy.model.errors import ConfigError
+    from proxy.model.options import CpuOptions, parse_cpu_options
+    from proxy.place.cpu_policy import CpuPolicy, CpuStateError
+
+    amount = -(-settings.reserved_milli // 1000)
+    try:
+        options = parse_cpu_options(settings.options)
+    except ConfigError:  # a kubelet newer than we know
+        options = CpuOptions()
+    try:
+        cpus = CpuPolicy.of(topology(), options, None, amount).reserved
+    except CpuStateError as error:
+        return CpuSet(), "", f"cannot tell which {amount} CPUs kubelet keeps back: {error}"
+    return cpus, f"{told.source}, {amount} of them, as kubelet chooses", ""
+
+
+def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
+    """Read whom kubelet gave CPUs: its default set, the holders, and what is wrong."""
+    from proxy.kubelet.checkpoints import CheckpointError
+    from proxy.kubelet.contents import held_cpus
+    from proxy.kubelet.rewriting import pods_of
+
+    if checkpoint.version == 1 and checkpoint.fields.get("entries"):
+        return CpuSet(), {}, f"cannot use {path}: it is of a kubelet before 1.18, and names no pods"
+    try:
+        found, pods = held_cpus(checkpoint), pods_of(checkpoint)
+    except CheckpointError as error:
+        return CpuSet(), {}, f"cannot use {path}: {error}"
+    held = {uid: {n: c for n, c in names.items() if c} for uid, names in found.held.items()}
+    for uid, cpus in pods.items():
+        rest = cpus
+        for each in held.get(uid, {}).values():
+            rest -= each
+        if rest:
+            held.setdefault(uid, {})[REST] = rest
+    return found.default, {uid: names for uid, names in held.items() if names}, ""
