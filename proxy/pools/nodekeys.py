@@ -141,25 +141,32 @@ def parsed(text: str) -> tuple[CpuSet, str]:
         return CpuSet(), short(str(error))
 
 
+def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, str, str]:
+    """Read one label.
+
+    Args:
+        kind: What it may say.
+        keys: Its spellings; the first that is there counts.
+        labels: Of the node.
+
+    Returns:
+        What it says (none where it is not there, or says what there is not), its spelling (empty where it is
+        not there, or says what there is not), and what is wrong with it.
+    """
+    key = next((key for key in keys if labels.get(key)), "")
+    try:
+        return one_of(kind, labels.get(key, ""), f"label {key}:"), key, ""
+    except ValueError as error:
+        return kind(""), "", short(str(error))
+
+
 def node_labels(labels: Texts) -> NodeLabels:
     """Read the labels of a node; a value that there is not counts as none."""
-    problems: list[str] = []
-
-    def read(kind: type[E], keys: tuple[str, ...]) -> E:
-        key = next((key for key in keys if labels.get(key)), keys[0])
-        try:
-            return one_of(kind, labels.get(key, ""), f"label {key}:")
-        except ValueError as error:
-            problems.append(short(str(error)))
-            return kind("")
-
-    return NodeLabels(
-        read(NodeBindPolicy, BIND_POLICY),
-        read(NumaStrategy, NUMA_STRATEGY),
-        read(NumaPolicy, NUMA_POLICY),
-        labels.get(NUMA_RESERVATION) == "true",
-        tuple(problems),
-    )
+    bind, _, no_bind = read_label(NodeBindPolicy, BIND_POLICY, labels)
+    strategy, _, no_strategy = read_label(NumaStrategy, NUMA_STRATEGY, labels)
+    policy, _, no_policy = read_label(NumaPolicy, NUMA_POLICY, labels)
+    problems = tuple(words for words in (no_bind, no_strategy, no_policy) if words)
+    return NodeLabels(bind, strategy, policy, labels.get(NUMA_RESERVATION) == "true", problems)
 
 
 def reservation(annotations: Texts) -> tuple[Reservation, str]:

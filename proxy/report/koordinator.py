@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import QosClass
+from proxy.plan.prescribe import node_reservation
 from proxy.pools.nodekeys import NUMA_RESERVATION, RESERVATION, SYSTEM_QOS, node_labels, system_qos
 from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, Rule, write_pools
 from proxy.pools.seats import Seat, groups_of, seats_of
@@ -29,7 +30,6 @@ from proxy.report.koordinator_kubelet import (
     PodRow,
     kubelet_allocs,
     manager_policy,
-    node_reservation,
     topology_of,
     topology_policy,
 )

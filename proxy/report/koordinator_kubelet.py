@@ -17,7 +17,6 @@ from proxy.model.workload import QosClass
 from proxy.place.cputopo import CpuTopology, Row
 from proxy.place.packed import NotEnoughCpus, take_packed
 from proxy.pools.annotations import ResourceStatus
-from proxy.pools.nodekeys import Reservation, reservation
 from proxy.pools.rule import STATIC, ManagerPolicy
 from proxy.pools.seats import Seat
 
@@ -122,15 +121,6 @@ def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> tuple[ManagerP
         if not reserved and not problem:
             problem = "kubelet's static policy has no CPU in reserve"
     return ManagerPolicy(facts.policy, options, str(reserved)), problem
-
-
-def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[Reservation, str]:
-    """Read the node's reservation, with CPUs where it only tells how many; and what is wrong with it."""
-    found, problem = reservation(annotations)
-    if found.text:
-        return found.with_cpus(found.cpus), problem
-    cpus, lack = _packed(topology, found.count, "the node's reservation")
-    return found.with_cpus(cpus), problem or lack
 
 
 def _packed(topology: CpuTopology, count: int, what: str) -> tuple[CpuSet, str]:

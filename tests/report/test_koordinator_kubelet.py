@@ -7,6 +7,7 @@ import pytest
 from proxy.kubelet.checkpoints import Checkpoint, read_cpu
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
+from proxy.plan.prescribe import node_reservation
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.nodekeys import RESERVATION
 from proxy.pools.rule import ManagerPolicy
@@ -17,7 +18,6 @@ from proxy.report.koordinator_kubelet import (
     PodRow,
     kubelet_allocs,
     manager_policy,
-    node_reservation,
     topology_of,
     topology_policy,
 )

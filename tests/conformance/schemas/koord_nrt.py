@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
 from proxy.model.quantity import parse_quantity
+from proxy.plan.prescribe import node_reservation
 from proxy.pools.nodekeys import RESERVATION, SYSTEM_QOS, SystemQos
 from proxy.pools.rule import MANAGER_POLICY, SHARED_POOLS
 from proxy.pools.seats import Seat
@@ -17,7 +18,6 @@ from proxy.report.koordinator_kubelet import (
     KubeletFacts,
     PodRow,
     kubelet_allocs,
-    node_reservation,
     topology_of,
     topology_policy,
 )

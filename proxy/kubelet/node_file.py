@@ -1,0 +1,101 @@
+"""The Node object in a file, written by a bootstrap script or by somebody who watches the API server.
+
+Theory. Whoever writes the file may be in the middle of it when it is read, and may be gone tomorrow. So what
+cannot be read is read again a few times, a moment apart; and if it still cannot, the last good content stays
+in force, and that is told. A file that is removed is no Node object without labels: it is one that nobody
+tells of any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.model.nodeobject import NodeMeta
+from proxy.pools.fields import short
+from proxy.pools.nodemeta import node_meta
+
+LIMIT = 4 << 20
+"""Bytes; the API server keeps no object larger than 1.5 MiB or so."""
+TRIES = 3
+PAUSE_S = 0.05
+
+
+class NodeFile:
+    """A Node object in a file; see ``proxy.keeper.ports.NodeObject``."""
+
+    def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
+        """Name a file; it is read when it is asked for.
+
+        Args:
+            path: The file.
+            pause: How to wait.
+        """
+        self._path = path
+        self._pause = pause
+        self._digest = b""
+        self._last: NodeMeta | None = None
+        self._problem = ""
+
+    @property
+    def source(self) -> str:
+        """Where it is, for people."""
+        return str(self._path)
+
+    @property
+    def problem(self) -> str:
+        """Why it could not be read the last time; empty if it could."""
+        return self._problem
+
+    def read(self) -> NodeMeta | None:
+        """Give what it says; what it said last where it cannot be read now, None where it never could be."""
+        cause = ""
+        for attempt in range(TRIES):
+            if attempt:
+                self._pause(PAUSE_S)
+            try:
+                self._take(_load(self._path))
+            except FileNotFoundError:
+                cause = "there is no such file"
+            except OSError as error:
+                cause = error.strerror or str(error)
+            except ValueError as error:
+                cause = str(error)
+            else:
+                self._problem = ""
+                return self._last
+        stays = "" if self._last is None else " (what it said last stays in force)"
+        self._problem = f"cannot read the Node object in {self._path}: {short(cause)}{stays}"
+        return self._last
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _take(self, data: bytes) -> None:
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if digest != self._digest:
+            self._last = node_meta(_decoded(data))
+            self._digest = digest
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _load(path: Path) -> bytes:
+    # O_NONBLOCK: whatever lies there, a FIFO included, must not stop us.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is not a regular file")
+        data = file.read(LIMIT + 1)
+    if len(data) > LIMIT:
+        raise ValueError(f"it is larger than {LIMIT >> 20} MiB")
+    return data

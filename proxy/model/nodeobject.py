@@ -1,0 +1,26 @@
+"""What a Node object of Kubernetes says, as far as it matters on the node itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeta:
+    """A Node object.
+
+    Attributes:
+        name, uid: Empty where it does not say them.
+        labels, annotations: As it has them.
+        capacity, allocatable: Resource to amount in thousandths; empty where it has no status.
+        problems: What in it could not be read, one sentence each.
+    """
+
+    name: str = ""
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
+from proxy.model.kubelet import CpuManager
+from proxy.model.nodeobject import NodeMeta
+from proxy.model.options import Policy, Scope
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
+from proxy.plan.prescribe import prescribe
+from proxy.plan.prescribed import Prescribed
+from proxy.pools import nodekeys
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+FULL, SPREAD = NodeBindPolicy.FULL_PCPUS_ONLY, NodeBindPolicy.SPREAD_BY_PCPUS
+CONFIGZ = dict.fromkeys(("options", "topology_policy", "topology_scope"), "configz")
+BIND, SHORT_BIND = nodekeys.BIND_POLICY
+POLICY, DOCUMENTS_POLICY = nodekeys.NUMA_POLICY
+
+
+def labels(**more: str) -> NodeMeta:
+    return NodeMeta(labels={key.replace("_", "-"): text for key, text in more.items()})
+
+
+def told(meta: NodeMeta | None = None, kubelet: CpuManager | None = None, **rules: object) -> Prescribed:
+    node = dataclasses.replace(NODE, **rules)  # type: ignore[arg-type]
+    return prescribe(node, node.machine, meta, kubelet)
+
+
+def static(**options: str) -> CpuManager:
+    named = {name.replace("_", "-"): text for name, text in options.items()}
+    return CpuManager("static", named, sources=CONFIGZ)
+
+
+def test_nobody_says_anything() -> None:
+    found = told()
+    assert {value.source for value in found.named().values()} == {"default"}
+    assert not any(value.problem for value in found.named().values())
+    assert found.on(NODE) == NODE
+
+
+def test_the_configuration_alone() -> None:
+    found = told(
+        bind=SPREAD,
+        strategy=NumaStrategy.LEAST_ALLOCATED,
+        policy=Policy.RESTRICTED,
+        scope=Scope.POD,
+        reservation=CpuSet((0,)),
+        system=CpuSet((1,)),
+        system_alone=False,
+    )
+    assert {name: value.source for name, value in found.named().items() if value.source != "default"} == {
+        "cpuBindPolicy": "koordinator.cpuBindPolicy of the configuration",
+        "numaAllocateStrategy": "koordinator.numaAllocateStrategy of the configuration",
+        "topologyManagerPolicy": "topologyManagerPolicy of the configuration",
+        "topologyManagerScope": "topologyManagerScope of the configuration",
+        "reservedCPUs": "koordinator.reservedCPUs of the configuration",
+        "systemCPUs": "koordinator.systemCPUs of the configuration",
+        "systemCPUsExclusive": "koordinator.systemCPUsExclusive of the configuration",
+    }
+    node = found.on(NODE)
+    assert (node.bind, node.policy, node.scope, node.system_alone) == (
+        SPREAD,
+        Policy.RESTRICTED,
+        Scope.POD,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "kubelet", "configured", "value", "source"),
+    [
+        ({BIND: "SpreadByPCPUs"}, static(full_pcpus_only="true"), FULL, SPREAD, f"label {BIND}"),
+        ({BIND: "None"}, static(full_pcpus_only="true"), FULL, NodeBindPolicy.NONE, f"label {BIND}"),
+        ({SHORT_BIND: "FullPCPUsOnly"}, None, SPREAD, FULL, f"label {SHORT_BIND}"),
+        ({BIND: "FullPCPUsOnly", SHORT_BIND: "SpreadByPCPUs"}, None, SPREAD, FULL, f"label {BIND}"),
+        ({BIND: ""}, static(full_pcpus_only="true"), SPREAD, FULL, "kubelet's full-pcpus-only (configz)"),
+        ({}, static(full_pcpus_only="1"), SPREAD, FULL, "kubelet's full-pcpus-only (configz)"),
+        ({}, static(full_pcpus_only="false"), SPREAD, SPREAD, "koordinator.cpuBindPolicy of the config"),
+        ({}, CpuManager("none", {"full-pcpus-only": "true"}), SPREAD, SPREAD, "koordinator.cpuBindPolicy"),
+        ({BIND: "Full"}, static(full_pcpus_only="true"), SPREAD, FULL, "kubelet's full-pcpus-only"),
+        ({BIND: "Full"}, None, NodeBindPolicy.NONE, NodeBindPolicy.NONE, "default"),
+    ],
+)
+def test_bind_policy(
+    said: dict[str, str],
+    kubelet: CpuManager | None,
+    configured: NodeBindPolicy,
+    value: NodeBindPolicy,
+    source: str,
+) -> None:
+    found = told(NodeMeta(labels=said), kubelet, bind=configured).bind
+    assert found.value is value
+    assert found.source.startswith(source)
+    if said.get(BIND) == "Full":
+        assert found.problem == f"label {BIND}: 'Full' is not one of FullPCPUsOnly, SpreadByPCPUs"
+    else:
+        assert found.problem == ""
+
+
+def test_numa_strategy() -> None:
+    key = nodekeys.NUMA_STRATEGY[0]
+    evenly = static(distribute_cpus_across_numa="true")
+    configured = NumaStrategy.MOST_ALLOCATED
+    found = told(NodeMeta(labels={key: "LeastAllocated"}), evenly, strategy=configured).strategy
+    assert (found.value, found.source) == (NumaStrategy.LEAST_ALLOCATED, f"label {key} of the Node object")
+    found = told(None, evenly, strategy=configured).strategy
+    assert found.value is NumaStrategy.DISTRIBUTE_EVENLY
+    assert found.source == "kubelet's distribute-cpus-across-numa (configz)"
+    found = told(NodeMeta(labels={key: "Most"}), None, strategy=configured).strategy
+    assert found.value is configured
+    assert "is not one of MostAllocated" in found.problem
+
+
+def test_topology_policy_and_its_scope() -> None:
+    kubelet = CpuManager(topology_policy="restricted", topology_scope="pod", sources=CONFIGZ)
+    found = told(NodeMeta(labels={DOCUMENTS_POLICY: "SingleNUMANode"}), kubelet)
+    assert (found.policy.value, found.scope.value) == (Policy.SINGLE_NUMA_NODE, Scope.CONTAINER)
+    assert found.policy.source == f"label {DOCUMENTS_POLICY} of the Node object"
+    found = told(NodeMeta(labels={POLICY: "BestEffort"}), kubelet, scope=Scope.POD)
+    assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.POD), "our scope is kept"
+    found = told(None, kubelet, policy=Policy.BEST_EFFORT)
+    assert (found.policy.value, found.scope.value) == (Policy.RESTRICTED, Scope.POD)
+    assert found.policy.source == "kubelet's topologyManagerPolicy (configz)"
+    for nothing in ("none", "", "strict"):
+        silent = CpuManager(topology_policy=nothing, topology_scope="pod")
+        found = told(None, silent, policy=Policy.BEST_EFFORT)
+        assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.CONTAINER)
+    found = told(NodeMeta(labels={POLICY: "None"}), kubelet, policy=Policy.BEST_EFFORT)
+    assert found.policy.value is Policy.NONE
+
+
+def annotated(key: str, value: object) -> NodeMeta:
+    return NodeMeta(annotations={key: value if isinstance(value, str) else json.dumps(value)})
+
+
+@pytest.mark.parametrize(
+    ("value", "cpus", "source", "problem"),
+    [
+        ({"reservedCPUs": "2-3"}, "2-3", "annotation", ""),
+        ({"reservedCPUs": "2-3", "resources": {"cpu": "6"}}, "2-3", "annotation", ""),
+        ({"resources": {"cpu": "1100m"}}, "0,8", "annotation", ""),
+        ({}, "1", "koordinator.reservedCPUs", ""),
+        ({"reservedCPUs": "15-16"}, "15", "annotation", "there is no CPU 16 here"),
+        ({"reservedCPUs": "99"}, "1", "koordinator.reservedCPUs", "there is no CPU 99 here"),
+        ({"reservedCPUs": "x"}, "1", "koordinator.reservedCPUs", "not"),
+        ({"resources": {"cpu": "99"}}, "1", "koordinator.reservedCPUs", "cannot choose CPUs"),
+        ('{"reservedCPUs": ', "1", "koordinator.reservedCPUs", "not JSON"),
+    ],
+)
+def test_reservation(value: object, cpus: str, source: str, problem: str) -> None:
+    found = told(annotated(nodekeys.RESERVATION, value), reservation=CpuSet((1,))).reservation
+    assert str(found.value) == cpus
+    assert found.source.startswith(source)
+    assert problem in found.problem
+    assert bool(problem) == bool(found.problem)
+
+
+def test_a_reservation_by_number_stays_when_cpus_go_offline() -> None:
+    meta = annotated(nodekeys.RESERVATION, {"resources": {"cpu": "2"}})
+    less = dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in (0, 8)))
+    assert str(prescribe(NODE, less, meta, None).reservation.value) == "0,8"
+
+
+def test_apply_policy() -> None:
+    found = told(annotated(nodekeys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "ReservedCPUsOnly"}))
+    assert found.apply_policy.value == "ReservedCPUsOnly"
+    found = told(annotated(nodekeys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Never"}))
+    assert found.apply_policy.value == "Default"
+    assert found.apply_policy.problem.endswith("'Never' is not one of Default, ReservedCPUsOnly")
+    assert str(found.reservation.value) == "1"
+
+
+def test_cpus_of_class_system() -> None:
+    found = told(annotated(nodekeys.SYSTEM_QOS, {"cpuset": "4-5", "cpusetExclusive": False}))
+    assert (str(found.system.value), found.system_alone.value) == ("4-5", False)
+    found = told(annotated(nodekeys.SYSTEM_QOS, {"cpuset": "4-5"}), system_alone=False)
+    assert found.system_alone.value is True, "exclusive unless the annotation says otherwise"
+    found = told(annotated(nodekeys.SYSTEM_QOS, {"cpuset": "40"}), system=CpuSet((2,)), system_alone=False)
+    assert (str(found.system.value), found.system_alone.value) == ("2", False)
+    assert "there is no CPU 40" in found.system.problem
+
+
+def test_amplification_and_numa_reservation() -> None:
+    found = told(annotated(nodekeys.AMPLIFICATION, {"cpu": 1.5}))
+    assert found.amplification.value == {"cpu": 1.5}
+    assert told(annotated(nodekeys.AMPLIFICATION, "{")).amplification.problem
+    key = nodekeys.NUMA_RESERVATION
+    assert told(NodeMeta(labels={key: "true"})).numa_reservation.value is True
+    wrong = told(NodeMeta(labels={key: "yes"})).numa_reservation
+    assert (wrong.value, wrong.source) == (False, "default")
+    assert "'yes' is neither true nor false" in wrong.problem
+
+
+def test_arm_cannot_spread() -> None:
+    meta = NodeMeta(labels={BIND: "SpreadByPCPUs"})
+    arm = dataclasses.replace(MACHINE, extra={"arch": "aarch64"})
+    assert "aarch64" in told(meta, machine=arm).bind.problem
+    single = described(1, 1, 4, 1)
+    alone = dataclasses.replace(single, extra={"arch": "aarch64"})
+    assert told(meta, machine=alone, topology=CpuTopology.of(alone)).bind.problem == ""
+
+
+KEYS = st.sampled_from(
+    [
+        *nodekeys.BIND_POLICY,
+        *nodekeys.NUMA_STRATEGY,
+        *nodekeys.NUMA_POLICY,
+        nodekeys.NUMA_RESERVATION,
+        nodekeys.RESERVATION,
+        nodekeys.SYSTEM_QOS,
+        nodekeys.AMPLIFICATION,
+    ]
+)
+PIECES = st.sampled_from(
+    ["0-3", "true", "99", "-1", "1e999", "FullPCPUsOnly", "cpu", "1-", "3-1", "65536", ""]
+)
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | PIECES,
+    lambda inner: (
+        st.dictionaries(
+            st.sampled_from(["cpuset", "reservedCPUs", "resources", "cpu", "cpusetExclusive", "applyPolicy"]),
+            inner,
+            max_size=3,
+        )
+        | st.lists(inner, max_size=2)
+    ),
+    max_leaves=6,
+).map(json.dumps)
+TEXTS = st.text(max_size=30) | PIECES | JSONS
+
+
+@given(st.dictionaries(KEYS, TEXTS), st.dictionaries(KEYS, TEXTS), st.text(max_size=12), st.text(max_size=8))
+def test_garbage_gives_a_node_that_works(
+    garbage: dict[str, str], more: dict[str, str], policy: str, scope: str
+) -> None:
+    kubelet = CpuManager(policy, {"full-pcpus-only": scope}, topology_policy=policy, topology_scope=scope)
+    found = told(NodeMeta(labels=garbage, annotations=more), kubelet)
+    node = found.on(NODE)
+    assert node.reservation <= MACHINE.present
+    assert node.system <= MACHINE.present
+    assert node.shareable
+    assert all(len(value.problem) < 500 for value in found.named().values())
