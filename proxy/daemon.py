@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from proxy.keeper.launch import Launch
     from proxy.keeper.ports import Cgroups, Ledger
     from proxy.keeper.settle import Settler
+    from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
+
+SETTLE_LIMIT_S = 3.0
+"""How long a stop may take to tell the runtime the CPUs that BE containers have got back."""
 
 
 class Daemon:
@@ -68,6 +72,7 @@ class Daemon:
         self.sync: Sync | None = None
         self._settler: Settler | None = None
         self._launch: Launch | None = None
+        self._suppression: Suppression | None = None
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -111,7 +116,7 @@ class Daemon:
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
-        from proxy.wiring import keeper_of
+        from proxy.wiring import keeper_of, suppression_of
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE
@@ -132,6 +137,9 @@ class Daemon:
         self._settler = Settler(keeper, launch)
         self._task(self.sync.run())
         self._task(self._settler.run())
+        self._suppression = suppression_of(config, keeper, entries.get("b/suppress"))
+        if self._suppression is not None:
+            self._task(self._suppression.run())
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
 
@@ -205,6 +213,10 @@ class Daemon:
                 "connected": self.sync.connected,
                 "version": self.sync.runtime_version,
             }
+            if self._suppression is not None:
+                from proxy.keeper.be_words import page as suppression_page
+
+                page["beSuppress"] = suppression_page(self._suppression, self.keeper.state)
         return page
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
@@ -213,7 +225,16 @@ class Daemon:
 
         if self.keeper is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
-        return history_page(self.keeper.history, params)
+        return history_page(self.keeper.history, params, self._now)
+
+    def _now(self, container_id: str) -> str:
+        """Say what holds for a container now that was not decided when it came; mostly nothing."""
+        if self.keeper is None or self._suppression is None:
+            return ""
+        from proxy.keeper.be_words import note_of
+
+        container = self.keeper.state.containers.get(container_id)
+        return "" if container is None else note_of(self._suppression, self.keeper.state, container)
 
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
         """Give what ``topoproxy report`` prints."""
@@ -245,8 +266,12 @@ class Daemon:
         if self._admin is not None:
             await self._admin.stop()
         if self.keeper is not None:
+            if self._suppression is not None:
+                await self._suppression.stop()
+                if self._settler is not None:
+                    await self._settler.finish(SETTLE_LIMIT_S)
             await self.keeper.close()
-            for part in (self.sync, self._settler, self._launch):
+            for part in (self.sync, self._settler, self._launch, self._suppression):
                 if part is not None:
                     await asyncio.to_thread(part.close)
             self.keeper.runtime.close()

@@ -7,10 +7,12 @@ kubelet) need not be in memory.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from proxy.config.schema import Config, Mode, OnError
-from proxy.model.errors import TopologyError
+from proxy.model.errors import CgroupError, TopologyError
+from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
 from proxy.topology.reader import online_now, read_machine
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper, Options
     from proxy.keeper.ports import Cgroups, Ledger
     from proxy.keeper.scout import Scout
+    from proxy.keeper.suppression import Suppression
 
 
 def keeper_of(
@@ -51,6 +54,34 @@ def keeper_of(
     )
     keeper.scout = _scout(config, keeper)
     return keeper
+
+
+def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] | None) -> Suppression | None:
+    """Make what keeps BE pods within what the others leave; None where there is nothing to do.
+
+    Args:
+        config: What to do.
+        keeper: Whose BE containers.
+        record: What an earlier run has written and not taken off, by the ledger.
+    """
+    asked = config.be_suppress
+    if config.mode is not Mode.ENFORCE or (asked.mode is SuppressMode.OFF and not record):
+        return None
+    from proxy.apply.cpu_groups import open_cpu_groups
+    from proxy.apply.usage import open_usage
+    from proxy.keeper.be_quota import BeQuota
+    from proxy.keeper.suppression import Settings, Suppression
+
+    usage = groups = None
+    try:
+        if asked.mode is not SuppressMode.OFF:
+            usage = open_usage(config.cgroup_root, config.procfs_root)
+        if asked.mode is SuppressMode.QUOTA or record:
+            groups = open_cpu_groups(config.cgroup_root)
+    except CgroupError as error:
+        keeper.problems.note(str(error))
+    settings = Settings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
+    return Suppression(keeper, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record))
 
 
 def _options(config: Config) -> Options:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from proxy.admin.suppression import suppression
+
 _COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
 
 
@@ -20,7 +22,8 @@ def render(status: object, width: int = 100) -> str:
         width: Columns of the terminal; long texts are cut at it.
     """
     data = _map(status)
-    lines = [*_head(data), *_rules(data), *_pools(data), *_memory(data), *_exclusive(data), *_aside(data)]
+    lines = [*_head(data), *_rules(data), *_pools(data), *suppression(_map(data.get("beSuppress")), width)]
+    lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += [*_containers(data, width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from proxy.keeper.history import History
 from proxy.keeper.remembered import PodLine, Record
@@ -13,13 +13,16 @@ MOST = 500
 """How many records, or pods, are given unless a number is asked for."""
 
 
-def history_page(history: History, params: Mapping[str, str]) -> dict[str, object]:
+def history_page(
+    history: History, params: Mapping[str, str], now: Callable[[str], str] = lambda container_id: ""
+) -> dict[str, object]:
     """Answer a question.
 
     Args:
         history: What is remembered.
         params: ``query``: who is meant (``History.find`` says what it may be); ``limit``: how many of the
             newest records, or pods, to give.
+        now: Says what holds for a container beyond what was decided, by its id; empty for nothing.
 
     Returns:
         ``records``, the newest last: those that the query found, none without a query. ``pods``, the newest
@@ -38,7 +41,7 @@ def history_page(history: History, params: Mapping[str, str]) -> dict[str, objec
     pods = [] if found else history.pods()
     return {
         "query": query,
-        "records": [record_data(record) for record in found[-most:]],
+        "records": [_with(record_data(record), now) for record in found[-most:]],
         "pods": [_pod_data(line) for line in pods[-most:]],
         "remembered": history.size,
     }
@@ -52,6 +55,12 @@ def record_data(record: Record) -> dict[str, object]:
         "there": record.there,
         "decision": to_data(record.explanation),
     }
+
+
+def _with(data: dict[str, object], now: Callable[[str], str]) -> dict[str, object]:
+    """Add ``now`` to a record of somebody who is there, where there is something to say."""
+    text = now(str(data["id"])) if data["there"] else ""
+    return {**data, "now": text} if text else data
 
 
 def _pod_data(line: PodLine) -> dict[str, object]:

@@ -62,7 +62,13 @@ def render(shown: Sequence[Told], width: int, *, older: int = 0) -> str:
         older: How many more there are that are not shown.
     """
     parts = [
-        "\n".join([*wrap(_circumstances(told), width), tell(told.decision, width).rstrip("\n")])
+        "\n".join(
+            [
+                *wrap(_circumstances(told), width),
+                tell(told.decision, width).rstrip("\n"),
+                *(wrap(clean(f"Now: {told.data['now']}"), width) if told.data.get("now") else ()),
+            ]
+        )
         for told in shown
     ]
     if older:
