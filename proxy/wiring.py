@@ -17,10 +17,12 @@ from proxy.model.machine import Machine
 from proxy.topology.reader import online_now, read_machine
 
 if TYPE_CHECKING:
+    from proxy.keeper.beside import BesideKubelet
     from proxy.keeper.keeper import Keeper, Options
     from proxy.keeper.ports import Cgroups, Ledger
     from proxy.keeper.scout import Scout
     from proxy.keeper.suppression import Suppression
+    from proxy.kubelet.settings import KubeletSettings
 
 
 def keeper_of(
@@ -53,6 +55,7 @@ def keeper_of(
         lambda known: _changed(config, known) if reread else None,
     )
     keeper.scout = _scout(config, keeper)
+    keeper.beside = _beside(config, keeper)
     return keeper
 
 
@@ -105,22 +108,43 @@ def _scout(config: Config, keeper: Keeper) -> Scout:
     kubelet, asked = None, config.kubelet
     if asked.pods or asked.pods_api or asked.pod_resources:
         from proxy.kubelet.client import KubeletClient
-        from proxy.kubelet.settings import KubeletSettings
 
-        settings = KubeletSettings(
-            pods_url=asked.pods,
-            pods_api=str(asked.pods_api or ""),
-            pod_resources=str(asked.pod_resources or ""),
-            token_file=str(asked.token_file or ""),
-            ca_file=str(asked.ca_file or ""),
-            cert_file=str(asked.cert_file or ""),
-            key_file=str(asked.key_file or ""),
-            insecure=asked.insecure_skip_verify,
-            timeout=asked.timeout,
-        )
-        kubelet = KubeletClient(settings, keeper.complain)
+        kubelet = KubeletClient(_kubelet_settings(config), keeper.complain)
     devices = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=keeper.complain)
     return Scout(kubelet, devices, keeper.broken)
+
+
+def _beside(config: Config, keeper: Keeper) -> BesideKubelet:
+    """Find out what kubelet's CPU manager does, and keep off what it gave."""
+    from proxy.keeper.beside import BesideKubelet
+    from proxy.kubelet.beside import KubeletBeside
+
+    asked = config.kubelet
+    found = KubeletBeside(
+        _kubelet_settings(config),
+        str(asked.state_dir),
+        str(asked.config_file or ""),
+        lambda: keeper.state.node.topology,
+    )
+    return BesideKubelet(keeper, found)
+
+
+def _kubelet_settings(config: Config) -> KubeletSettings:
+    from proxy.kubelet.settings import KubeletSettings
+
+    asked = config.kubelet
+    return KubeletSettings(
+        pods_url=asked.pods,
+        pods_api=str(asked.pods_api or ""),
+        pod_resources=str(asked.pod_resources or ""),
+        token_file=str(asked.token_file or ""),
+        ca_file=str(asked.ca_file or ""),
+        cert_file=str(asked.cert_file or ""),
+        key_file=str(asked.key_file or ""),
+        insecure=asked.insecure_skip_verify,
+        timeout=asked.timeout,
+        configz=asked.configz,
+    )
 
 
 def _changed(config: Config, known: Machine) -> Machine | None:

@@ -44,7 +44,7 @@ class CreateCalls:
         node, request, scout = keeper.state.node, request_of(config.linux.resources), keeper.scout
         given = given_of(config) if scout.devices_matter(node, pod) else NO_DEVICES
         asks = scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given))
-        if asks or holders(keeper.state, pod):
+        if asks or holders(keeper.state, pod) or keeper.beside.matters(pod, request):
             self._hold(call, self._find_out(call, pod, meta, request, given))
         else:
             self._decide(call, pod, meta.name, meta.attempt, request)
@@ -66,6 +66,8 @@ class CreateCalls:
             request = await keeper.scout.devices(pod, meta.name, given, request)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
         await see_ended(keeper, keeper.scout.worker, pod)
+        if keeper.beside.matters(pod, request):
+            await keeper.beside.look()
         if not call.done:
             self._decide(call, pod, meta.name, meta.attempt, request)
 

@@ -48,6 +48,7 @@ class PodCalls:
             pod = await keeper.scout.pod(pod)
         if concerns(node, pod):
             total = await keeper.scout.pod_devices(pod, total)
+            await keeper.beside.look()
         if call.done:
             return
         if not concerns(node, pod):

@@ -85,6 +85,8 @@ class Adoption:
         Raises:
             UnavailableError: The runtime does not answer any more.
         """
+        if found:
+            await self._keeper.beside.look()
         for start in range(0, len(found), ADOPT_AT_ONCE):
             some = found[start : start + ADOPT_AT_ONCE]
             details = await self._worker.run(self._details, [c.id for c in some])

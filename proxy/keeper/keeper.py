@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
+from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
@@ -109,6 +110,7 @@ class Keeper:
         self.wall = wall or clock
         self.history = History(options.history)
         self.scout = scout or Scout(None, None, self.broken)
+        self.beside = BesideKubelet(self, None)
         self.sandboxes = Sandboxes(self)
         self.problems = Problems(self.wall, voice.warn)
         self.flights = Flights()
@@ -346,3 +348,4 @@ class Keeper:
         await self.journal.flush()
         await asyncio.to_thread(self.kernel.close)
         await asyncio.to_thread(self.scout.close)
+        await asyncio.to_thread(self.beside.close)

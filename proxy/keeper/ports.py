@@ -8,6 +8,7 @@ from typing import Protocol
 
 from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Near
 
 
@@ -256,6 +257,20 @@ class Kubelet(Protocol):
 
     def close(self) -> None:
         """Close what is open."""
+
+
+class Beside(Protocol):
+    """What kubelet's CPU manager does. What cannot be found out is told in the answer, never an error."""
+
+    def look(self) -> CpuManager:
+        """Look at what it holds, and give that with the settings that are known.
+
+        Quick: a ``stat`` while nothing has changed, at most a tenth of a second where a file is not whole.
+        The same object is given as long as nothing has changed.
+        """
+
+    def refresh(self) -> None:
+        """Find out its settings again, if that is due; takes as long as one question to kubelet."""
 
 
 class Hardware(Protocol):

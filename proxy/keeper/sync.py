@@ -120,6 +120,7 @@ class Sync:
         machine = await self._worker.run(keeper.hardware, keeper.state.node.machine)
         if machine is not None:
             keeper.machine_changed(machine)
+        await keeper.beside.refresh(self._worker)
         listing = await self._worker.run(listed, keeper.runtime)
         self.connected, self._waits = True, False
         self._resolve(listing)

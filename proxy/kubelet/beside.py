@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.kubelet.client import Rests
 from proxy.kubelet.config_file import ConfigFile
-from proxy.kubelet.configz import NAME, read_configz
 from proxy.kubelet.errors import TOO_LATE, KubeletError
 from proxy.kubelet.manager_settings import ManagerSettings
+from proxy.kubelet.patience import Rests
 from proxy.kubelet.settings import KubeletSettings
 from proxy.kubelet.state_files import CPU_STATE, Seen, StateFile
 from proxy.kubelet.together import Told, put_together
@@ -19,6 +18,7 @@ from proxy.model.kubelet import CpuManager
 if TYPE_CHECKING:
     from proxy.place.cputopo import CpuTopology
 
+CONFIGZ = "kubelet's configz"
 ASK_AGAIN_S = 60.0
 """Settings of a running kubelet change with its restart only, so one answer is good for a while."""
 
@@ -58,10 +58,10 @@ class KubeletBeside:
 
     def refresh(self) -> None:
         """Find out kubelet's settings again where that is due; see ``proxy.keeper.ports.Beside``."""
-        if self._settings.configz and self._clock() >= self._good_until and not self._rests.rests(NAME):
+        if self._settings.configz and self._clock() >= self._good_until and not self._rests.rests(CONFIGZ):
             self._ask()
         problems = (self._silence,) if self._silence else ()
-        told = Told(self._live, NAME, problems, live=True)
+        told = Told(self._live, CONFIGZ, problems, live=True)
         if self._live is None:
             try:
                 told = Told(self._file.read(), self._file.path, problems)
@@ -82,11 +82,13 @@ class KubeletBeside:
 
     def _ask(self) -> None:
         """Ask the running kubelet; what it said before stands where it does not answer now."""
+        from proxy.kubelet.configz import read_configz
+
         try:
             self._live = read_configz(self._settings)
         except KubeletError as error:
-            self._rests.asked(NAME, hung=error.code == TOO_LATE)
+            self._rests.asked(CONFIGZ, hung=error.code == TOO_LATE)
             self._silence = str(error)
         else:
-            self._rests.asked(NAME, hung=False)
+            self._rests.asked(CONFIGZ, hung=False)
             self._silence, self._good_until = "", self._clock() + ASK_AGAIN_S

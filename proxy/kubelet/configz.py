@@ -13,8 +13,6 @@ from proxy.kubelet.fetch import fetch_configz
 from proxy.kubelet.manager_settings import ManagerSettings, manager_settings
 from proxy.kubelet.settings import KubeletSettings
 
-NAME = "kubelet's configz"
-
 
 def read_configz(settings: KubeletSettings) -> ManagerSettings:
     """Ask kubelet.

@@ -1,0 +1,170 @@
+"""Living beside kubelet's CPU manager: what it gave is nobody else's.
+
+Theory (kubelet 1.36, reference C.6 and C.9). Under policy ``static`` kubelet gives CPUs when it admits a pod
+and writes them to its state file, before it asks for a sandbox; the container comes later, with these CPUs in
+its request. Between the two only the file tells. So it is looked at in each comparison, and before CPUs are
+chosen for anybody; a look costs a ``stat`` while the file is as it was. What it holds goes into the state of
+the node (``NodeState.beside``): the pools lose these CPUs at once, nobody else is given them, and whoever
+runs there moves away. When kubelet takes an entry back, the pools have the CPUs again.
+
+CPUs that somebody had here first stay his; kubelet, which knows nothing of that, may have given them away all
+the same. Two cannot have them, so it is told, with both names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from proxy.keeper.worker import Worker
+from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import CpuManager, Held
+from proxy.model.workload import Pod, Pool, Request
+from proxy.plan.owners import NOT_KUBELETS
+from proxy.plan.state import NodeState, moves
+from proxy.pools.claims import STRICT, may_own, whole_cpus
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import Beside
+
+
+class BesideKubelet:
+    """Keeps a keeper's state true to what kubelet's CPU manager holds.
+
+    Attributes:
+        manager: What was seen last.
+    """
+
+    def __init__(self, keeper: Keeper, port: Beside | None) -> None:
+        """Prepare to look.
+
+        Args:
+            keeper: Whose state it is.
+            port: Who finds out what kubelet does; None where nobody does.
+        """
+        self._keeper = keeper
+        self._port = port
+        self._worker = Worker("beside", keeper.broken)
+        self._told: frozenset[str] = frozenset()
+        self._checked: tuple[object, object] = (None, None)
+        self.manager = CpuManager()
+
+    def matters(self, pod: Pod, request: Request) -> bool:
+        """Tell whether a container may be given CPUs of its own, so that kubelet's must be known."""
+        if self._port is None:
+            return False
+        known = whole_cpus(request) > 0 or pod.asks is not None
+        return bool(pod.cpuset) or pod.qos in STRICT or (known and may_own(pod))
+
+    async def refresh(self, worker: Worker) -> None:
+        """Find out kubelet's settings where that is due, in a worker whose thread may wait, then look."""
+        if self._port is None:
+            return
+        try:
+            await worker.run(self._port.refresh)
+        except Exception as error:  # noqa: BLE001 - what kubelet does is not worth a pass
+            self._keeper.broken(error)
+        await self.look()
+
+    async def look(self) -> None:
+        """Look at what kubelet holds, and have the state follow; what is known stands if that takes long."""
+        if self._port is None:
+            return
+        keeper = self._keeper
+        try:
+            async with asyncio.timeout(keeper.options.call_timeout):
+                manager = await self._worker.run(self._port.look)
+        except TimeoutError:
+            keeper.problems.note("cannot look at kubelet's state file: the file system does not answer")
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node
+            keeper.broken(error)
+        else:
+            self._follow(manager)
+
+    def _follow(self, manager: CpuManager) -> None:
+        keeper, before = self._keeper, self._keeper.state
+        after = before.beside(manager.held)
+        if after is not before:
+            keeper.state = after
+            keeper.counters["kubelet_changes"] += 1
+            shrink, grow = moves(before, after)
+            if shrink or grow:
+                keeper.later([*shrink, *grow])
+            keeper.voice.info(_change(before.kubelet, after.kubelet))
+        if manager is not self.manager or self._checked != (manager, keeper.state.owners):
+            self.manager, self._checked = manager, (manager, keeper.state.owners)
+            told = frozenset((*manager.problems, *clashes(keeper.state)))
+            for words in sorted(told - self._told):
+                keeper.problems.note(words)
+            self._told = told
+
+    def page(self) -> dict[str, object]:
+        """Give what is known as plain data; empty where nobody looks."""
+        if self._port is None:
+            return {}
+        manager, state = self.manager, self._keeper.state
+        names = {pod.uid: pod.ref for pod in state.pods.values()}
+        return {
+            "cpuManagerPolicy": manager.policy,
+            "cpuManagerPolicyOptions": dict(manager.options),
+            "reservedSystemCPUs": str(manager.reserved),
+            "topologyManagerPolicy": manager.topology_policy,
+            "topologyManagerScope": manager.topology_scope,
+            "default": str(manager.default),
+            "held": [
+                {"pod": names.get(uid, ""), "uid": uid, "container": name, "cpus": str(cpus)}
+                for uid, containers in sorted(manager.held.items())
+                for name, cpus in sorted(containers.items())
+            ],
+            "sources": dict(manager.sources),
+            "problems": [*manager.problems, *clashes(state)],
+        }
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def clashes(state: NodeState) -> list[str]:
+    """Name those to whom kubelet gave CPUs that somebody else has here, or others than they have here."""
+    pods = {pod.uid: pod for pod in state.pods.values()} if state.kubelet else {}
+    present = state.node.machine.present
+    found: list[str] = []
+    for uid, containers in sorted(state.kubelet.items()):
+        pod = pods.get(uid)
+        if pod is not None and (pod.qos in NOT_KUBELETS or pod.cpuset):
+            continue
+        taken = _taken(state, uid)
+        for name, cpus in sorted(containers.items()):
+            who = f"{pod.ref if pod else uid}/{name}"
+            gave = f"cannot let {who} have CPUs {cpus} of kubelet's CPU manager"
+            found += [f"{gave}: {clash} belong to {ref}" for ref, has in taken if (clash := cpus & has)]
+            if gone := cpus - present:
+                found.append(f"{gave}: this machine has no CPUs {gone}")
+            own = state.owners.get(f"{uid}/{name}")
+            if own is not None and not own.cpus <= cpus:
+                found.append(f"{gave}: it has {own.cpus} already")
+    return found
+
+
+def _taken(state: NodeState, uid: str) -> list[tuple[str, CpuSet]]:
+    """Give who else has CPUs here: owners that run, and pods for which CPUs are set aside."""
+    owners: dict[str, tuple[str, CpuSet]] = {}
+    for container in state.containers.values():
+        owner = state.owners.get(container.owner) if container.placement.pool is Pool.OWN else None
+        if owner is not None and container.pod.uid != uid:
+            owners[container.owner] = (container.ref, owner.cpus)
+    aside = [(pod.ref, pod.aside.cpus) for pod in state.pods.values() if pod.aside and pod.uid != uid]
+    return [*sorted(owners.values(), key=lambda pair: pair[0]), *aside]
+
+
+def _change(before: Held, after: Held) -> str:
+    """Say what kubelet holds now and did not before, and the other way round."""
+    came, went = _all(after) - _all(before), _all(before) - _all(after)
+    words = [f"holds {came} now" if came else "", f"has let go of {went}" if went else ""]
+    return f"kubelet's CPU manager {' and '.join(w for w in words if w) or 'has other holders'}"
+
+
+def _all(held: Held) -> CpuSet:
+    return CpuSet.from_bits(union(cpus.bits for containers in held.values() for cpus in containers.values()))
