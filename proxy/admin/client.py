@@ -14,7 +14,14 @@ from proxy.model.errors import InputError, PermissionDeniedError, UnavailableErr
 ANSWER_LIMIT = 64 << 20
 
 
-def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] | None = None) -> object:
+def ask(
+    path: Path,
+    route: str,
+    timeout: float = 5.0,
+    params: Mapping[str, str] | None = None,
+    *,
+    act: bool = False,
+) -> object:
     """Ask the daemon that listens at an admin socket.
 
     Args:
@@ -22,6 +29,7 @@ def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] 
         route: What to ask for, as ``/status``.
         timeout: Seconds for the whole exchange.
         params: Parameters of the question, encoded here.
+        act: It is no question, something is to be done (POST).
 
     Returns:
         The decoded JSON, or the text where the answer is text.
@@ -29,10 +37,11 @@ def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] 
     Raises:
         UnavailableError: Nobody answers there, or with an error.
         InputError: The daemon does not take the question.
-        PermissionDeniedError: The socket is not for this user.
+        PermissionDeniedError: The socket, or what is to be done, is not for this user.
     """
     target = f"{route}?{urlencode(params, errors='replace')}" if params else route
-    request = f"GET {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
+    verb = "POST" if act else "GET"
+    request = f"{verb} {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
     try:
         data = _exchange(path, request, time.monotonic() + timeout)
     except PermissionError as error:
@@ -53,6 +62,8 @@ def ask(path: Path, route: str, timeout: float = 5.0, params: Mapping[str, str] 
         raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is no admin socket")
     if words[1] in (b"400", b"414"):
         raise InputError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
+    if words[1] == b"403":
+        raise PermissionDeniedError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
     if words[1] != b"200":
         raise UnavailableError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
     if b"content-type: application/json" not in head.lower():

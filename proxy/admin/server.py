@@ -1,8 +1,10 @@
-"""The admin socket: HTTP/1.1, one request a connection, GET only, for the owner of the process.
+"""The admin socket: HTTP/1.1, one request a connection, GET asks and POST acts, for the owner of the process.
 
 It shares the event loop with the relay, so everything about a client is
 bounded: how many there are, how long one may take, how much it may send.
 ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do parameters behind a ``?``.
+What acts is answered to POST alone, and only where the kernel says that the client is root or our own user:
+a socket whose mode was opened up for those who may look does not let them act.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import asyncio
 import contextlib
 import inspect
 import json
+import os
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -21,6 +26,8 @@ from proxy.logs import log
 from proxy.model.errors import InputError
 
 CLIENT_SECONDS = 5.0
+ACTION_SECONDS = 60.0
+"""An action may wait for a disk; one that takes longer goes on, and its client is told so."""
 CLIENT_LIMIT = 16
 HEAD_LIMIT = 8192
 QUERY_LIMIT = 1024
@@ -29,15 +36,17 @@ FIELD_LIMIT = 8
 Answer = object | Awaitable[object]
 Params = Mapping[str, str]
 Route = Callable[[], Answer] | Callable[[Params], Answer]
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
 _REASONS |= {408: "Request Timeout", 414: "URI Too Long", 431: "Request Header Fields Too Large"}
-_REASONS |= {500: "Internal Server Error", 503: "Service Unavailable"}
+_REASONS |= {500: "Internal Server Error", 503: "Service Unavailable", 504: "Gateway Timeout"}
 
 
 class AdminServer:
     """Answers questions about the daemon on a unix socket with mode 0600."""
 
-    def __init__(self, path: Path, routes: Mapping[str, Route]) -> None:
+    def __init__(
+        self, path: Path, routes: Mapping[str, Route], actions: Mapping[str, Route] | None = None
+    ) -> None:
         """Prepare a server; nothing is opened until ``start``.
 
         Args:
@@ -46,10 +55,12 @@ class AdminServer:
                 called on the event loop and must not block; it may be a coroutine function. One that takes
                 an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
                 client as status 400. ``/healthz`` is there by default and says that the loop turns.
+            actions: The same for POST. One must see to it itself that it goes on when its client leaves.
         """
         self._path = path
         everything: dict[str, Route] = {"/healthz": lambda: "ok\n", **routes}
         self._routes = {name: _with_params(route) for name, route in everything.items()}
+        self._actions = {name: _with_params(route) for name, route in (actions or {}).items()}
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -86,8 +97,9 @@ class AdminServer:
         assert task is not None
         self._clients.add(task)
         try:
+            async with asyncio.timeout(2 * CLIENT_SECONDS + (ACTION_SECONDS if self._actions else 0)):
+                writer.write(await self._answer(reader, writer))
             async with asyncio.timeout(2 * CLIENT_SECONDS):
-                writer.write(await self._answer(reader))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -97,7 +109,7 @@ class AdminServer:
             self._clients.discard(task)
             writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         crowded = len(self._clients) > CLIENT_LIMIT
         try:
             async with asyncio.timeout(CLIENT_SECONDS / 10 if crowded else CLIENT_SECONDS):
@@ -114,22 +126,30 @@ class AdminServer:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return _response(400, "this is not HTTP/1.1\n")
-        if words[0] != "GET":
-            return _response(405, "only GET is answered\n", "Allow: GET\r\n")
         path, _, query = words[1].partition("?")
         if len(query) > QUERY_LIMIT:
             return _response(414, f"the parameters are longer than {QUERY_LIMIT} bytes\n")
-        return await self._serve(path, query)
-
-    async def _serve(self, path: str, query: str) -> bytes:
+        if words[0] == "POST" and path in self._actions:
+            if not _may_act(writer):
+                return _response(403, "only root and the daemon's own user may act\n")
+            return await self._serve(self._actions[path], path, query, ACTION_SECONDS)
+        if words[0] != "GET" or (path in self._actions and path not in self._routes):
+            only = "POST" if path in self._actions else "GET"
+            return _response(405, f"only {only} is answered\n", f"Allow: {only}\r\n")
         route = self._routes.get(path)
         if route is None:
             return _response(404, f"there is {', '.join(sorted(self._routes))}\n")
+        return await self._serve(route, path, query, CLIENT_SECONDS)
+
+    async def _serve(self, route: Callable[[str], Answer], path: str, query: str, seconds: float) -> bytes:
         try:
             answer = route(query)
             if inspect.isawaitable(answer):
-                async with asyncio.timeout(CLIENT_SECONDS):
-                    answer = await answer
+                try:
+                    async with asyncio.timeout(seconds):
+                        answer = await answer
+                except TimeoutError:
+                    return _response(504, f"no answer in {seconds:g} seconds\n")
             return _response(200, answer)
         except InputError as error:
             return _response(400, f"{error}\n")
@@ -138,6 +158,14 @@ class AdminServer:
                 ("admin", path), "error", "cannot answer on the admin socket", path=path, err=repr(error)
             )
             return _response(500, f"cannot answer: {type(error).__name__}: {error}\n")
+
+
+def _may_act(writer: asyncio.StreamWriter) -> bool:
+    """Tell whether a client is root or our own user, by the kernel's word."""
+    peer = writer.get_extra_info("socket")
+    size = struct.calcsize("3i")
+    uid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+    return uid in (0, os.geteuid())
 
 
 def _with_params(route: Route) -> Callable[[str], Answer]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import stat
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def test_a_slow_page_is_given_up(at: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(ROUTES, "/slow", lambda: asyncio.sleep(60))
 
     async def check() -> None:
-        assert b" 500 " in (await send(at, b"GET /slow HTTP/1.1\r\n\r\n")).splitlines()[0]
+        assert b" 504 " in (await send(at, b"GET /slow HTTP/1.1\r\n\r\n")).splitlines()[0]
 
     with_server(at, check)
 
@@ -281,3 +282,31 @@ class TestClient:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
         monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: head + body)
         assert ask(at, "/x") == {"a": [1]}
+
+
+def test_actions_are_for_post_and_for_the_owner(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def act(params: Mapping[str, str]) -> object:
+        done.append(params["what"])
+        return {"done": True}
+
+    async def body() -> None:
+        server = AdminServer(at, {"/status": dict}, {"/do": act})
+        await server.start()
+        try:
+            got = await send(at, b"GET /do?what=x HTTP/1.1\r\n\r\n")
+            assert b" 405 " in got.splitlines()[0]
+            assert b"Allow: POST\r\n" in got
+            assert b" 405 " in (await send(at, b"POST /status HTTP/1.1\r\n\r\n")).splitlines()[0]
+            assert done == []
+            answer = await asyncio.to_thread(ask, at, "/do", 20.0, {"what": "it"}, act=True)
+            assert (answer, done) == ({"done": True}, ["it"])
+            monkeypatch.setattr(struct, "unpack", lambda form, data: (1, 12345, 12345))
+            with pytest.raises(PermissionDeniedError, match="only root and the daemon's own user may act"):
+                await asyncio.to_thread(ask, at, "/do", 20.0, {"what": "again"}, act=True)
+            assert done == ["it"]
+        finally:
+            await server.stop()
+
+    asyncio.run(body())
