@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import BindPolicy, ExclusivePolicy
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.memory import Block, Blocks
+from proxy.model.options import Policy
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -25,7 +26,7 @@ from proxy.model.workload import (
     SetAside,
 )
 
-POLICIES = ("bind_required", "bind_preferred", "exclusive")
+POLICIES = ("bind_required", "bind_preferred", "exclusive", "aligned", "apart", "wish_policy")
 REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
 
 
@@ -47,6 +48,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
+        **({} if pod.wish_nodes is None else {"wish_nodes": str(pod.wish_nodes)}),
         **({"chosen": True} if pod.chosen else {}),
         **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
@@ -152,6 +154,10 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         bind_required=BindPolicy(data.get("bind_required", "")),
         bind_preferred=BindPolicy(data.get("bind_preferred", "")),
         exclusive=ExclusivePolicy(data.get("exclusive", "")),
+        aligned=NumaPolicy(data.get("aligned", "")),
+        apart=NumaExclusive(data.get("apart", "")),
+        wish_policy=Policy(data["wish_policy"]) if "wish_policy" in data else None,
+        wish_nodes=Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None,
         chosen=data.get("chosen") is True,
         aside=_aside(data["aside"]) if "aside" in data else None,
     )

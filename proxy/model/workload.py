@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Self
 
 from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import BindPolicy, ExclusivePolicy
+from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.memory import Blocks
+from proxy.model.options import Policy
 
 
 class KubeQos(enum.StrEnum):
@@ -38,6 +40,19 @@ class Note(enum.StrEnum):
     POLICY = "policy"
     CPU_LIST = "cpu-list"
     OVERLAP = "overlap"
+
+
+class Fault(str):
+    """What is wrong with something that a user wrote: a sentence that knows its kind."""
+
+    __slots__ = ("kind",)
+    kind: Note
+
+    def __new__(cls, words: str, kind: Note = Note.ANNOTATION) -> Self:
+        """Make a fault of a sentence."""
+        fault = super().__new__(cls, words)
+        fault.kind = kind
+        return fault
 
 
 class Phase(enum.StrEnum):
@@ -101,7 +116,10 @@ class Pod:
         source: Where ``asks`` came from, in words.
         chosen: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
         aside: What was decided for the pod as a whole; None where each container is decided by itself.
-        notes: What is wrong with its labels and annotations: a kind (see ``Note``) and a sentence each.
+        aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
+        apart: Whether it keeps apart from pods that span NUMA nodes (the same).
+        wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
+        faults: What is wrong with its labels and annotations.
     """
 
     sandbox_id: str
@@ -122,7 +140,11 @@ class Pod:
     source: str = ""
     chosen: bool = False
     aside: SetAside | None = None
-    notes: tuple[tuple[Note, str], ...] = ()
+    aligned: NumaPolicy = NumaPolicy.NONE
+    apart: NumaExclusive = NumaExclusive.NONE
+    wish_policy: Policy | None = None
+    wish_nodes: Mask | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def ref(self) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from proxy.model.explanation import Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Fault, KubeQos, Note, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import FAILED_PRECONDITION, Ruling, grant
 from proxy.plan.nodes import bound_to, own_mems
 from proxy.plan.state import NodeState
-from proxy.pools.claims import STRICT, Claim
+from proxy.pools.claims import STRICT, Claim, pool_of
 
 
 class RefusedError(Exception):
@@ -105,9 +105,17 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
 
 
 def _without(pod: Pod, wish: Claim, obstacle: tuple[str, str], ref: str) -> Claim:
-    """Go on without the CPUs: strict pods are refused, the others run on the shared pool."""
+    """Go on without the CPUs: strict pods are refused, the others run on their pool.
+
+    Where kubelet's CPU manager named them for one container, others are chosen: it is as many that count.
+    """
     reason, words = obstacle
     if pod.qos in STRICT:
         message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
         raise RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
-    return Claim(Pool.SHARED, f"{wish.why}, but {words}: it runs on the shared pool", problem=words)
+    fault = Fault(words, Note.OVERLAP)
+    if not wish.per_pod and wish.cpus:
+        why = f"{wish.why}, but {words}: others are chosen"
+        return Claim(Pool.OWN, why, count=len(wish.cpus), hard=wish.hard, problem=fault)
+    pool, _ = pool_of(pod)
+    return Claim(pool, f"{wish.why}, but {words}: it runs on the {pool} pool", problem=fault)

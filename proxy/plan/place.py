@@ -36,7 +36,7 @@ from proxy.plan.quotas import unlimited
 from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, pooled, unmet
 from proxy.plan.state import NodeState, moves
-from proxy.pools.claims import Claim, claim, whole_cpus
+from proxy.pools.claims import Claim, claim, pool_of, whole_cpus
 
 INVALID_ARGUMENT = 3
 
@@ -172,6 +172,11 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         placement = pooled(wish.pool, mems, wish.why, wish.within, wish.nodes)
         return Found(placement, problem=wish.problem or unmet(state, placement))
     ruling = _ruling(case, pod, name, wish.count)
+    if not ruling.verdict.admitted and wish.count and wish.problem:
+        # kubelet pinned it where others are, and there are no CPUs to take their place.
+        instead, _ = pool_of(pod)
+        why = f"{wish.why}; there are not enough: it runs on the {instead} pool"
+        return _find(state, pod, name, request, Claim(instead, why, problem=wish.problem))
     if not ruling.verdict.admitted:
         lacks = lacks_of(case, name) if ruling.verdict.reason == AFFINITY else ()
         raise RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)

@@ -19,6 +19,7 @@ from typing import TypeVar
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.options import Policy
+from proxy.model.workload import Fault, Note
 from proxy.pools.fields import Fields, amount, short
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
@@ -29,6 +30,7 @@ VOLCANO_DECISION = "volcano.sh/topology-decision"
 BATCH_CPU = "kubernetes.io/batch-cpu"
 """Milli-CPUs that BE pods ask for, as a plain number."""
 
+NO_FAULT = Fault("")
 Annotations = Mapping[str, str]
 E = TypeVar("E", bound=enum.StrEnum)
 V = TypeVar("V")
@@ -121,55 +123,68 @@ class VolcanoWish:
     cpu: Mapping[int, int] = field(default_factory=dict)
 
 
-def resource_spec(annotations: Annotations) -> tuple[ResourceSpec, str]:
+class UnknownValueError(ValueError):
+    """A text that must be one of a few is none of them."""
+
+
+class CpuListError(ValueError):
+    """A text that must be a list of CPUs is none."""
+
+
+_KINDS: Mapping[type[Exception], Note] = {UnknownValueError: Note.POLICY, CpuListError: Note.CPU_LIST}
+
+
+def resource_spec(annotations: Annotations) -> tuple[ResourceSpec, Fault]:
     """Read ``resource-spec``."""
     return _read(annotations, RESOURCE_SPEC, ResourceSpec(), _spec)
 
 
-def resource_status(annotations: Annotations) -> tuple[ResourceStatus, str]:
+def resource_status(annotations: Annotations) -> tuple[ResourceStatus, Fault]:
     """Read ``resource-status``."""
     return _read(annotations, RESOURCE_STATUS, ResourceStatus(), _status)
 
 
-def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, str]:
+def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, Fault]:
     """Read ``numa-topology-spec``."""
     return _read(annotations, NUMA_TOPOLOGY_SPEC, NumaSpec(), _numa)
 
 
-def volcano_wish(annotations: Annotations) -> tuple[VolcanoWish, str]:
+def volcano_wish(annotations: Annotations) -> tuple[VolcanoWish, tuple[Fault, ...]]:
     """Read Volcano's two annotations; a fault in one does not spoil the other."""
-    policy, problem = None, ""
+    policy, problem = None, NO_FAULT
     text = annotations.get(VOLCANO_POLICY, "")
     try:
         policy = Policy(text) if text else None
     except ValueError:
-        problem = short(f"annotation {VOLCANO_POLICY}: {text!r} is not one of {', '.join(Policy)}")
-    cpu, fault = _read(annotations, VOLCANO_DECISION, dict[int, int](), _decision)
+        words = short(f"annotation {VOLCANO_POLICY}: {text!r} is not one of {', '.join(Policy)}")
+        problem = Fault(words, Note.POLICY)
+    cpu, wrong = _read(annotations, VOLCANO_DECISION, dict[int, int](), _decision)
     nodes = Mask(cpu) if cpu else None
-    return VolcanoWish(policy, nodes, cpu), "; ".join(words for words in (problem, fault) if words)
+    return VolcanoWish(policy, nodes, cpu), tuple(fault for fault in (problem, wrong) if fault)
 
 
-def _read(annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V]) -> tuple[V, str]:
+def _read(annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V]) -> tuple[V, Fault]:
     text = annotations.get(key)
     if not text:
-        return absent, ""
+        return absent, NO_FAULT
     try:
-        return reader(Fields.parse(text)), ""
+        return reader(Fields.parse(text)), NO_FAULT
     except ValueError as error:
-        return absent, short(f"annotation {key}: {error}")
+        kind = _KINDS.get(type(error), Note.ANNOTATION)
+        return absent, Fault(short(f"annotation {key}: {error}"), kind)
 
 
 def one_of(kind: type[E], text: str, what: str) -> E:
     """Give the value that a text stands for; ``None`` stands for nothing, as an empty text does.
 
     Raises:
-        ValueError: It stands for none; the message names those that there are.
+        UnknownValueError: It stands for none; the message names those that there are.
     """
     try:
         return kind("" if text == "None" else text)
     except ValueError:
         known = ", ".join(value for value in kind if value)
-        raise ValueError(f"{what} {text!r} is not one of {known}") from None
+        raise UnknownValueError(f"{what} {text!r} is not one of {known}") from None
 
 
 def _spec(fields: Fields) -> ResourceSpec:
@@ -189,7 +204,7 @@ def _status(fields: Fields) -> ResourceStatus:
     try:
         cpus = CpuSet.parse(text)
     except ValueError as error:
-        raise ValueError(f"cpuset: {error}") from None
+        raise CpuListError(f"cpuset: {error}") from None
     shares = tuple(_share(inner) for inner in fields.each("numaNodeResources"))
     pools = tuple(_node(inner) for inner in fields.each("cpuSharedPools"))
     return ResourceStatus(text, cpus, shares, tuple(dict.fromkeys(pools)))

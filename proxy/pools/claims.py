@@ -1,18 +1,19 @@
 """What a container may claim: CPUs of its own, or a place in a pool.
 
-The rules are Koordinator's decision table (reference koordinator c.2 and 3.4 of peers) as far as a node can
-follow it without node objects, with Kubernetes' own classes beside it:
+Koordinator's decision table (``rows``) says which; this is what its rows come to on a node whose pools are
+ours, with Kubernetes' own classes beside it:
 
-1. A resource-status annotation with CPUs gives its pod those CPUs, whatever the label says (row 1). Only LSE
+1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Only LSE
    takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod. A BE pod owns nothing by it: it
    runs on those of its CPUs that are in the BE pool.
-2. An annotation that gives NUMA nodes and no CPUs binds its pod to the shared pool of these nodes (row 4);
-   a BE pod to the BE pool of these nodes (row 3).
-3. Label SYSTEM: the CPUs that the node keeps for that class (row 5), else as LS. Label LS: shared pool (row
-   6). Label BE: BE pool (row 7).
-4. No such label: BestEffort goes to the BE pool. A Guaranteed container that asks for a whole number of CPUs
-   owns that many where the policy is ``static``; where it is not and kubelet's own CPU manager pinned the
-   container (the request names exactly that many CPUs), kubelet's choice stands. All others share.
+2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. Where only
+   Volcano's scheduler has chosen nodes, a pod that shares is narrowed to those.
+3. Row 5 is for every SYSTEM pod: where the node keeps no CPUs for the class, its pool is the shared one.
+   Row 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not asked: where
+   kubelet's own CPU manager is static, its set for those who share still holds what we gave away.
+4. A Guaranteed container that asks for a whole number of CPUs owns that many where the policy is ``static``;
+   where it is not and kubelet's own CPU manager pinned the container (the request names exactly that many
+   CPUs), kubelet's choice stands. All others share.
 
 LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
 (``plan.owning``); where that could not be done, their containers are treated as rule 4 says.
@@ -24,8 +25,9 @@ import functools
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.wording import nodes as named
-from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
+from proxy.model.wording import nodes as named_nodes
+from proxy.model.workload import Fault, KubeQos, Note, Pod, Pool, QosClass, Request
+from proxy.pools.rows import Row, row_of
 
 STRICT = (QosClass.LSE, QosClass.LSR)
 """Classes that would rather not run than run on CPUs that are not theirs."""
@@ -90,31 +92,49 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         exact: How many CPUs of its own the container is entitled to by what kubelet told of its pod; None
             where only the CRI request tells.
     """
-    problem = pod.problem
-    if pod.cpuset and pod.qos is not QosClass.BE and not problem:
+    problem, fault = pod.problem, bool(pod.problem)
+    is_be = pod.qos is QosClass.BE
+    if pod.cpuset and not fault and not is_be:
         missing = pod.cpuset - online
         if not missing:
-            hard = pod.qos is QosClass.LSE
-            why = f"{_class(pod)} pod: its resource-status annotation names CPUs {pod.cpuset}"
-            if pod.chosen:
-                why = f"{_class(pod)} pod: CPUs {pod.cpuset} were chosen for it when its sandbox was made"
-            return Claim(Pool.OWN, why, cpus=pod.cpuset, per_pod=True, hard=hard)
-        problem = f"resource-status asks for CPUs {pod.cpuset}, but {missing} not online here"
+            return _named(pod, pod.cpuset)
+        problem = Fault(
+            f"resource-status asks for CPUs {pod.cpuset}, but {missing} not online here", Note.CPU_LIST
+        )
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
-    pool, why = _pool(pod.qos, pod.kube_qos)
-    if pod.cpuset and pod.qos is QosClass.BE and not problem:
+    named = bool(pod.cpuset) and is_be and not problem
+    row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
+    pool, why = _pool(Row.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
+    if row is Row.NAMED:
         why = f"BE pod: its resource-status annotation names CPUs {pod.cpuset}, which the BE pool limits"
         return Claim(Pool.BE, why, within=pod.cpuset)
-    if pod.nodes and not problem:
-        why = f"{_class(pod)} pod: its resource-status annotation binds it to {named(pod.nodes)}"
-        return Claim(pool, why, nodes=pod.nodes)
+    if row in (Row.BE_ON_NODES, Row.SHARED_ON_NODES) and pod.nodes:
+        who = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
+        return Claim(pool, f"{_class(pod)} pod: {who} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
     if pool is Pool.SHARED and may_own(pod):
         count = whole_cpus(request) if exact is None else exact
         own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
         if own is not None:
             return own
+    if pod.wish_nodes and pool is Pool.SHARED and not problem:
+        why = f"{why}, of {named_nodes(pod.wish_nodes)}, which Volcano's scheduler chose"
+        return Claim(pool, why, nodes=pod.wish_nodes)
     return Claim(pool, why, problem=problem)
+
+
+def _named(pod: Pod, cpus: CpuSet) -> Claim:
+    """Give the claim of a pod whose CPUs are decided."""
+    why = f"{_class(pod)} pod: its resource-status annotation names CPUs {cpus}"
+    if pod.chosen:
+        why = f"{_class(pod)} pod: CPUs {cpus} were chosen for it when its sandbox was made"
+    return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, hard=pod.qos is QosClass.LSE)
+
+
+def pool_of(pod: Pod) -> tuple[Pool, str]:
+    """Give the pool of a pod that owns nothing and is bound to nothing, and why."""
+    row = Row.BEST_EFFORT if pod.qos is QosClass.BE else row_of(pod.qos, pod.kube_qos)
+    return _pool(row, pod.qos, pod.kube_qos)
 
 
 def may_own(pod: Pod) -> bool:
@@ -140,17 +160,16 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bo
     return None
 
 
+_POOLS = {Row.SYSTEM: Pool.SYSTEM, Row.BEST_EFFORT: Pool.BE, Row.BE_ON_NODES: Pool.BE}
+
+
 @functools.cache
-def _pool(qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
+def _pool(row: Row, qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str]:
     name = qos.value or kube_qos.value
-    if qos is QosClass.SYSTEM:
-        return (
-            Pool.SYSTEM,
-            "SYSTEM pod runs on the CPUs that the node keeps for its class, else on the shared pool",
-        )
-    if qos is QosClass.BE or (kube_qos is KubeQos.BEST_EFFORT and qos is QosClass.NONE):
-        return Pool.BE, f"{name} pod runs on the BE pool"
-    return Pool.SHARED, f"{name} pod runs on the shared pool"
+    pool = _POOLS.get(row, Pool.SHARED)
+    if pool is Pool.SYSTEM:
+        return pool, "SYSTEM pod runs on the CPUs that the node keeps for its class, else on the shared pool"
+    return pool, f"{name} pod runs on the {'BE' if pool is Pool.BE else 'shared'} pool"
 
 
 def _class(pod: Pod) -> str:

@@ -1,19 +1,8 @@
-"""Which CPUs a container runs on: Koordinator's decision table (reference koordinator c.2).
+"""Which CPUs a container runs on, in the words of Koordinator's hook (reference koordinator c.2).
 
-The first row that fits decides.
-
-    1  resource-status names CPUs, whatever the class        those
-    2  the pools are not known                               leave what the request says
-    3  the pod is bound to NUMA nodes; class BE; BE is ours  BE pools of these nodes
-    4  the pod is bound to NUMA nodes; not class BE          shared pools of these nodes
-    5  class SYSTEM, and it has CPUs                         those
-    6  class LS                                              all shared pools
-    7  Kubernetes' class BestEffort                          erase what the request says
-    8  kubelet's policy is static                            leave what the request says
-    9  all others                                            all shared pools
-
-An answer has two sides. ``text`` is what Koordinator's own hook would write, letter for letter: pools joined
-with bare commas, a list as the scheduler wrote it. ``cpus`` is the set that we put into force. They name the
+``rows`` says which row of the table decides. An answer has two sides. ``text`` is what Koordinator's own hook
+would write, letter for letter: pools joined with bare commas, a list as the scheduler wrote it. ``cpus`` is
+the set that we put into force. They name the
 same CPUs but for three cases, in which the text would do harm:
 
 - A BE pod that names CPUs (row 1) gets only those of them that are in the BE pools: it may not run on what an
@@ -33,6 +22,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
+from proxy.pools.rows import Row, row_of
 from proxy.pools.rule import STATIC, Rule
 from proxy.pools.shared import NodePool, joined, on_nodes, union
 
@@ -101,26 +91,40 @@ def decide(rule: Rule | None, asker: Asker, *, be_manager: bool = False) -> Answ
     """
     if asker.problem:
         return Answer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=asker.problem)
-    if asker.status.cpus:
+    nodes = asker.status.nodes
+    row = row_of(
+        asker.qos,
+        asker.kube_qos,
+        named=bool(asker.status.cpus),
+        bound=bool(nodes),
+        known=rule is not None,
+        be_manager=be_manager,
+        system=rule is not None and bool(rule.system),
+        static=rule is not None and rule.kubelet_policy == STATIC,
+    )
+    if row is Row.NAMED:
         return _named(rule, asker)
     if rule is None:
-        return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
-    nodes = asker.status.nodes
-    if nodes and asker.qos is QosClass.BE and be_manager:
-        return _bound(3, "BE", rule.be, nodes)
-    if nodes and asker.qos is not QosClass.BE:
-        return _bound(4, "shared", rule.shared, nodes)
-    if asker.qos is QosClass.SYSTEM and rule.system:
-        why = "SYSTEM pod: the node keeps CPUs for its class"
-        return Answer(5, Action.SET, why, rule.system, rule.system_cpus)
-    if asker.qos is QosClass.LS:
-        return _all_shared(6, rule, "LS pod: shared pool")
-    if asker.kube_qos is KubeQos.BEST_EFFORT:
-        why = f"{asker.qos or asker.kube_qos} pod: the cgroups above it hold the BE pool"
-        return Answer(7, Action.ERASE, why, "", union(rule.be))
-    if rule.kubelet_policy == STATIC:
-        return Answer(8, Action.LEAVE, "kubelet's CPU manager is static, and the pod has no class of ours")
-    return _all_shared(9, rule, f"{asker.qos or asker.kube_qos} pod without CPUs of its own: shared pool")
+        return Answer(row, Action.LEAVE, "the pools of the node are not known yet")
+    name = asker.qos or asker.kube_qos
+    match row:
+        case Row.BE_ON_NODES:
+            return _bound(row, "BE", rule.be, nodes)
+        case Row.SHARED_ON_NODES:
+            return _bound(row, "shared", rule.shared, nodes)
+        case Row.SYSTEM:
+            why = "SYSTEM pod: the node keeps CPUs for its class"
+            return Answer(row, Action.SET, why, rule.system, rule.system_cpus)
+        case Row.LS:
+            return _all_shared(row, rule, "LS pod: shared pool")
+        case Row.BEST_EFFORT:
+            why = f"{name} pod: the cgroups above it hold the BE pool"
+            return Answer(row, Action.ERASE, why, "", union(rule.be))
+        case Row.KUBELETS:
+            why = "kubelet's CPU manager is static, and the pod has no class of ours"
+            return Answer(row, Action.LEAVE, why)
+        case _:
+            return _all_shared(row, rule, f"{name} pod without CPUs of its own: shared pool")
 
 
 def _named(rule: Rule | None, asker: Asker) -> Answer:

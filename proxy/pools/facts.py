@@ -9,11 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.model.idset import Mask
-from proxy.model.workload import KubeQos, Pod, QosClass
-from proxy.pools.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_spec, resource_status
+from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass
+from proxy.pools.annotations import (
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    VOLCANO_DECISION,
+    VOLCANO_POLICY,
+    numa_topology_spec,
+    resource_spec,
+    resource_status,
+    volcano_wish,
+)
+from proxy.pools.fields import short
 
 QOS_LABEL = "koordinator.sh/qosClass"
-POD_KEYS = (QOS_LABEL, RESOURCE_STATUS, RESOURCE_SPEC)
+POD_KEYS = (
+    QOS_LABEL,
+    RESOURCE_STATUS,
+    RESOURCE_SPEC,
+    NUMA_TOPOLOGY_SPEC,
+    VOLCANO_POLICY,
+    VOLCANO_DECISION,
+)
 """All labels and annotations that are read here."""
 
 
@@ -56,9 +74,18 @@ def pod_facts(
         annotations: The sandbox's.
         cgroup_parent: ``linux.cgroup_parent``; empty where it is not known.
     """
-    status, problem = resource_status(annotations)
+    label = labels.get(QOS_LABEL, "")
+    qos = qos_class(label)
+    plain = not annotations or annotations.keys().isdisjoint(POD_KEYS)
+    if plain and (qos or not label):  # most pods
+        kube = kube_qos(cgroup_parent)
+        return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent)
+    status, wrong = resource_status(annotations)
     spec, fault = resource_spec(annotations)
-    qos = qos_class(labels.get(QOS_LABEL, ""))
+    numa, trouble = numa_topology_spec(annotations)
+    wish, unread = volcano_wish(annotations)
+    faults = [_no_class(label)] if label and not qos else []
+    faults += [each for each in (wrong, fault, trouble, *unread) if each]
     return Pod(
         sandbox_id,
         uid,
@@ -69,11 +96,23 @@ def pod_facts(
         kube_qos(cgroup_parent),
         cgroup_parent,
         status.cpus or None,
-        problem or fault,
+        wrong or fault or trouble,
         Mask(status.nodes) if status.nodes else None,
         spec.required,
         spec.preferred,
         spec.exclusive,
+        aligned=numa.policy,
+        apart=numa.exclusive,
+        wish_policy=wish.policy,
+        wish_nodes=wish.nodes,
+        faults=tuple(faults),
+    )
+
+
+def _no_class(label: str) -> Fault:
+    known = ", ".join(each for each in QosClass if each)
+    return Fault(
+        short(f"label {QOS_LABEL}: {label!r} is no class ({known}), so the pod has none"), Note.QOS_CLASS
     )
 
 

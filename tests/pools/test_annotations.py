@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.options import Policy
+from proxy.model.workload import Note
 from proxy.pools.annotations import (
     BATCH_CPU,
     NUMA_TOPOLOGY_SPEC,
@@ -40,7 +41,7 @@ def test_nothing_said() -> None:
     assert resource_spec({}) == (ResourceSpec(), "")
     assert resource_status({}) == (ResourceStatus(), "")
     assert numa_topology_spec({}) == (NumaSpec(), "")
-    assert volcano_wish({}) == (VolcanoWish(), "")
+    assert volcano_wish({}) == (VolcanoWish(), ())
 
 
 def test_how_cpus_are_to_be_chosen() -> None:
@@ -96,18 +97,20 @@ def test_alignment() -> None:
 
 def test_volcanos_wishes() -> None:
     decision = json.dumps({"numa": {"2": {"cpu": "4"}, "0": {"cpu": "500m"}}})
-    wish, problem = volcano_wish({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
-    assert not problem
+    wish, faults = volcano_wish({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
+    assert not faults
     assert wish == VolcanoWish(Policy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
 
 
 def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
-    wish, problem = volcano_wish({VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'})
+    wish, (fault,) = volcano_wish({VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'})
     assert wish == VolcanoWish(None, Mask([1]), {1: 0})
-    assert problem.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
-    wish, problem = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
+    assert fault.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
+    assert fault.kind is Note.POLICY
+    wish, (fault,) = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
     assert wish == VolcanoWish(Policy.NONE)
-    assert problem == f"annotation {VOLCANO_DECISION}: numa: '-1' is no NUMA node"
+    assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is no NUMA node"
+    assert fault.kind is Note.ANNOTATION
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_faults_are_told_in_words(key: str, text: str, words: str) -> None:
 
 @given(st.sampled_from(KEYS), st.text() | st.recursive(st.integers(), st.lists).map(json.dumps))
 def test_no_text_raises(key: str, text: str) -> None:
-    for reader in (resource_spec, resource_status, numa_topology_spec, volcano_wish):
-        value, problem = reader({key: text})
-        assert len(problem) < 1000
+    readers = (resource_spec, resource_status, numa_topology_spec)
+    for value, problem in (*(reader({key: text}) for reader in readers), volcano_wish({key: text})):
+        assert len("".join(problem)) < 1000
         assert not problem or value == type(value)()

@@ -125,7 +125,7 @@ def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
         (QosClass.LSR, KubeQos.GUARANTEED, Pool.SHARED),
         (QosClass.NONE, KubeQos.GUARANTEED, Pool.SHARED),
         (QosClass.BE, KubeQos.BEST_EFFORT, Pool.BE),
-        (QosClass.SYSTEM, KubeQos.BURSTABLE, Pool.SYSTEM),
+        (QosClass.SYSTEM, KubeQos.BURSTABLE, Pool.SHARED),
     ],
 )
 def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(

@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, Pod, QosClass
-from proxy.pools.facts import POD_KEYS, kube_qos, parent_of, pod_facts, qos_class
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import NumaExclusive, NumaPolicy
+from proxy.model.options import Policy
+from proxy.model.workload import KubeQos, Note, Pod, QosClass
+from proxy.pools.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS, VOLCANO_POLICY
+from proxy.pools.annotations import VOLCANO_DECISION as DECISION
+from proxy.pools.facts import POD_KEYS, QOS_LABEL, kube_qos, parent_of, pod_facts, qos_class
 
 
 def resource_status(text: str) -> tuple[CpuSet | None, str]:
@@ -99,8 +103,36 @@ def test_no_other_label_or_annotation_is_read() -> None:
             return default
 
     read: list[str] = []
-    pod_facts("s", "u", "ns", "n", 0, Watched(), Watched(), "")
+    pod_facts("s", "u", "ns", "n", 0, Watched(), Watched(dict.fromkeys(POD_KEYS, "")), "")
     assert sorted(read) == sorted(POD_KEYS)
+
+
+def test_every_fault_of_a_pod_is_told_with_its_kind() -> None:
+    annotations = {
+        RESOURCE_STATUS: '{"cpuset": "3-1"}',
+        RESOURCE_SPEC: '{"requiredCPUBindPolicy": "FullPCPU"}',
+        NUMA_TOPOLOGY_SPEC: "[",
+        VOLCANO_POLICY: "strict",
+    }
+    pod = pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LSX"}, annotations, "")
+    kinds = [fault.kind for fault in pod.faults]
+    assert kinds == [Note.QOS_CLASS, Note.CPU_LIST, Note.POLICY, Note.ANNOTATION, Note.POLICY]
+    assert pod.qos is QosClass.NONE
+    assert "'LSX' is no class (LSE, LSR, LS, BE, SYSTEM)" in pod.faults[0]
+    assert pod.problem == pod.faults[1]
+    assert not pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LS"}, {"a": "b"}, "").faults
+    assert pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "ls"}, {}, "").faults
+
+
+def test_what_schedulers_wish_for() -> None:
+    annotations = {
+        NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy": "Restricted"}',
+        VOLCANO_POLICY: "single-numa-node",
+        DECISION: '{"numa": {"1": {"cpu": "2"}}}',
+    }
+    pod = pod_facts("s", "u", "ns", "n", 0, {}, annotations, "")
+    assert (pod.aligned, pod.apart) == (NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED)
+    assert (pod.wish_policy, pod.wish_nodes) == (Policy.SINGLE_NUMA_NODE, Mask([1]))
 
 
 def test_pod_facts() -> None:
