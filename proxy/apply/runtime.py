@@ -106,10 +106,10 @@ class GrpcRuntime:
         what = f"ask the status of container {container_id}"
         return parse_detail(self._call(what, "ContainerStatus", request, pb.ContainerStatusResponse))
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None) -> None:
-        """Make a cpuset lasting; see ``proxy.keeper.ports.Runtime``.
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
+        """Make a cpuset lasting, and a quota; see ``proxy.keeper.ports.Runtime``.
 
-        Fields that are not set mean "leave" to the runtime, so the request holds the cpuset only.
+        Fields that are not set mean "leave" to the runtime, so the request holds nothing else.
         """
         what = f"update the cpuset of container {container_id}"
         if not cpus or (mems is not None and not mems):
@@ -118,6 +118,7 @@ class GrpcRuntime:
         request.linux.cpuset_cpus = str(cpus)
         if mems is not None:
             request.linux.cpuset_mems = str(mems)
+        request.linux.cpu_quota = cpu_quota
         self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
 
     def close(self) -> None:

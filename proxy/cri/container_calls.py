@@ -72,29 +72,31 @@ class ContainerCalls:
             self.launch.started(trip.flight, ok=status == OK)
 
     def _update(self, call: Call) -> None:
-        container_id = pb.UpdateContainerResourcesRequest.FromString(call.body).container_id
-        if container_id in self.keeper.state.containers:
-            self._go_update(call, container_id)
+        request = pb.UpdateContainerResourcesRequest.FromString(call.body)
+        if request.container_id in self.keeper.state.containers:
+            self._go_update(call, request)
         else:
-            self._hold(call, self._update_later(call, container_id))
+            self._hold(call, self._update_later(call, request))
 
-    async def _update_later(self, call: Call, container_id: str) -> None:
-        known = await self.sync.adoption.adopt_one(container_id)
+    async def _update_later(self, call: Call, request: pb.UpdateContainerResourcesRequest) -> None:
+        known = await self.sync.adoption.adopt_one(request.container_id)
         if call.done:
             return
         if known:
-            self._go_update(call, container_id)
+            self._go_update(call, request)
         else:
             call.release()
 
-    def _go_update(self, call: Call, container_id: str) -> None:
+    def _go_update(self, call: Call, request: pb.UpdateContainerResourcesRequest) -> None:
+        container_id = request.container_id
         container = self.keeper.state.containers[container_id]
         if not self.keeper.options.enforce or container.phase is Phase.EXITED:
             call.release()
             return
         want = self.keeper.state.wanted(container)
         call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
-        call.release(call.body + update_suffix(want, container.placement.mems))
+        quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
+        call.release(call.body + update_suffix(want, container.placement.mems, quota))
 
     def _update_done(self, trip: Trip, status: int | None) -> None:
         if trip.flight is None:

@@ -96,7 +96,8 @@ class CreateCalls:
             self.keeper.failed(container.id)
             call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {obstacle}")
             return
-        call.release(call.body + create_suffix(container.placement.own, container.placement.mems))
+        placement, quota = container.placement, self.keeper.quotas.carried(container)
+        call.release(call.body + create_suffix(placement.own, placement.mems, quota))
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has made the container and named it."""

@@ -16,23 +16,27 @@ every kernel write asks for the newest state, plans of different pods need no lo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
+from proxy.keeper.bad_input import BadInput
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
 from proxy.keeper.journal import Journal
 from proxy.keeper.ports import Cgroups, Ledger, Runtime
+from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.problems import Problems
+from proxy.keeper.quotas import Quotas
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, Phase, Pod, Pool, Request
+from proxy.model.workload import Container, Fault, Phase, Pod, Pool, Request
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState, moves
@@ -112,7 +116,10 @@ class Keeper:
         self.scout = scout or Scout(None, None, self.broken)
         self.beside = BesideKubelet(self, None)
         self.sandboxes = Sandboxes(self)
+        self.quotas = Quotas(self)
         self.problems = Problems(self.wall, voice.warn)
+        self.bad_input = BadInput(self.counters, self.problems.note)
+        self.prescriptions = Prescriptions(self, node)
         self.flights = Flights()
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
@@ -135,8 +142,7 @@ class Keeper:
         """Decide a create and take the CPUs; ``clear`` must follow where the container owns some."""
         token = self.token("call")
         plan = place(self.state, pod, name, attempt, request, token)
-        if plan.problem:
-            self.problems.note(f"{pod.ref}/{name}: {plan.problem}")
+        plan = self._judged(plan, pod, name)
         if plan.container is None:
             self.counters["creates_refused"] += 1
             if plan.explanation is not None:
@@ -151,6 +157,20 @@ class Keeper:
             say = self.voice.info if plan.container.placement.pool is Pool.OWN else self.voice.debug
             say(f"placed {plan.container.ref} on {self.saved[token]}: {plan.container.placement.reasons[0]}")
         return plan
+
+    def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
+        """Tell what was wrong with what was asked, here and in the record."""
+        self.bad_input.judge(pod, plan)
+        if not plan.problem:
+            return plan
+        if not isinstance(plan.problem, Fault):
+            self.problems.note(f"{pod.ref}/{name}: {plan.problem}")
+        why = plan.explanation
+        if why is None or plan.problem in pod.faults or any(plan.problem in told for told in why.reasons):
+            return plan
+        return dataclasses.replace(
+            plan, explanation=dataclasses.replace(why, reasons=(*why.reasons, plan.problem))
+        )
 
     def remember(self, plan: Plan) -> None:
         """Keep the record of a decision."""
@@ -228,6 +248,7 @@ class Keeper:
         self.journal.put(f"c/{container_id}", container)
         if container.placement.pool is Pool.OWN:
             self.journal.put(f"i/{token}", None)
+        self.quotas.created(container)
 
     def failed(self, token: str) -> None:
         """The create came to nothing: whoever moved for it goes back."""
@@ -300,6 +321,7 @@ class Keeper:
     def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
         before = self.state
         self.state = before.changed(put=put, drop=drop)
+        self.quotas.stir()
         shrink, grow = moves(before, self.state)
         if shrink or grow:
             self.later([*shrink, *grow])
@@ -348,4 +370,5 @@ class Keeper:
         await self.journal.flush()
         await asyncio.to_thread(self.kernel.close)
         await asyncio.to_thread(self.scout.close)
+        await asyncio.to_thread(self.prescriptions.close)
         await asyncio.to_thread(self.beside.close)

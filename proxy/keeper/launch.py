@@ -35,7 +35,8 @@ class Launch:
             return True
         if container.placement.pool is Pool.OWN:
             return False
-        return keeper.saved.get(container.id) == keeper.state.wanted(container)
+        known = container.id not in keeper.quotas.untold
+        return known and keeper.saved.get(container.id) == keeper.state.wanted(container)
 
     async def freshen(self, container_id: str) -> str:
         """See to it that a created container starts with today's set, and with its own CPUs free.
@@ -51,10 +52,12 @@ class Launch:
             container = keeper.state.containers.get(container_id)
             if container is None or container.phase is not Phase.CREATED:
                 return ""
-            if keeper.saved.get(container_id) != keeper.state.wanted(container):
+            told = container_id not in keeper.quotas.untold
+            if not told or keeper.saved.get(container_id) != keeper.state.wanted(container):
                 await self.tell(container)
                 continue
             if container.placement.pool is Pool.OWN:
+                await keeper.quotas.before_start(container)
                 return await keeper.barrier()
             return ""
         return "the pools change faster than the runtime can be told"
@@ -66,16 +69,16 @@ class Launch:
             UnavailableError, RuntimeCallError: It did not take it, or not in time.
         """
         keeper = self._keeper
-        want = keeper.state.wanted(container)
+        want, quota = keeper.state.wanted(container), keeper.quotas.carried(container)
         flight = keeper.flights.depart(container.id, want)
 
         async def told() -> None:
             carried: CpuSet | None = None
             try:
-                await self._lookups.run(
-                    keeper.runtime.update_cpuset, container.id, want, container.placement.mems
-                )
+                mems = container.placement.mems
+                await self._lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
                 carried = want
+                keeper.quotas.told(container.id, quota)
                 keeper.counters["specs_freshened"] += 1
             finally:
                 self.landed(flight, carried)

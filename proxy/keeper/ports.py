@@ -9,6 +9,7 @@ from typing import Protocol
 from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager
+from proxy.model.nodeobject import NodeMeta
 from proxy.model.workload import Near
 
 
@@ -119,6 +120,41 @@ class UsageSource(Protocol):
         """Close what is open."""
 
 
+class CpuGroups(Protocol):
+    """The cpu controller's tree. Paths are relative to the hierarchy's root, without a leading slash."""
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        """Find a container's cgroup, as ``Cgroups.find`` does."""
+
+    def pod_group(self, parent: str) -> str | None:
+        """Find a pod's own cgroup.
+
+        Args:
+            parent: ``cgroup_parent`` as the CRI gives it.
+
+        Returns:
+            The path; None where there is none, or where its name is not that of one pod.
+        """
+
+    def quota(self, path: str) -> int:
+        """Read a CFS quota: microseconds, -1 for none.
+
+        Raises:
+            CgroupError: The group is gone (errno ENOENT) or cannot be read.
+        """
+
+    def set_quota(self, path: str, quota: int) -> bool:
+        """Set a CFS quota and read it back; the period stays. One that is so already is not written.
+
+        Returns:
+            True when something was written.
+
+        Raises:
+            CgroupError: The group is gone (ENOENT), or the kernel refused: on v1 with EINVAL where the quota
+                does not go with those above and below.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimePod:
     """A sandbox as the runtime lists it."""
@@ -183,8 +219,15 @@ class Runtime(Protocol):
     def detail(self, container_id: str) -> RuntimeDetail:
         """Ask for one container's status, verbose."""
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None) -> None:
-        """Make a cpuset lasting: UpdateContainerResources with only the cpuset set."""
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
+        """Make a cpuset lasting: UpdateContainerResources with nothing else set.
+
+        Args:
+            container_id: Which container.
+            cpus: The CPUs.
+            mems: The memory nodes; None to leave them.
+            cpu_quota: A CFS quota that goes with it (-1 for none); 0 to leave it.
+        """
 
     def close(self) -> None:
         """Close the channel."""
@@ -271,6 +314,24 @@ class Beside(Protocol):
 
     def refresh(self) -> None:
         """Find out its settings again, if that is due; takes as long as one question to kubelet."""
+
+
+class NodeObject(Protocol):
+    """The Node object of this node, wherever somebody tells of it: a file, an API server."""
+
+    @property
+    def source(self) -> str:
+        """Where it is read, for people."""
+
+    @property
+    def problem(self) -> str:
+        """Why it could not be read the last time; empty if it could."""
+
+    def read(self) -> NodeMeta | None:
+        """Give what it says: what it said last where it cannot be read now, None where it never could be."""
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class Hardware(Protocol):

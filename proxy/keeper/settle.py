@@ -49,18 +49,22 @@ class Settler:
             return False
         want = keeper.state.wanted(container)
         saved = keeper.saved.get(container_id)
-        if saved == want or self._is_passing(container, saved):
+        untold = container_id in keeper.quotas.untold
+        if not untold and (saved == want or self._is_passing(container, saved)):
             return False
+        quota = keeper.quotas.carried(container)
         flight = keeper.flights.depart(container_id, want)
         carried: CpuSet | None = None
         try:
-            await self._worker.run(keeper.runtime.update_cpuset, container_id, want, None)
+            await self._worker.run(keeper.runtime.update_cpuset, container_id, want, None, quota)
             carried = want
+            keeper.quotas.told(container_id, quota)
             keeper.counters["settled"] += 1
         except UnavailableError:
             keeper.unsettled[container_id] = None
             await asyncio.sleep(1)
         except RuntimeCallError as error:
+            keeper.quotas.untold.discard(container_id)
             if error.code != NOT_FOUND:
                 keeper.problems.note(str(error))
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others

@@ -47,6 +47,7 @@ class Sync:
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Load what the ledger holds; the first pass then compares it with what is there."""
         keeper = self._keeper
+        keeper.quotas.load(entries)
         node = keeper.state.node
         pods = [p for k, v in entries.items() if k.startswith("p/") and (p := load_pod(v))]
         containers = []
@@ -121,6 +122,7 @@ class Sync:
         if machine is not None:
             keeper.machine_changed(machine)
         await keeper.beside.refresh(self._worker)
+        await keeper.prescriptions.follow(self._worker)
         listing = await self._worker.run(listed, keeper.runtime)
         self.connected, self._waits = True, False
         self._resolve(listing)
@@ -142,6 +144,7 @@ class Sync:
             for error in done.errors:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
+            await keeper.quotas.once()
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
             keeper.synced.set()

@@ -74,12 +74,57 @@ class MemoryCgroups:
         return True
 
 
+@dataclass
+class MemoryCpuGroups:
+    """CFS quotas by path, under the kernel's rules of cgroup v1 (all periods are the same)."""
+
+    log: list[str]
+    quotas: dict[str, int] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        path = f"{parent.strip('/')}/{container_id}"
+        return path if path in self.quotas else None
+
+    def pod_group(self, parent: str) -> str | None:
+        path = parent.strip("/")
+        return path if path in self.quotas and path.rpartition("/")[2].startswith("pod") else None
+
+    def quota(self, path: str) -> int:
+        if path not in self.quotas:
+            raise CgroupError(f"cannot read {path}: gone", errno.ENOENT)
+        return self.quotas[path]
+
+    def set_quota(self, path: str, quota: int) -> bool:
+        if self.quota(path) == quota:
+            return False
+        self.write(path, quota)
+        self.log.append(f"quota {path} {quota}")
+        return True
+
+    def write(self, path: str, quota: int) -> None:
+        """What anybody's write does."""
+        assert quota == -1 or quota >= 1000
+        if path in self.broken:
+            raise CgroupError(f"cannot write {path}: busy", errno.EBUSY)
+        if quota > 0:
+            parts = path.split("/")
+            above = [self.quotas.get("/".join(parts[:n]), -1) for n in range(1, len(parts))]
+            limit = next((q for q in reversed(above) if q > 0), quota)
+            below = max((q for p, q in self.quotas.items() if p.startswith(f"{path}/")), default=-1)
+            if quota > limit or quota < below:
+                raise CgroupError(f"cannot write {path}: {below} to {limit}", errno.EINVAL)
+        self.quotas[path] = quota
+
+
 class PlayedRuntime:
     """The runtime's side: what it has, and our own calls at it."""
 
-    def __init__(self, log: list[str], cgroups: MemoryCgroups) -> None:
+    def __init__(self, log: list[str], cgroups: MemoryCgroups, cpu: MemoryCpuGroups) -> None:
         self.log = log
         self.cgroups = cgroups
+        self.cpu = cpu
+        self.quotas: dict[str, int] = {}
         self.pods: dict[str, RuntimePod] = {}
         self.containers: dict[str, RuntimeContainer] = {}
         self.details: dict[str, RuntimeDetail] = {}
@@ -110,14 +155,27 @@ class PlayedRuntime:
             raise RuntimeCallError("cannot ask: not found", 5)
         return self.details.get(container_id, RuntimeDetail(f"/kubepods/burstable/podx/{container_id}"))
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None) -> None:
+    def group(self, container_id: str) -> str | None:
+        """Where the CFS quota of a container that has been started is."""
+        return next((path for path in self.cpu.quotas if path.endswith(f"/{container_id}")), None)
+
+    def limit(self, container_id: str, quota: int) -> None:
+        """What an update does to the quota: saved where it is named, and what is saved is written."""
+        if quota:
+            self.quotas[container_id] = quota
+        path = self.group(container_id)
+        if path is not None:
+            self.cpu.write(path, self.quotas.get(container_id) or -1)
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
         self._up()
         if self.update_error is not None:
             raise self.update_error
         if self.on_update is not None:
             self.on_update(container_id)
         self.specs[container_id] = str(cpus)
-        self.log.append(f"runtime {container_id} {cpus}")
+        self.limit(container_id, cpu_quota)
+        self.log.append(f"runtime {container_id} {cpus}" + (f" quota {cpu_quota}" if cpu_quota else ""))
         if container_id in self.cgroups.sets:
             self.cgroups.sets[container_id] = cpus
 
@@ -172,7 +230,8 @@ class World:
         self.said: list[str] = []
         self.now = 1000.0
         self.cgroups = MemoryCgroups(self.log)
-        self.runtime = PlayedRuntime(self.log, self.cgroups)
+        self.cpu = MemoryCpuGroups(self.log)
+        self.runtime = PlayedRuntime(self.log, self.cgroups, self.cpu)
         self.ledger = MemoryLedger(self.log)
         self.ledger.entries.update(entries or {})
         self.options = options
@@ -182,6 +241,7 @@ class World:
         self.kubelet, self.hardware = told or (None, None)
         """Ports that tell what the CRI does not carry."""
         self.serial = 0
+        self.parents: dict[str, str] = {}
         self.machine = MACHINE
         self.boot()
 
@@ -199,6 +259,7 @@ class World:
             lambda: self.now,
             hardware=lambda known: None if known is self.machine else self.machine,
         )
+        self.keeper.quotas.groups = self.cpu
         self.keeper.scout = Scout(self.kubelet, self.hardware, self.keeper.broken)
         self.launch = Launch(self.keeper)
         self.sync = Sync(self.keeper, self.launch)
@@ -244,6 +305,8 @@ class World:
             return call.refused[1]
         assert call.sent == call.body
         sandbox = more.get("sandbox", f"s-{uid}")
+        self.parents[sandbox] = config.linux.cgroup_parent.strip("/")
+        self.cpu.quotas.setdefault(self.parents[sandbox], more.get("quota", -1))
         self.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox).SerializeToString())
         self.wire.finished(call, 0)
         self.runtime.pods[sandbox] = RuntimePod(
@@ -262,6 +325,7 @@ class World:
         """The runtime has made the container."""
         request = pb.CreateContainerRequest.FromString(call.sent or b"")
         self.runtime.specs[container_id] = request.config.linux.resources.cpuset_cpus
+        self.runtime.quotas[container_id] = request.config.linux.resources.cpu_quota
         self.wire.response(call, pb.CreateContainerResponse(container_id=container_id).SerializeToString())
         self.wire.finished(call, 0)
         meta = request.config.metadata
@@ -286,6 +350,10 @@ class World:
         call = await self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
         if call.refused is None:
             self.cgroups.sets[container_id] = CpuSet.parse(self.runtime.specs[container_id])
+            parent = self.parents.get(self.runtime.containers[container_id].sandbox_id)
+            if parent is not None:
+                self.cpu.quotas[f"{parent}/{container_id}"] = -1
+                self.runtime.limit(container_id, 0)
             self.wire.finished(call, 0)
             self._state(container_id, "RUNNING")
             await self.quiet()
@@ -296,16 +364,36 @@ class World:
         await self.start(container_id)
         return container_id
 
+    async def update(self, container_id: str, **resources: Any) -> Any:
+        """A client's update; gives what reached the runtime."""
+        request = pb.UpdateContainerResourcesRequest(
+            container_id=container_id, linux=pb.LinuxContainerResources(**resources)
+        )
+        call = await self.call("UpdateContainerResources", request)
+        got = pb.UpdateContainerResourcesRequest.FromString(call.sent or b"").linux
+        if got.cpuset_cpus:
+            self.runtime.specs[container_id] = got.cpuset_cpus
+            self.cgroups.sets[container_id] = CpuSet.parse(got.cpuset_cpus)
+        self.runtime.limit(container_id, got.cpu_quota)
+        self.wire.finished(call, 0)
+        await self.quiet()
+        return got
+
+    def end(self, container_id: str) -> None:
+        """It ends by itself."""
+        self.cgroups.sets.pop(container_id, None)
+        self.cpu.quotas.pop(self.runtime.group(container_id) or "", None)
+        self._state(container_id, "EXITED")
+
     async def stop(self, container_id: str) -> None:
         call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
-        self.cgroups.sets.pop(container_id, None)
-        self._state(container_id, "EXITED")
+        self.end(container_id)
         self.wire.finished(call, 0)
         await self.quiet()
 
     async def remove(self, container_id: str) -> None:
         call = await self.call("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id))
-        self.cgroups.sets.pop(container_id, None)
+        self.end(container_id)
         del self.runtime.containers[container_id]
         self.wire.finished(call, 0)
         await self.quiet()

@@ -165,6 +165,8 @@ def test_an_update_leaves_with_our_cpuset_and_all_else_as_it_came(live) -> None:
             assert call.sent.startswith(call.body)
             got = pb.UpdateContainerResourcesRequest.FromString(call.sent)
             request.linux.cpuset_cpus, request.linux.cpuset_mems = cpus, mems
+            if container_id == lse:
+                request.linux.cpu_quota = -1
             assert got == request
             w.wire.finished(call, 0)
 

@@ -1,0 +1,272 @@
+"""CFS quotas of who owns CPUs: off while they own them, and put back afterwards (reference koordinator c.3).
+
+Theory. A container whose CPUs are its own needs no quota, and its pod's must not hold it back either. Whether
+a quota is off follows from the state alone (``plan.quotas``), so it is asked for anew each time. What was
+there before is a *record*: known to the ledger before the quota goes, so that it can be put back whatever
+happens to us. There are two kinds:
+
+* pods (``q/`` and the pod's key). Nothing in the CRI names a pod's quota, so it is the kernel's file that is
+  written: before the first owner starts, and compared in each pass. A quota that somebody writes there while
+  it should be off (kubelet at a resize, systemd at a daemon-reload) is what will be put back, and goes again;
+  who insists is repaired ever more rarely.
+* containers (``qc/`` and the id). The request that makes or updates a container carries -1; where one runs
+  with a quota, its file is written, and the runtime is told (``settle``): its saved state would undo the write.
+
+Order: a pod's quota goes first and a container's comes back first, as cgroup v1 wants it (see
+``apply.cpu_groups``). A failure costs the feature for that group, and is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.keeper.ports import CpuGroups
+from proxy.keeper.quota_files import Found, look, put_back, take_off
+from proxy.model.koordinator import KeepQuota
+from proxy.model.workload import Container, Phase, Pool
+from proxy.plan.quotas import at_once
+from proxy.pools.quota import UNLIMITED, quota_of_owner
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+POD, CONTAINER = "q/", "qc/"
+PATIENCE = 3
+"""So often in a row a quota is taken off in each pass; then ever more rarely."""
+RAREST = 5
+"""The power of two of passes between two attempts at the rarest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is put back: microseconds; for a pod also the path of its group."""
+
+    quota: int
+    group: str = ""
+
+
+class Quotas:
+    """Takes quotas off and puts them back.
+
+    Attributes:
+        groups: The cpu controller's tree; None where there is none: then nothing is done.
+        records: What was there, by the ledger's key.
+        untold: Ids of containers whose quota the runtime must still be told.
+    """
+
+    def __init__(self, keeper: Keeper, groups: CpuGroups | None = None) -> None:
+        self._keeper = keeper
+        self.groups = groups
+        self.records: dict[str, Record] = {}
+        self.untold: set[str] = set()
+        self._lock = asyncio.Lock()
+        self._passes = 0
+        self._streaks: dict[str, tuple[int, int]] = {}
+        self._stirred = False
+
+    @property
+    def active(self) -> bool:
+        """True where quotas are written at all."""
+        return self.groups is not None and self._keeper.options.enforce
+
+    def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Take over what the ledger holds; the first pass compares it."""
+        for key, value in entries.items():
+            if key.startswith((POD, CONTAINER)):
+                quota, group = value.get("quota"), value.get("group", "")
+                if isinstance(quota, int) and quota > 0 and isinstance(group, str):
+                    self.records[key] = Record(quota, group)
+                else:
+                    self._keeper.problems.note(f"cannot use the ledger's record {key}: it is no CFS quota")
+
+    # -- deciding -----------------------------------------------------------------------------------------
+
+    def off(self, container: Container) -> bool:
+        """Tell whether a container's quota is to be off now."""
+        if not self.active or container.phase is Phase.EXITED:
+            return False
+        state, count = self._keeper.state, 1
+        keep = state.node.keep_quota
+        if keep is KeepQuota.SEVERAL_CONTAINERS:
+            pod = state.pods.get(container.pod.sandbox_id) or container.pod
+            count = at_once(state, pod, container.name)
+        owns = container.placement.pool is Pool.OWN
+        return quota_of_owner(owns=owns, containers=count, keep=keep) is not None
+
+    def all_off(self) -> list[Container]:
+        """Give the containers whose quota is to be off now."""
+        if not self.active:
+            return []
+        there = self._keeper.state.containers.values()
+        return [c for c in there if c.placement.pool is Pool.OWN and self.off(c)]
+
+    def carried(self, container: Container) -> int:
+        """Give the quota that a call to the runtime carries for a container; 0 to leave it."""
+        if self.off(container):
+            return UNLIMITED
+        record = self.records.get(CONTAINER + container.id)
+        return record.quota if record is not None and self.active else 0
+
+    # -- what calls tell ----------------------------------------------------------------------------------
+
+    def created(self, container: Container) -> None:
+        """A container has been made; where its request's quota was left out, that is remembered."""
+        if self.active and container.request.cpu_quota > 0 and self.off(container):
+            self._keep(CONTAINER + container.id, Record(container.request.cpu_quota))
+        self.stir()
+
+    def asked(self, container: Container, quota: int) -> int:
+        """A client updates a container.
+
+        Args:
+            container: Whose resources.
+            quota: What the request carries; 0 for none.
+
+        Returns:
+            What to put in its place; 0 to leave it.
+        """
+        key = CONTAINER + container.id
+        off = self.off(container)
+        if quota > 0 and self.active and (off or key in self.records):
+            self._keep(key, Record(quota))
+        elif quota < 0:
+            self._forget(key)
+        return UNLIMITED if off else self.carried(container) if quota == 0 else 0
+
+    def told(self, container_id: str, quota: int) -> None:
+        """The runtime has taken a quota (0: none was carried)."""
+        container = self._keeper.state.containers.get(container_id)
+        if container is not None and quota != self.carried(container):
+            return
+        self.untold.discard(container_id)
+        if quota != UNLIMITED:
+            self._forget(CONTAINER + container_id)
+
+    def stir(self) -> None:
+        """Something came or went: put back soon what is no longer off."""
+        if self.records and self.active and not self._stirred:
+            self._stirred = True
+            self._keeper.spawn(self._follow())
+
+    async def _follow(self) -> None:
+        self._stirred = False
+        async with self._lock:
+            await self._put_back(self.all_off())
+
+    async def before_start(self, container: Container) -> None:
+        """Take the quota of a container's pod off, where the container is to run without."""
+        if not self.off(container):
+            return
+        try:
+            async with asyncio.timeout(self._keeper.options.call_timeout), self._lock:
+                await self._take_off({POD + container.pod.key: (container.pod.cgroup_parent, "")})
+        except TimeoutError:
+            self._keeper.problems.note(f"cannot take off the CFS quota of {container.pod.ref} in time")
+
+    async def once(self) -> None:
+        """Compare all that is off, or was, with the kernel."""
+        if not self.active:
+            return
+        async with self._lock:
+            self._passes += 1
+            off = self.all_off()
+            await self._put_back(off)
+            places = {POD + c.pod.key: (c.pod.cgroup_parent, "") for c in off}
+            running = [c for c in off if c.phase in (Phase.STARTING, Phase.RUNNING)]
+            places |= {CONTAINER + c.id: (c.pod.cgroup_parent, c.id) for c in running}
+            self._streaks = {k: v for k, v in self._streaks.items() if k in places or k in self.records}
+            await self._take_off({key: place for key, place in places.items() if self._is_due(key)})
+
+    # -- doing --------------------------------------------------------------------------------------------
+
+    async def _take_off(self, places: Mapping[str, tuple[str, str]]) -> None:
+        keeper, groups = self._keeper, self.groups
+        shared = self._shared_parents()
+        places = {k: v for k, v in places.items() if v[1] or v[0] not in shared}
+        if groups is None or not places:
+            return
+        found, errors = await keeper.kernel.run(look, groups, places)
+        self._complain(errors)
+        limited = {key: at for key, at in found.items() if at.quota != UNLIMITED}
+        for key in found.keys() - limited.keys():
+            self._streaks.pop(key, None)
+        if not limited:
+            return
+        for key, at in limited.items():
+            if key in self.records:
+                self._streak(key)
+                keeper.counters["quota_drift"] += 1
+                keeper.voice.warn(f"drift: somebody set the CFS quota of cgroup /{at.path}; taken off again")
+            self._keep(key, Record(at.quota, at.path if key.startswith(POD) else ""))
+        await keeper.journal.flush()
+        errors = await keeper.kernel.run(take_off, groups, sorted(limited.items()))
+        self._complain(errors)
+        keeper.counters["quotas_off"] += len(limited) - len(errors)
+        self._tell(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
+
+    async def _put_back(self, off: list[Container]) -> None:
+        groups, containers = self.groups, self._keeper.state.containers
+        live = {POD + c.pod.key for c in off} | {CONTAINER + c.id for c in off}
+        back: dict[str, tuple[Found, tuple[str, str]]] = {}
+        for key, record in list(self.records.items()):
+            if key in live or not self._is_due(key):
+                continue
+            if key.startswith(POD):
+                back[key] = Found(record.group, record.quota), ("", "")
+                continue
+            container = containers.get(key.removeprefix(CONTAINER))
+            if container is None or container.phase is Phase.EXITED:
+                self._forget(key)
+                continue
+            self._tell((container.id,))
+            if container.phase is not Phase.CREATED:
+                back[key] = Found("", record.quota), (container.pod.cgroup_parent, container.id)
+        if groups is None or not back:
+            return
+        # Containers ("qc/") before pods ("q/").
+        done, errors = await self._keeper.kernel.run(put_back, groups, sorted(back.items(), reverse=True))
+        self._complain(errors)
+        for key, now in done.items():
+            if key.startswith(POD) or now != back[key][0].quota:
+                self._keeper.counters["quotas_back"] += key.startswith(POD)
+                self._forget(key)
+
+    def _shared_parents(self) -> set[str]:
+        """Give the parents that several pods name: these groups are nobody's own."""
+        users: defaultdict[str, set[str]] = defaultdict(set)
+        for pod in self._keeper.state.pods.values():
+            users[pod.cgroup_parent].add(pod.key)
+        return {parent for parent, keys in users.items() if len(keys) > 1}
+
+    def _tell(self, ids: Iterable[str]) -> None:
+        for container_id in ids:
+            self.untold.add(container_id)
+            self._keeper.unsettled[container_id] = None
+            self._keeper.to_settle.set()
+
+    def _keep(self, key: str, record: Record) -> None:
+        if self.records.get(key) != record:
+            self.records[key] = record
+            self._keeper.journal.put(key, {"quota": record.quota, "group": record.group})
+
+    def _forget(self, key: str) -> None:
+        self._streaks.pop(key, None)
+        self.untold.discard(key.removeprefix(CONTAINER))
+        if self.records.pop(key, None) is not None:
+            self._keeper.journal.put(key, None)
+
+    def _is_due(self, key: str) -> bool:
+        return self._passes >= self._streaks.get(key, (0, 0))[1]
+
+    def _streak(self, key: str) -> None:
+        count = self._streaks.get(key, (0, 0))[0] + 1
+        self._streaks[key] = count, self._passes + (1 << min(max(0, count - PATIENCE), RAREST))
+
+    def _complain(self, errors: Collection[tuple[str, str]]) -> None:
+        for key, error in errors:
+            self._streak(key)
+            self._keeper.problems.note(error)
