@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.asks import Kind
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.table import Table
@@ -106,8 +106,9 @@ class NodeState:
         placement = container.placement
         if placement.pool is not Pool.OWN:
             return in_pool(self.node, self.pools, placement)
-        # A CPU that is offline comes back, and is still its owner's then.
-        return placement.own & self.node.machine.online or placement.own
+        # A CPU that is offline comes back, and is still its owner's then. Who has lost all of them shares
+        # meanwhile: the kernel would let him run anywhere, on the CPUs of others too.
+        return placement.own & self.node.machine.online or self.pools.shared
 
     def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
         """Give the state after containers came, changed or went.
@@ -274,25 +275,29 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
         Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
         Containers that have exited, or are not in both states, do not move.
     """
-    if before.pools == after.pools:
+    still = before.node is after.node
+    if still and before.pools == after.pools:
         return (), ()
     shrink: list[str] = []
     grow: list[str] = []
-    # Whoever follows a whole pool moves as the pool does, so a few comparisons answer for nearly all.
-    followed = (Pool.SHARED, Pool.BE, Pool.SYSTEM)
-    way = {pool: _way(before.pools.of(pool), after.pools.of(pool)) for pool in followed}
-    known = before.containers
+    known, online = before.containers, after.node.machine.online
+    own, exited = Pool.OWN, Phase.EXITED
+    # What a container wants follows from its placement, and few of them differ.
+    ways: dict[tuple[Pool, CpuSet | None, Mask | None], int] = {}
     for key, container in after.containers.items():
-        if container.phase is Phase.EXITED:
-            continue
-        pool = container.placement.pool
         old = known.get(key)
-        if old is container and pool is not Pool.OWN and not container.placement.narrow:
-            turn = way[pool]
-        elif old is None or (old is container and pool is Pool.OWN and before.node is after.node):
+        if old is None or container.phase is exited:
             continue
-        else:
+        placement = container.placement
+        alike = old is container or old.placement == placement
+        if alike and placement.pool is own and still and not placement.own.isdisjoint(online):
+            continue
+        kind = (placement.pool, placement.within, placement.nodes)
+        turn = ways.get(kind) if alike and placement.pool is not own else None
+        if turn is None:
             turn = _way(before.wanted(old), after.wanted(container))
+            if alike and placement.pool is not own:
+                ways[kind] = turn
         if turn:
             (shrink if turn < 0 else grow).append(key)
     return tuple(sorted(shrink)), tuple(sorted(grow))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
-from proxy.pools.pools import Pools
+from proxy.pools.pools import Owner, Pools
 from proxy.topology.build import described
 
 MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
@@ -24,10 +26,12 @@ def one(
     return Container(name, name, Pod("s", "u", "ns", "p"), Request(), placement, phase, 0, owner)
 
 
-def wrong(*containers: Container, shared: str = "6-7", be: str = "6-7") -> list[str]:
+def state_of(*containers: Container, shared: str = "", be: str = "") -> NodeState:
+    """Give a state; with pools that are given instead of those that follow."""
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
-    pools = Pools(CpuSet.parse(shared), CpuSet.parse(be))
-    return violations(NodeState(state.node, state.pods, state.containers, state.owners, pools))
+    if not shared and not be:
+        return state
+    return dataclasses.replace(state, pools=Pools(CpuSet.parse(shared), CpuSet.parse(be)))
 
 
 OWN, SHARED, BE = Pool.OWN, Pool.SHARED, Pool.BE
@@ -39,19 +43,65 @@ OWN, SHARED, BE = Pool.OWN, Pool.SHARED, Pool.BE
         ([one("a", OWN, "0-1"), one("b", OWN, "2"), one("c", SHARED), one("d", BE)], []),
         ([one("a", OWN, "0-1"), one("b", OWN, "1-2")], ["CPUs 1 are owned by a and by b"]),
         ([one("a", OWN, "0"), one("b", OWN, "1"), one("c", OWN, "0")], ["CPUs 0 are owned by a and by c"]),
-        ([one("a", OWN)], ["ns/p/a has no CPU"]),
+        ([one("a", OWN)], ["ns/p/a has none of its own CPUs : it shares those of others"]),
+        ([one("a", OWN, "0-7")], []),
+        ([one("a", OWN, "0-7"), one("c", SHARED)], ["ns/p/c has no CPU"]),
         ([one("a", OWN, "5,8-9")], []),  # runs on 5 until the others are back
-        ([one("a", OWN, "8-9")], ["ns/p/a has CPUs 8-9 that are not online"]),
+        ([one("a", OWN, "8-9")], ["ns/p/a has none of its own CPUs 8-9: it shares those of others"]),
         ([one("a", OWN, "8-9", phase=Phase.EXITED), one("b", OWN, phase=Phase.EXITED)], []),
+        ([one("a", OWN, "5-6"), one("c", SHARED)], []),
+        ([one("a", OWN, "5-6", hard=False), one("d", BE)], []),
+    ],
+)
+def test_what_is_wrong_is_named(containers: list[Container], found: list[str]) -> None:
+    assert violations(state_of(*containers)) == found
+
+
+@pytest.mark.parametrize(
+    ("containers", "found"),
+    [
         ([one("a", OWN, "5-6"), one("c", SHARED)], ["ns/p/c shares owned CPUs 6"]),
         ([one("a", OWN, "5-6"), one("d", BE)], ["ns/p/d shares owned CPUs 6"]),
         ([one("a", OWN, "5-6", hard=False), one("d", BE)], []),
         ([one("a", OWN, "5-6", hard=False), one("c", SHARED)], ["ns/p/c shares owned CPUs 6"]),
+        ([one("c", SHARED), one("d", BE)], []),
     ],
 )
-def test_what_is_wrong_is_named(containers: list[Container], found: list[str]) -> None:
-    assert wrong(*containers) == found
+def test_pools_that_are_not_what_is_left(containers: list[Container], found: list[str]) -> None:
+    said = violations(state_of(*containers, shared="6-7", be="6-7"))
+    assert said[0].startswith("pools are shared 6-7, BE 6-7, and what is left is shared ")
+    assert said[1:] == found
 
 
-def test_an_empty_pool_is_named() -> None:
-    assert wrong(one("c", SHARED), one("d", BE), shared="", be="0") == ["ns/p/c has no CPU"]
+def test_a_batch_pod_on_another_pool_is_held_to_its_class() -> None:
+    pod = Pod("s", "u", "ns", "p", qos=QosClass.BE)
+    odd = dataclasses.replace(one("c", SHARED), pod=pod)
+    state = state_of(odd, one("a", OWN, "5", hard=False), shared="5-7", be="6-7")
+    assert violations(state)[1:] == []
+    state = state_of(odd, one("a", OWN, "5"), shared="5-7", be="6-7")
+    assert violations(state)[1:] == ["ns/p/c shares owned CPUs 5"]
+
+
+def test_what_is_offline_and_what_is_missing_is_named() -> None:
+    state = state_of(one("c", SHARED), one("d", BE), shared="7-8", be="0-7")
+    assert violations(state)[1:] == ["ns/p/c has CPUs 8 that are not online"]
+    state = state_of(one("c", SHARED), one("d", BE), be="0")
+    assert violations(state)[1:] == ["ns/p/c has no CPU"]
+
+
+def test_owners_that_no_container_makes_are_named() -> None:
+    state = state_of(one("a", OWN, "0"))
+    late = dataclasses.replace(state, owners={**state.owners, "b": Owner(CpuSet((1,)), hard=True)})
+    assert violations(late)[0] == "what is owned is not what containers own: b"
+    early = dataclasses.replace(state, owners={})
+    assert violations(early)[0] == "what is owned is not what containers own: a"
+
+
+@pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR, QosClass.LS])
+def test_a_strict_pod_owns_what_was_named(qos: QosClass) -> None:
+    pod = Pod("s", "u", "ns", "p", qos=qos, cpuset=CpuSet((1, 2)))
+    good = dataclasses.replace(one("a", OWN, "1-2"), pod=pod)
+    odd = dataclasses.replace(one("a", OWN, "1"), pod=pod)
+    assert violations(state_of(good)) == []
+    strict = qos is not QosClass.LS
+    assert violations(state_of(odd)) == (["ns/p/a owns CPUs 1 instead of 1-2"] if strict else [])

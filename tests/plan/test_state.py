@@ -156,3 +156,38 @@ def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
     gone = state.on(dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
     assert gone.wanted(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
     assert gone.on(MACHINE).wanted(bound) == CpuSet.parse("0-3,8-11"), "it is back where it belongs"
+
+
+def without(text: str) -> Node:
+    """The node with some CPUs offline."""
+    gone = CpuSet.parse(text)
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
+    cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)
+    return dataclasses.replace(NODE, machine=dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes))
+
+
+def test_an_owner_whose_cpus_are_all_offline_shares_until_they_are_back() -> None:
+    x, y, z = owning("x", "a/c", "0-1"), owning("y", "b/c", "2-3"), sharing("z")
+    state = NodeState.of(NODE, (), [x, y, z])
+    fewer = state.under(without("0-1"))
+    assert fewer.wanted(x) == fewer.pools.shared == CpuSet.parse("4-15")
+    assert moves(state, fewer) == (("x",), ()), "pools are as they were, and yet somebody moves"
+    late = owning("w", "d/c", "4")
+    assert moves(fewer, fewer.changed(put=[late])) == (("x", "z"), ())
+    assert moves(fewer, state) == (("x",), ())
+    part = state.under(without("1"))
+    assert part.wanted(x) == CpuSet.parse("0")
+    assert moves(part, part.changed(drop=["y"])) == ((), ("z",))
+
+
+def test_who_is_bound_elsewhere_does_not_move() -> None:
+    bound = Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((1,)))
+    near, far = (dataclasses.replace(sharing(key), placement=bound) for key in ("near", "far"))
+    far = dataclasses.replace(far, placement=dataclasses.replace(bound, nodes=Mask((0,))))
+    named = dataclasses.replace(
+        sharing("named"), placement=Placement(Pool.BE, CpuSet(), ALL, within=CpuSet((0,)))
+    )
+    state = NodeState.of(NODE, (), [near, far, named, sharing("z")])
+    after = state.changed(put=[owning("x", "a/c", "4-5")])
+    assert moves(state, after) == (("near", "z"), ())
+    assert moves(after, state) == ((), ("near", "z"))
