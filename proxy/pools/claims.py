@@ -112,7 +112,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
     if row in (Row.BE_ON_NODES, Row.SHARED_ON_NODES) and pod.nodes:
         who = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
         return Claim(pool, f"{_class(pod)} pod: {who} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
-    if pool is Pool.SHARED and may_own(pod):
+    if pool is Pool.SHARED and may_own(pod) and not problem:
         count = whole_cpus(request) if exact is None else exact
         own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
         if own is not None:

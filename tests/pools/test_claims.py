@@ -96,6 +96,14 @@ def test_cpus_of_an_annotation_that_is_partly_wrong_are_not_taken() -> None:
     assert (made.pool, made.problem) == (Pool.SHARED, "nonsense")
 
 
+def test_who_names_cpus_that_are_not_here_gets_no_others_in_silence() -> None:
+    """As with an annotation that cannot be read: a Guaranteed pod shares, and its fault is told."""
+    for static in (False, True):
+        wish = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
+        assert (wish.pool, wish.cpus, wish.count) == (Pool.SHARED, None, 0)
+        assert "8 not online" in wish.problem
+
+
 @pytest.mark.parametrize("cpus", ["", "2-3"])
 def test_the_reason_names_the_class_by_label_or_else_by_kubernetes(cpus: str) -> None:
     for the_pod, name in (
