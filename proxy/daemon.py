@@ -245,8 +245,8 @@ class Daemon:
             raise InputError("cannot report: in passthrough mode nothing is decided")
         if (form := params.get("format", "koordinator")) != "koordinator":
             raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
-        state = self.keeper.state
-        return node_resource_topology(state.node.machine, node_facts(state, params.get("node", "")))
+        state, manager = self.keeper.state, self.keeper.beside.manager
+        return node_resource_topology(state.node.machine, node_facts(state, params.get("node", ""), manager))
 
     # -- stop ---------------------------------------------------------------------------------------------
 

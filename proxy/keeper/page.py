@@ -41,6 +41,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "violations": violations(state),
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
+        "kubelet": keeper.beside.page(),
         "memory": _memory(state),
         "aside": [
             {"pod": pod.ref, "cpus": str(pod.aside.cpus), "nodes": str(pod.aside.affinity or "")}

@@ -1,14 +1,17 @@
 """What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
 
 Settings of ours stand where a Node object would be asked: reservation, CPUs of class SYSTEM, bind policy and
-strategy as the labels and annotations that say the same.
+strategy as the labels and annotations that say the same. What kubelet's CPU manager holds for containers that
+are not here yet stands beside what containers own.
 """
 
 from __future__ import annotations
 
 import json
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import CpuManager
+from proxy.model.options import Policy
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
@@ -18,12 +21,13 @@ from proxy.report.koordinator import NodeFacts
 from proxy.report.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 
 
-def node_facts(state: NodeState, name: str) -> NodeFacts:
+def node_facts(state: NodeState, name: str, manager: CpuManager | None = None) -> NodeFacts:
     """Gather what is known of a node.
 
     Args:
         state: The node as it is.
         name: What the Node object is called.
+        manager: What kubelet's CPU manager does; None where nobody looks.
     """
     node = state.node
     rows = {
@@ -37,9 +41,9 @@ def node_facts(state: NodeState, name: str) -> NodeFacts:
         name,
         labels=_labels(node),
         annotations=_annotations(node),
-        kubelet=KubeletFacts(topology_policy=node.policy.value, topology_scope=node.scope.value),
+        kubelet=_kubelet(node, manager or CpuManager()),
         pods=tuple(rows[key] for key in sorted(rows)),
-        chosen=tuple(_chosen(state)),
+        chosen=_by_pod(*_chosen(state), *_coming(state)),
     )
 
 
@@ -59,6 +63,42 @@ def _chosen(state: NodeState) -> list[Alloc]:
         hard = own.hard or (before is not None and before.hard)
         found[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
     return list(found.values())
+
+
+def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
+    found: dict[str, Alloc] = {}
+    for each in allocs:
+        before = found.get(each.uid)
+        hard = each.hard or (before is not None and before.hard)
+        cpus = each.cpus | before.cpus if before else each.cpus
+        found[each.uid] = Alloc(each.uid, cpus, each.namespace, each.name, hard)
+    return tuple(found.values())
+
+
+def _coming(state: NodeState) -> list[Alloc]:
+    """Give what kubelet gave to containers that are not here: they may come at any moment."""
+    known = {pod.uid: pod for pod in state.pods.values()}
+    here = {container.owner for container in state.containers.values() if _owns(container)}
+    found: list[Alloc] = []
+    for uid, names in sorted(state.kubelet.items()):
+        keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in here]
+        cpus = CpuSet.from_bits(union(state.owners[key].cpus.bits for key in keys))
+        if cpus:
+            pod = known.get(uid)
+            found.append(Alloc(uid, cpus, pod.namespace, pod.name) if pod else Alloc(uid, cpus))
+    return found
+
+
+def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
+    """Give what is told of kubelet; where our own topology manager decides, its policy is told instead."""
+    ours = node.policy is not Policy.NONE
+    return KubeletFacts(
+        policy=manager.policy or None,
+        options=manager.options,
+        reserved_cpus=manager.reserved,
+        topology_policy=node.policy.value if ours else manager.topology_policy,
+        topology_scope=node.scope.value if ours else manager.topology_scope,
+    )
 
 
 def _owns(container: Container) -> bool:
