@@ -19,7 +19,7 @@ from proxy.topology.reader import online_now, read_machine
 if TYPE_CHECKING:
     from proxy.keeper.beside import BesideKubelet
     from proxy.keeper.keeper import Keeper, Options
-    from proxy.keeper.ports import Cgroups, Ledger
+    from proxy.keeper.ports import Cgroups, Ledger, NodeObject
     from proxy.keeper.scout import Scout
     from proxy.keeper.suppression import Suppression
     from proxy.kubelet.settings import KubeletSettings
@@ -55,6 +55,7 @@ def keeper_of(
         lambda known: _changed(config, known) if reread else None,
     )
     keeper.scout = _scout(config, keeper)
+    keeper.prescriptions.ask(_node_object(config), config.topology_manager_policy_options)
     keeper.beside = _beside(config, keeper)
     return keeper
 
@@ -85,6 +86,14 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
         keeper.problems.note(str(error))
     settings = Settings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
     return Suppression(keeper, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record))
+
+
+def _node_object(config: Config) -> NodeObject | None:
+    if config.koordinator.node_object is None:
+        return None
+    from proxy.kubelet.node_file import NodeFile
+
+    return NodeFile(config.koordinator.node_object)
 
 
 def _options(config: Config) -> Options:

@@ -16,7 +16,7 @@ from proxy.keeper.ports import Runtime, RuntimeContainer, RuntimeDetail, Runtime
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
+from proxy.model.workload import Fault, KubeQos, Phase, Pod, Pool, Request
 from proxy.plan.adopt import adopt
 from proxy.pools.facts import parent_of, pod_facts
 
@@ -145,7 +145,8 @@ class Adoption:
         keeper.state = plan.state
         keeper.remember(plan)
         keeper.counters["adopted"] += 1
-        if plan.problem:
+        keeper.bad_input.judge(pod, plan)
+        if plan.problem and not isinstance(plan.problem, Fault):
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
         saved = _cpus(detail.cpuset_cpus)
         if saved is not None:

@@ -41,6 +41,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "violations": violations(state),
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
+        "prescribed": keeper.prescriptions.page(),
         "kubelet": keeper.beside.page(),
         "memory": _memory(state),
         "aside": [

@@ -35,6 +35,7 @@ class Sandboxes:
         """
         keeper = self._keeper
         token = keeper.token("pod")
+        keeper.bad_input.see(pod)
         admission = admit(keeper.state, dataclasses.replace(pod, sandbox_id=token), total)
         admitted = admission.verdict.admitted
         if admission.explanation is not None:
@@ -68,6 +69,7 @@ class Sandboxes:
             token: What it was admitted under.
         """
         keeper = self._keeper
+        keeper.bad_input.see(pod)
         keeper.history.renamed(token, pod.sandbox_id)
         if token in self.arriving:
             self.arriving.discard(token)

@@ -1,0 +1,63 @@
+"""Bad input by users: counted by kind, and told, once a pod and not once an attempt.
+
+kubelet tries a pod that is refused again and again, and a container that crashes comes back; what its
+annotation says stays as wrong as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from proxy.model.workload import Fault, Note, Pod
+from proxy.plan.place import Plan
+
+COUNTER = "bad_input_"
+"""What the names of the counters begin with; the kind follows."""
+IN_USE = "CPUsInUse"
+"""Reason of a refusal because others own what an annotation names."""
+REMEMBERED = 4096
+"""Pods whose faults have been counted; more are forgotten, the oldest first."""
+
+
+class BadInput:
+    """Counts and tells."""
+
+    def __init__(self, counters: Counter[str], tell: Callable[[str], None]) -> None:
+        """Begin with nothing.
+
+        Args:
+            counters: Where to count.
+            tell: Where to tell, one line each.
+        """
+        self._counters = counters
+        self._tell = tell
+        self._seen: OrderedDict[str, set[str]] = OrderedDict()
+        counters.update({f"{COUNTER}{kind}": 0 for kind in Note})
+
+    def see(self, pod: Pod) -> None:
+        """Look at what is wrong with a pod's labels and annotations."""
+        for fault in pod.faults:
+            self._note(pod, fault)
+
+    def judge(self, pod: Pod, plan: Plan) -> None:
+        """Look at what a decision found wrong with what was asked."""
+        self.see(pod)
+        if isinstance(plan.problem, Fault):
+            self._note(pod, plan.problem)
+        elif plan.verdict.reason == IN_USE:
+            self._note(pod, Fault(plan.verdict.message, Note.OVERLAP), told=True)
+
+    def _note(self, pod: Pod, fault: Fault, *, told: bool = False) -> None:
+        seen = self._seen.get(pod.key)
+        if seen is None:
+            seen = self._seen[pod.key] = set()
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+        # Words of an overlap name who is in the way, and that changes from attempt to attempt.
+        what = fault.kind if fault.kind is Note.OVERLAP else str(fault)
+        if what in seen:
+            return
+        seen.add(what)
+        self._counters[f"{COUNTER}{fault.kind}"] += 1
+        self._tell(str(fault) if told else f"{pod.ref}: {fault}")

@@ -1,0 +1,125 @@
+"""Following what is prescribed for the node while it runs: the Node object, kubelet, our configuration.
+
+It is looked at in each comparison, the Node object in a worker. What has changed is put into force at once,
+without touching who owns CPUs (``proxy.plan.enact``); what cannot be is told, the old value stays, and it is
+tried again each time, since owners come and go.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.keeper.worker import Worker
+from proxy.model.nodeobject import NodeMeta
+from proxy.model.options import TopologyOptions
+from proxy.plan.enact import enact
+from proxy.plan.node import Node
+from proxy.plan.prescribe import prescribe
+from proxy.plan.prescribed import Prescribed
+from proxy.plan.state import moves
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import NodeObject
+
+
+class Prescriptions:
+    """Keeps a keeper's rules as they are prescribed.
+
+    Attributes:
+        meta: What the Node object said last; None where there is none, or it could never be read.
+        told: What is in force.
+    """
+
+    def __init__(self, keeper: Keeper, configured: Node) -> None:
+        """Begin with our configuration alone.
+
+        Args:
+            keeper: Whose rules.
+            configured: The node as our configuration has it.
+        """
+        self._keeper = keeper
+        self._configured = configured
+        self._source: NodeObject | None = None
+        self._options = TopologyOptions()
+        self.meta: NodeMeta | None = None
+        self.told: Prescribed = prescribe(configured, configured.machine, None, None)
+
+    def ask(self, source: NodeObject | None, options: TopologyOptions) -> None:
+        """Have a Node object asked from now on.
+
+        Args:
+            source: Where it is; None for none.
+            options: Of the topology manager, as our configuration has them.
+        """
+        self._source, self._options = source, options
+
+    async def follow(self, worker: Worker) -> None:
+        """Read the Node object in a worker, and put into force what is prescribed."""
+        try:
+            if self._source is not None:
+                self.meta = await worker.run(self._source.read)
+            self._put_into_force()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
+            self._keeper.broken(error)
+
+    def _put_into_force(self) -> None:
+        keeper, before = self._keeper, self._keeper.state
+        machine = before.node.machine
+        told = prescribe(self._configured, machine, self.meta, keeper.beside.manager)
+        done = enact(before, told, self.told, self._options)
+        old, self.told, keeper.state = self.told.named(), done.told, done.state
+        for words in [*self._unread(), *(v.problem for v in done.told.named().values()), *done.notes]:
+            if words:
+                keeper.problems.note(words)
+        if done.state is before:
+            return
+        keeper.counters["rules_changed"] += 1
+        new = [
+            f"{name} {shown(value.value) or 'none'} ({value.source})"
+            for name, value in done.told.named().items()
+            if value.value != old[name].value
+        ]
+        keeper.voice.info(f"the node's rules changed: {', '.join(new)}")
+        shrink, grow = moves(before, done.state)
+        if shrink or grow:
+            keeper.later([*shrink, *grow])
+
+    def _unread(self) -> list[str]:
+        """Say what of the Node object could not be read."""
+        if self._source is None:
+            return []
+        inside = self.meta.problems if self.meta is not None else ()
+        return [self._source.problem, *(f"{self._source.source}: {words}" for words in inside)]
+
+    def page(self) -> dict[str, object]:
+        """Give all values, who says each, and what is wrong with what others say, as plain data."""
+        source = self._source
+        return {
+            "nodeObject": "" if source is None else source.source,
+            "read": self.meta is not None,
+            "problem": "" if source is None else source.problem,
+            "values": [
+                {
+                    "name": name,
+                    "value": value.value if isinstance(value.value, bool) else shown(value.value),
+                    "source": value.source,
+                    "problem": value.problem,
+                }
+                for name, value in self.told.named().items()
+            ],
+        }
+
+    def close(self) -> None:
+        """Close the source of the Node object."""
+        if self._source is not None:
+            self._source.close()
+
+
+def shown(value: object) -> str:
+    """Write a value for people; nothing for what is empty."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {ratio:g}" for name, ratio in sorted(value.items()))
+    return str(value)
