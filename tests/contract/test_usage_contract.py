@@ -1,0 +1,90 @@
+"""What is read of the kernel's own counters: a task that is busy, groups that come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.apply.usage import CgroupUsage, open_usage
+from proxy.keeper.ports import UsageGroup
+from proxy.keeper.rates import rates
+from proxy.model.errors import CgroupError
+
+MOUNT = Path("/sys/fs/cgroup")
+NAME = f"topoproxy-usage-{os.getpid()}"
+PODS = 300
+
+
+@pytest.fixture
+def usage() -> Iterator[CgroupUsage]:
+    if os.geteuid() != 0:
+        pytest.skip("making cgroups needs root")
+    try:
+        usage = open_usage(MOUNT)
+        (usage.root / NAME).mkdir()
+    except (CgroupError, OSError) as error:
+        pytest.skip(f"no groups can be made: {error}")
+    try:
+        yield usage
+    finally:
+        usage.close()
+        for folder in sorted((usage.root / NAME).rglob("*/"), reverse=True):
+            folder.rmdir()
+        (usage.root / NAME).rmdir()
+
+
+def test_a_busy_task_is_seen_in_its_group_and_in_the_node(usage: CgroupUsage) -> None:
+    (usage.root / NAME / "busy").mkdir()
+    (usage.root / NAME / "idle").mkdir()
+    asked = {name: UsageGroup(f"/{NAME}/{name}") for name in ("busy", "idle", "absent")}
+    task = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        (usage.root / NAME / "busy/cgroup.procs").write_text(str(task.pid))
+        before, used = usage.read(asked), 0.0
+        for _ in range(300):
+            time.sleep(0.1)
+            after = usage.read(asked)
+            if (found := rates(before, after, os.cpu_count() or 1)) and found.groups["busy"] > 0.05:
+                used = found.node
+                break
+    finally:
+        task.send_signal(signal.SIGKILL)
+        task.wait()
+    assert used > 0
+    assert found is not None
+    assert found.groups["idle"] == 0
+    assert "absent" not in found.groups
+
+
+def test_a_group_that_is_removed_and_made_anew(usage: CgroupUsage) -> None:
+    folder, asked = usage.root / NAME / "pod", {"p": UsageGroup(f"/{NAME}/pod")}
+    folder.mkdir()
+    assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
+    folder.rmdir()
+    assert usage.read(asked).groups == {}
+    folder.mkdir()
+    assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
+    folder.rmdir()
+    folder.mkdir()  # between two readings: the open file is of the one that is gone
+    assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
+
+
+def test_many_pods_cost_little(usage: CgroupUsage) -> None:
+    asked = {}
+    for number in range(PODS):
+        (usage.root / NAME / f"pod{number}").mkdir()
+        asked[f"p{number}"] = UsageGroup(f"/{NAME}/pod{number}")
+    usage.read(asked)
+    spent = []
+    for _ in range(5):
+        began = time.thread_time()
+        assert len(usage.read(asked).groups) == PODS
+        spent.append(time.thread_time() - began)
+    assert min(spent) < 0.01, f"{min(spent) * 1000:.1f} ms of CPU for {PODS} pods"
