@@ -10,7 +10,7 @@ happens to us. There are two kinds:
   it should be off (kubelet at a resize, systemd at a daemon-reload) is what will be put back, and goes again;
   who insists is repaired ever more rarely.
 * containers (``qc/`` and the id). The request that makes or updates a container carries -1; where one runs
-  with a quota, its file is written, and the runtime is told (``settle``): its saved state would undo the write.
+  with a quota, its file is written, and the runtime is told (``settle``): else its saved state undoes that.
 
 Order: a pod's quota goes first and a container's comes back first, as cgroup v1 wants it (see
 ``apply.cpu_groups``). A failure costs the feature for that group, and is told.

@@ -14,7 +14,7 @@ from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.nodes import named_mems
 from proxy.plan.place import Plan, place
-from proxy.plan.quotas import unlimited
+from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.sharing import constrained, pooled
 from proxy.plan.state import NodeState, moves
 from proxy.pools.claims import Claim, claim
@@ -87,15 +87,10 @@ def _keep(
         return None
     why = f"{wish.why}; runs on CPUs {has} already"
     mems = named_mems(state, request)
-    placement = Placement(
-        Pool.OWN,
-        has,
-        mems,
-        (why,),
-        wish.hard,
-        memory_of(state, pod, request, mems),
-        unlimited=unlimited(state, pod, name, Pool.OWN),
-    )
+    blocks = memory_of(state, pod, request, mems)
+    placement = Placement(Pool.OWN, has, mems, (why,), wish.hard, blocks)
+    if unlimited(state, pod, name, Pool.OWN):
+        placement = without_quota(placement, request)
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
     after = state.changed(put=(container,))
     if not after.pools.shared:

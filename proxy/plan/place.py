@@ -32,7 +32,7 @@ from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Case, Ruling, grant, 
 from proxy.plan.found import Found, RefusedError, named_cpus
 from proxy.plan.lacks import lacks_of
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
-from proxy.plan.quotas import unlimited
+from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, pooled, unmet
 from proxy.plan.state import NodeState, moves
@@ -100,8 +100,9 @@ def place(
         found = _find(state, pod, name, request, wish)
     except RefusedError as refused:
         return no(refused.verdict, refused.ruling, wish.problem, refused.lacks)
-    off = unlimited(state, pod, name, found.placement.pool)
-    placement = dataclasses.replace(found.placement, unlimited=True) if off else found.placement
+    placement = found.placement
+    if unlimited(state, pod, name, placement.pool):
+        placement = without_quota(placement, request)
     container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, found.owner)
     after = state.changed(put=(container,))
     shrink: tuple[str, ...] = ()

@@ -6,8 +6,10 @@ are there when a container comes.
 
 from __future__ import annotations
 
+import dataclasses
+
 from proxy.model.asks import Kind
-from proxy.model.workload import Phase, Pod, Pool
+from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.plan.state import NodeState
 from proxy.pools.quota import quota_of_owner
 
@@ -26,3 +28,9 @@ def unlimited(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
         return False
     keep = state.node.keep_quota
     return quota_of_owner(owns=True, containers=at_once(state, pod, name), keep=keep) is not None
+
+
+def without_quota(placement: Placement, request: Request) -> Placement:
+    """Give the placement of a container whose quota is off; where it asked for one, its reasons say so."""
+    said = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
+    return dataclasses.replace(placement, unlimited=True, reasons=(*placement.reasons, *said))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import KeepQuota
 from proxy.model.options import CpuOptions
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.place.cputopo import CpuTopology
@@ -217,6 +218,7 @@ def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
     assert again.own == had, "although better ones are free now"
     assert again.reasons == (
         "Guaranteed container with 2 whole CPUs, policy static; keeps the CPUs of its earlier attempt",
+        "its CFS quota is off",
     )
     assert len(put(state, pod("g"), whole(3), key="2").container.placement.own) == 3
     taken = put(state, pod("lse", QosClass.LSE, cpus=str(had))).state
@@ -375,3 +377,16 @@ def test_the_shared_pool_is_left_a_cpu_beside_what_is_set_aside_for_others() -> 
     assert put(state, pod("g"), whole(11)).verdict.admitted
     assert put(state, keeps, whole(4)).verdict.admitted
     assert put(state, keeps, whole(15)).verdict.admitted, "what is set aside for it is its own"
+
+
+@pytest.mark.parametrize("keep", list(KeepQuota))
+def test_a_quota_that_goes_is_told(keep: KeepQuota) -> None:
+    state = NodeState.empty(dataclasses.replace(empty().node, keep_quota=keep))
+    placement = put(state, pod("g"), whole(2)).container.placement
+    off = keep is not KeepQuota.ALWAYS
+    assert placement.unlimited is off
+    assert ("its CFS quota is off" in placement.reasons) is off
+    endless = put(state, pod("lse", QosClass.LSE, cpus="2"), Request(cpu_shares=1024)).container.placement
+    assert endless.unlimited is off
+    assert "its CFS quota is off" not in endless.reasons, "there was none"
+    assert not put(state, pod("ls", QosClass.LS), whole(2)).container.placement.unlimited
