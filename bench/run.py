@@ -3,7 +3,7 @@
     make bench                            under four minutes; needs nothing but what is in the repository
     make bench BENCH_ARGS="--quick"       half a minute, rougher
 
-Then what deciding costs where no call is involved, see ``place_figures.py``.
+Then what deciding costs where no call is involved, see ``place_figures.py`` and ``pools_figures.py``.
 
 The runtime, the proxies and the load are processes of their own in a temporary folder. In each round every
 target is measured in a shuffled order; the table gives medians over the rounds. "added" is the p50 through a
@@ -34,6 +34,9 @@ from load import run_load
 from place_figures import HEAD as PLACE_HEAD
 from place_figures import measure as measure_deciding
 from place_figures import rows as place_rows
+from pools_figures import HEAD as POOLS_HEAD
+from pools_figures import measure as measure_pools
+from pools_figures import rows as pools_rows
 from procs import (
     BENCH,
     PLAIN,
@@ -318,6 +321,8 @@ def main() -> int:
     say("deciding")
     deciding, loop = measure_deciding()
     print("\n" + render(PLACE_HEAD, place_rows(deciding, loop), markdown=chosen.markdown))
+    pools = measure_pools()
+    print("\n" + render(POOLS_HEAD, pools_rows(pools, loop), markdown=chosen.markdown))
     print(f"\nCPU time in one process; a bare loop of a million steps takes {loop:.1f} ms of it.")
     for failure in bench.failures:
         print(f"FAILED: {failure}")
@@ -329,6 +334,7 @@ def main() -> int:
                 {
                     "samples": bench.figures.plain(),
                     "deciding, ms": {figure.what: figure.samples for figure in deciding},
+                    "pools, ms": {change.what: change.samples for change in pools},
                     "bare loop, ms": loop,
                     "failures": bench.failures,
                 },

@@ -1,0 +1,254 @@
+"""How long it takes until pools are right again, and who moves: a section of ``make bench``, or by itself
+
+    .venv/bin/python bench/pools_figures.py
+
+A machine of 512 CPUs with a thousand containers of all classes. An owner comes or goes, or somebody who owns
+nothing does: the next state with its pools is made, and it is found out whose CPUs change. CPU time of this
+process, as in ``place_figures.py``. Beside it is counted: who is named, whose set is really another one, and
+how many kernel writes that comes to. Only changed sets may become steps, so the three numbers must be equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from place_figures import machine, sampled
+from place_merge import bare_loop
+from table import number, render
+
+from proxy.keeper.enforce import Enforcer
+from proxy.keeper.ports import CpusetValue
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, KubeQos, Phase, Pod, QosClass, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
+from proxy.plan.place import place
+from proxy.plan.state import NodeState, moves
+
+HEAD = (
+    "pools after a change, in this process",
+    *("p50", "p99", "p50 in loops", "bar", "named", "changed", "written"),
+)
+BAR = 2.0
+"""Milliseconds, of median and 99th percentile."""
+CONTAINERS = 1000
+GUARANTEED, BURSTABLE, BEST_EFFORT = KubeQos.GUARANTEED, KubeQos.BURSTABLE, KubeQos.BEST_EFFORT
+SYSTEM_CPUS = CpuSet(range(2))
+WHOLE = Request(2048, 200_000, 100_000)
+PART = Request(512, 50_000, 100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row: what happens, how long deciding it takes (milliseconds), and what it comes to.
+
+    Attributes:
+        named: How many containers are to move.
+        changed: How many have another set afterwards.
+        written: How many kernel writes it takes.
+    """
+
+    what: str
+    samples: tuple[float, ...]
+    named: int
+    changed: int
+    written: int
+    bar: float | None = BAR
+
+    @property
+    def p50(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def p99(self) -> float:
+        return sorted(self.samples)[int(len(self.samples) * 0.99)]
+
+    @property
+    def missed(self) -> bool:
+        late = self.bar is not None and self.p99 >= self.bar
+        return late or not self.named == self.changed == self.written
+
+
+class Kernel:
+    """Cgroups as numbers; counts what is written."""
+
+    version = 2
+
+    def __init__(self, state: NodeState) -> None:
+        self.sets = {c.id: state.wanted(c) for c in state.containers.values()}
+        self.writes = 0
+
+    def find(self, parent: str, container_id: str) -> str | None:
+        return container_id if container_id in self.sets else None
+
+    def read(self, path: str) -> CpusetValue:
+        return CpusetValue(self.sets[path], Mask((0,)), self.sets[path], Mask((0,)))
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+        if cpus is None or self.sets[path] == cpus:
+            return False
+        self.sets[path] = cpus
+        self.writes += 1
+        return True
+
+
+def guest(
+    number: int,
+    qos: QosClass = QosClass.NONE,
+    kube: KubeQos = BURSTABLE,
+    cpus: str = "",
+    nodes: Mask | None = None,
+) -> Pod:
+    return Pod(
+        f"s{number}",
+        f"u{number}",
+        "bench",
+        f"p{number}",
+        qos=qos,
+        kube_qos=kube,
+        cpuset=CpuSet.parse(cpus) or None,
+        nodes=nodes,
+    )
+
+
+def owned(number: int) -> str:
+    """CPUs for the owner of a number: both threads of a core, spread over the machine."""
+    core = 8 + number * 3
+    return f"{core},{core + 256}"
+
+
+def crowd() -> Iterator[tuple[Pod, Request]]:
+    """Give pods of all classes, as many as there are containers: 51 of them own CPUs."""
+    for i in range(17):
+        yield guest(i, QosClass.LSE, GUARANTEED, owned(i)), WHOLE
+        yield guest(100 + i, QosClass.LSR, GUARANTEED, owned(20 + i)), WHOLE
+        yield guest(200 + i, QosClass.NONE, GUARANTEED), WHOLE
+    sharing = (
+        (QosClass.LS, BURSTABLE, False),
+        (QosClass.LS, BURSTABLE, True),
+        (QosClass.BE, BEST_EFFORT, False),
+        (QosClass.NONE, BURSTABLE, False),
+        (QosClass.BE, BEST_EFFORT, True),
+        (QosClass.NONE, BEST_EFFORT, False),
+        (QosClass.NONE, GUARANTEED, False),
+        (QosClass.SYSTEM, BURSTABLE, False),
+    )
+    for i in range(CONTAINERS - 51):
+        qos, kube, bound = sharing[i % len(sharing)]
+        yield guest(1000 + i, qos, kube, nodes=Mask((i // 8 % 8,)) if bound else None), PART
+
+
+def full() -> NodeState:
+    """Give a machine of 512 CPUs on 8 nodes with a thousand running containers."""
+    known = machine(8, 32, 2)
+    state = NodeState.empty(Node(known, CpuTopology.of(known), static=True, system=SYSTEM_CPUS))
+    for pod, request in crowd():
+        state, _ = arrived(state, pod, request)
+    return state
+
+
+def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tuple[NodeState, Container]:
+    """Give the state with one more running container, and the container."""
+    plan = place(state.with_pod(pod), pod, name, 0, request, f"{name}-{pod.uid}")
+    if plan.container is None:
+        raise RuntimeError(f"cannot fill the machine: {plan.verdict.message}")
+    container = plan.container.in_phase(Phase.RUNNING)
+    return plan.state.changed(put=(container,)), container
+
+
+def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: float | None = BAR) -> Change:
+    """Measure one change, and count what it comes to."""
+    kernel = Kernel(before)
+    state = after()
+    shrink, grow = moves(before, state)
+    there = [(c, state.containers.get(c.id)) for c in before.containers.values()]
+    changed = {new.id for old, new in there if new is not None and before.wanted(old) != state.wanted(new)}
+    if changed != {*shrink, *grow}:
+        raise RuntimeError(f"{what}: others are named than those whose set changes")
+    Enforcer(kernel, lambda: state).enforce([*shrink, *grow])
+    samples = sampled(lambda: moves(before, after()))
+    return Change(what, samples, len(shrink) + len(grow), len(changed), kernel.writes, bar)
+
+
+def calls() -> Iterator[Change]:
+    """Measure what the calls of kubelet come to."""
+    state = full()
+    new, late = owned(60), 5000
+    comers = (
+        ("an LSE pod", guest(late, QosClass.LSE, GUARANTEED, new), WHOLE),
+        ("an LSR pod", guest(late, QosClass.LSR, GUARANTEED, new), WHOLE),
+        ("a Guaranteed pod with whole CPUs", guest(late, QosClass.NONE, GUARANTEED), WHOLE),
+        ("another container of an LSE pod", guest(0, QosClass.LSE, GUARANTEED, owned(0)), WHOLE),
+        ("an LS pod bound to a NUMA node", guest(late, QosClass.LS, nodes=Mask((3,))), PART),
+        ("an LS pod", guest(late, QosClass.LS), PART),
+        ("a BE pod", guest(late, QosClass.BE, BEST_EFFORT), PART),
+        ("a SYSTEM pod", guest(late, QosClass.SYSTEM), PART),
+    )
+    for what, pod, request in comers:
+        after, container = arrived(state, pod, request, "late")
+        come = partial(state.changed, put=(container,))
+        yield change(f"{what} comes", state, come)
+        yield change(f"{what} goes", after, partial(after.changed, drop=(container.id,)))
+
+
+def others() -> Iterator[Change]:
+    """Measure what others than kubelet's calls come to; all but the first two are rare."""
+    state = full()
+    some = state.pools.be & CpuSet(range(200))
+    yield change("BE is suppressed to fewer CPUs", state, partial(state.suppressing, some))
+    held = {"elsewhere": {"main": CpuSet.parse(owned(61))}}
+    yield change("kubelet's CPU manager gives CPUs away", state, partial(state.beside, held))
+    fewer = offline(state.node.machine, CpuSet((101, 357)))
+    yield change("two CPUs go offline", state, partial(state.on, fewer), None)
+    pods, there = state.pods.values(), state.containers.values()
+    yield change("the daemon starts again", state, partial(NodeState.of, state.node, pods, there), None)
+
+
+def offline(known: Machine, gone: CpuSet) -> Machine:
+    """Give the machine without some CPUs."""
+    nodes = tuple(dataclasses.replace(node, cpus=node.cpus - gone) for node in known.nodes)
+    cpus = tuple(cpu for cpu in known.cpus if cpu.id not in gone)
+    return dataclasses.replace(known, cpus=cpus, nodes=nodes)
+
+
+def measure() -> list[Change]:
+    """Measure everything."""
+    return [*calls(), *others()]
+
+
+def rows(changes: list[Change], loop: float) -> list[list[str]]:
+    """The table's rows."""
+    return [
+        [
+            f"512 CPUs, {CONTAINERS} containers: {c.what}",
+            number(c.p50, "ms"),
+            number(c.p99, "ms"),
+            number(c.p50 / loop),
+            (f"{c.bar:g} ms" if c.bar else "") + (" MISSED" if c.missed else ""),
+            str(c.named),
+            str(c.changed),
+            str(c.written),
+        ]
+        for c in changes
+    ]
+
+
+def main() -> int:
+    loop = statistics.median(sampled(bare_loop, 15))
+    changes = measure()
+    print(render(HEAD, rows(changes, loop)))
+    print(f"\nbare loop of 1,000,000 steps: {loop:.1f} ms")
+    return int(any(one.missed for one in changes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The figures of pools: all classes are on the machine, and a change is judged by what it comes to."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, str(BENCH))
+    yield
+    sys.path.remove(str(BENCH))
+
+
+def test_the_machine_is_full_of_all_classes() -> None:
+    import pools_figures as figures
+
+    from proxy.model.workload import Pool, QosClass
+    from proxy.plan.invariants import violations
+
+    state = figures.full()
+    there = state.containers.values()
+    assert (len(state.node.machine.online), len(there)) == (512, 1000)
+    assert len(state.owners) == 51
+    assert violations(state) == []
+    classes = Counter(c.pod.qos for c in there)
+    assert set(classes) == set(QosClass)
+    assert min(classes.values()) >= 17
+    pools = Counter(c.placement.pool for c in there)
+    assert set(pools) == set(Pool)
+    assert sum(c.placement.nodes is not None for c in there) > 200
+
+
+def test_a_change_is_held_against_its_bar_and_its_counts() -> None:
+    import pools_figures as figures
+
+    good = figures.Change("good", (1.0, 1.5), 3, 3, 3)
+    assert not good.missed
+    assert figures.Change("slow", (1.0, 2.5), 3, 3, 3).missed
+    assert not figures.Change("slow", (1.0, 2.5), 3, 3, 3, None).missed
+    assert figures.Change("more named", (1.0,), 4, 3, 3).missed
+    assert figures.Change("fewer written", (1.0,), 3, 3, 2).missed
+    (row,) = figures.rows([good], 1.0)
+    assert row[1:] == ["1.25 ms", "1.50 ms", "1.25", "2 ms", "3", "3", "3"]
+
+
+def test_what_a_change_comes_to() -> None:
+    import pools_figures as figures
+
+    from proxy.model.workload import QosClass
+    from proxy.plan.state import NodeState
+
+    state = figures.full()
+    pod = figures.guest(5000, QosClass.LSR, figures.GUARANTEED, figures.owned(60))
+    _, container = figures.arrived(state, pod, figures.WHOLE)
+    came = figures.change("LSR", state, lambda: state.changed(put=(container,)))
+    # LS and those without a class, the bound ones of one node among them; neither BE nor SYSTEM.
+    node = state.node.machine.nodes_of(container.placement.own)
+    moving = [
+        c
+        for c in state.containers.values()
+        if c.placement.pool.value == "shared" and c.placement.nodes in (None, node)
+    ]
+    assert came.named == came.changed == came.written == len(moving) > 300
+    calm = figures.change("nothing", state, lambda: state)
+    assert (calm.named, calm.changed, calm.written, calm.missed) == (0, 0, 0, False)
+
+    def otherwise() -> NodeState:
+        """Pools that changed without anybody's CPUs being another's: whoever is named is named wrongly."""
+        return NodeState.of(state.node, state.pods.values(), state.containers.values())
+
+    assert figures.change("again", state, otherwise).named == 0
