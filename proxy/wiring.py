@@ -6,20 +6,22 @@ kubelet) need not be in memory.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.config.schema import Config, Mode, OnError
 from proxy.model.errors import CgroupError, TopologyError
-from proxy.model.koordinator import SuppressMode
+from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
 from proxy.topology.reader import online_now, read_machine
 
 if TYPE_CHECKING:
     from proxy.keeper.beside import BesideKubelet
     from proxy.keeper.keeper import Keeper, Options
-    from proxy.keeper.ports import Cgroups, Ledger, NodeObject
+    from proxy.keeper.ports import Cgroups, CpuGroups, Ledger, NodeObject
     from proxy.keeper.scout import Scout
     from proxy.keeper.suppression import Suppression
     from proxy.kubelet.settings import KubeletSettings
@@ -43,8 +45,11 @@ def keeper_of(
     from proxy.keeper.keeper import Keeper, Voice
     from proxy.keeper.node import node_of
 
+    groups, lack = _cpu_groups(config, cgroups)
+    node = node_of(config, machine)
     keeper = Keeper(
-        node_of(config, machine),
+        # Where quotas cannot be written, everybody keeps his.
+        node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
         cgroups or open_cgroups(config.cgroup_root),
         GrpcRuntime(str(config.runtime), config.call_timeout),
         ledger,
@@ -54,10 +59,26 @@ def keeper_of(
         time.time,
         lambda known: _changed(config, known) if reread else None,
     )
+    keeper.quotas.groups = groups
+    if lack and node.keep_quota is not KeepQuota.ALWAYS:
+        keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
     keeper.scout = _scout(config, keeper)
     keeper.prescriptions.ask(_node_object(config), config.topology_manager_policy_options)
     keeper.beside = _beside(config, keeper)
     return keeper
+
+
+def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
+    """Find the cpu controller's tree beside that of the cpuset controller; None, and why there is none."""
+    from proxy.apply.cpu_groups import open_cpu_groups
+
+    root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
+    if not isinstance(root, Path):
+        return None, "the cpu controller's tree is not known"
+    try:
+        return open_cpu_groups(root), ""
+    except CgroupError as error:
+        return None, str(error)
 
 
 def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] | None) -> Suppression | None:
