@@ -130,6 +130,12 @@ def test_topology_manager(site: Path, tmp_path: Path, kind: str) -> None:
     assert "all is given back" in said
 
 
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
+def test_suppression(site: Path, tmp_path: Path, kind: str) -> None:
+    said = in_machine(site, tmp_path / "out", kind, f"vm_suppress.py {kind[3:]}")
+    assert "all is given back" in said
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and certificates of it for kubelet's server and for our client."""

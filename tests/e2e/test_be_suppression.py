@@ -1,0 +1,110 @@
+"""BE suppression by a CFS quota, with a real load in real cgroups.
+
+What the node uses beside pods is not the test's to say, so the daemon is shown a ``/proc/stat`` that stands
+still; what pods use it reads from the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bed import CGROUPS, Bed, wait_for
+from daemon import Daemon, Node
+
+pytestmark = pytest.mark.e2e
+
+CPUS = os.cpu_count() or 1
+THRESHOLD = 60
+IDLE = CPUS * THRESHOLD * 1000
+"""Microseconds: what BE pods have where nobody else uses any CPU."""
+BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
+LIMIT_S = 60
+
+
+class Group:
+    """The group above all BE pods, as the kernel has it."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.path = f"{bed.cgroup.lstrip('/')}/kubepods/besteffort"
+        mounts = [CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name).is_dir()]
+        self.folder = (mounts or [CGROUPS])[0] / self.path
+
+    @property
+    def quota(self) -> int:
+        """Microseconds in 100 ms; -1 for none."""
+        if (self.folder / "cpu.max").exists():
+            word = (self.folder / "cpu.max").read_text().split()[0]
+            return -1 if word == "max" else int(word)
+        return int((self.folder / "cpu.cfs_quota_us").read_text())
+
+    @property
+    def throttled(self) -> int:
+        """How often it had to wait."""
+        told = dict(line.split() for line in (self.folder / "cpu.stat").read_text().splitlines())
+        return int(told["nr_throttled"])
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Path:
+    """A /proc on which the node's own counter stands still."""
+    folder = tmp_path / "proc"
+    folder.mkdir()
+    for name in ("meminfo", "cmdline", "cpuinfo", "self", "sys"):
+        (folder / name).symlink_to(f"/proc/{name}")
+    (folder / "stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
+    return folder
+
+
+def steps_up(log: Path) -> list[float]:
+    """By how many CPUs the quota was raised, each time."""
+    told = re.findall(r"have a CFS quota of ([\d.]+) CPUs, had a CFS quota of ([\d.]+) CPUs", log.read_text())
+    return [float(now) - float(was) for now, was in told if float(now) > float(was)]
+
+
+def test_be_pods_live_on_what_the_others_leave(bed: Bed, proxies: Callable[..., Daemon], still: Path) -> None:
+    mode = {"mode": "cfs-quota", "threshold": THRESHOLD, "period": "0.5s"}
+    daemon = proxies(beSuppress=mode, procfsRoot=str(still), log={"level": "debug"})
+    group = Group(bed)
+    try:
+        with daemon.client() as client:
+            node = Node(bed, daemon, client)
+            batch = node.run(node.pod("besteffort"), command=BUSY)
+            wait_for("the quota of an idle node", lambda: group.quota == IDLE, LIMIT_S)
+            web = node.pod("burstable")
+            load = node.run(web, command=BUSY)
+            wait_for("the quota to fall", lambda: group.quota < IDLE * 3 // 4, LIMIT_S)
+            waited = group.throttled
+            wait_for("BE pods to be held", lambda: group.throttled > waited, LIMIT_S)
+            wait_for(
+                "explain", lambda: "BE is suppressed: all BE pods" in daemon.explain(batch).stdout, LIMIT_S
+            )
+            page = daemon.status()["beSuppress"]
+            assert page["group"] == group.path
+            assert page["usage"]["others"] > 0.1
+            assert 0 < page["quota_us"] < IDLE
+            assert "Now:" not in daemon.explain(load).stdout
+
+            node.remove(load)
+            wait_for("the quota to rise again", lambda: group.quota == IDLE, LIMIT_S)
+            assert steps_up(daemon.log), daemon.log.read_text()[-2000:]
+            assert max(steps_up(daemon.log)) <= 0.1 * CPUS + 0.02, "a tenth of the machine at a time"
+
+            daemon.kill9()
+            assert group.quota == IDLE, "nobody was there to take it off"
+            config = json.loads((daemon.folder / "config.yaml").read_text())
+            (daemon.folder / "config.yaml").write_text(json.dumps(config | {"beSuppress": {"mode": "off"}}))
+            daemon.start()
+            wait_for("it to be taken off", lambda: group.quota == -1, LIMIT_S)
+            daemon.stop()
+            (daemon.folder / "config.yaml").write_text(json.dumps(config))
+            daemon.start()
+            wait_for("it to be set again", lambda: group.quota == IDLE, LIMIT_S)
+            assert daemon.stop() == 0
+            assert group.quota == -1
+    finally:
+        bed.clear()

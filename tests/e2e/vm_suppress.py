@@ -1,0 +1,107 @@
+"""The story of ``test_vm.py`` about BE suppression by CPUs: real counters, real load, 32 CPUs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from vm_guest import ALL, LONG_S, Daemon, core_of, node_cpus, step, wait
+from vm_pools import Node
+
+from proxy.model.idset import CpuSet
+
+LOOPS = 5
+BUSY = ("sh", "-c", " & ".join(["while :; do :; done"] * LOOPS))
+BATCH = ("be", "besteffort")
+SETTINGS = {"mode": "cpuset", "threshold": 60, "period": "1s"}
+MOST = len(ALL) * 60 // 100
+OWN = CpuSet(list(node_cpus(3))[:4])
+
+
+def be_cpus(node: Node) -> CpuSet:
+    """What BE containers run on; they must all have the same, and nobody an owner's CPUs."""
+    found = {name: node.place(name).cpus for name in BATCH}
+    for cpus in found.values():
+        assert cpus, "a container without CPUs"
+        assert not cpus & OWN, f"BE runs on an LSE pod's CPUs: {found}"
+    return found["be"] if found["be"] == found["besteffort"] else CpuSet()
+
+
+def narrow(node: Node, most: int, least: int = 2) -> CpuSet:
+    """Wait until BE has some CPUs; gives those."""
+    seen: list[CpuSet] = [CpuSet()]
+
+    def so() -> bool:
+        seen[0] = be_cpus(node)
+        return least <= len(seen[0]) <= most
+
+    wait(f"BE to have {least} to {most} CPUs", so, 2 * LONG_S)
+    return seen[0]
+
+
+def load(node: Node) -> None:
+    """A pod that keeps some CPUs busy comes, and goes."""
+    idle = narrow(node, MOST, MOST - 8)
+    step(f"an idle node leaves {len(idle)} of {len(ALL)} CPUs to BE: {idle}")
+    whole = [cpu for cpu in idle if core_of(cpu) <= idle]
+    assert len(whole) >= len(idle) - 1, f"not in whole cores: {idle}"
+    assert all(idle & node_cpus(n) for n in range(4)), f"not on all NUMA nodes: {idle}"
+    pod = node.pod("burstable", name="load")
+    busy = node.cri.create(pod, timeout=LONG_S, command=BUSY, cpu_shares=1024)
+    node.cri.start(busy)
+    fewer = narrow(node, len(idle) - LOOPS + 1)
+    step(f"beside {LOOPS} busy CPUs there are {len(fewer)}: {fewer}")
+    node.check(("ls",), ALL - OWN)
+    node.check(("lse",), OWN)
+    node.cri.stop(busy)
+    again = narrow(node, MOST, len(fewer) + 3)
+    step(f"then {len(again)} again: {again}")
+
+
+def told(daemon: Daemon) -> None:
+    """What people see."""
+    page = daemon.ask("status").stdout
+    print(page[page.index("BE suppression") :].partition("\n\n")[0], flush=True)
+    assert "BE is suppressed: it runs on" in daemon.explain("be")
+    assert "suppressed" not in daemon.explain("ls")
+    assert not daemon.status()["problems"], daemon.status()["problems"]
+
+
+def steps_up() -> list[int]:
+    """By how many CPUs BE grew, each time, by the daemon's log."""
+    log = Path("/out/proxy.log").read_text()
+    pairs = re.findall(r"BE pods have CPUs ([\d,-]+), had CPUs ([\d,-]+): the budget", log)
+    sizes = [(len(CpuSet.parse(now)), len(CpuSet.parse(was))) for now, was in pairs]
+    return [now - was for now, was in sizes if now > was]
+
+
+def main() -> None:
+    daemon, node = Daemon(beSuppress=SETTINGS, log={"level": "debug"}), Node(sys.argv[1])
+    node.run("lse", OWN)
+    for kind in (*BATCH, "ls"):
+        node.run(kind)
+    load(node)
+    told(daemon)
+    grown = steps_up()
+    assert grown, Path("/out/proxy.log").read_text()[-2000:]
+    assert max(grown) <= -(-len(ALL) // 10), f"more than a tenth of the CPUs at once: {grown}"
+    node.run("be", name="late")
+    wait("who comes late to be where the others are", lambda: node.place("late").cpus == be_cpus(node))
+    daemon.kill9()
+    assert len(be_cpus(node)) <= MOST
+    daemon.configure()
+    daemon.start()
+    node.check(BATCH, ALL - OWN, limit=LONG_S)
+    step("killed, and started with suppression switched off: BE has the whole pool")
+    assert daemon.stop() == 0
+    daemon.configure(beSuppress=SETTINGS)
+    daemon.start()
+    narrow(node, MOST)
+    assert daemon.stop() == 0
+    node.check(BATCH, ALL - OWN)
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    main()
