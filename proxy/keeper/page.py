@@ -35,8 +35,9 @@ def node_page(keeper: Keeper) -> dict[str, object]:
             for key, owner in sorted(state.owners.items())
         ],
         "containers": [
-            _container(state, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
+            _container(keeper, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
         ],
+        "quotas": keeper.quotas.page(),
         "problems": keeper.problems.page(),
         "violations": violations(state),
         "counters": dict(keeper.counters),
@@ -53,7 +54,8 @@ def node_page(keeper: Keeper) -> dict[str, object]:
     }
 
 
-def _container(state: NodeState, container: Container) -> dict[str, object]:
+def _container(keeper: Keeper, container: Container) -> dict[str, object]:
+    state = keeper.state
     return {
         "id": container.id,
         "ref": container.ref,
@@ -62,6 +64,7 @@ def _container(state: NodeState, container: Container) -> dict[str, object]:
         "pool": container.placement.pool.value,
         "cpus": "" if container.phase is Phase.EXITED else str(state.wanted(container)),
         "mems": str(container.placement.mems),
+        "cfs_quota": "off" if keeper.quotas.off(container) else "",
         "phase": container.phase.value,
         "reason": "; ".join(container.placement.reasons),
     }

@@ -181,6 +181,18 @@ class Quotas:
             self._streaks = {k: v for k, v in self._streaks.items() if k in places or k in self.records}
             await self._take_off({key: place for key, place in places.items() if self._is_due(key)})
 
+    def page(self) -> list[dict[str, object]]:
+        """Give what is off and will be put back, as plain data; ``container`` is empty for a pod's quota."""
+        state = self._keeper.state
+        pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
+        rows: list[dict[str, object]] = []
+        for key, record in sorted(self.records.items()):
+            found = state.containers.get(key.removeprefix(CONTAINER))
+            name = found.name if found is not None else ""
+            pod = found.pod.ref if found is not None else pods.get(key, "")
+            rows.append({"pod": pod, "container": name, "was": record.quota, "group": record.group})
+        return rows
+
     # -- doing --------------------------------------------------------------------------------------------
 
     async def _take_off(self, places: Mapping[str, tuple[str, str]]) -> None:

@@ -1,0 +1,218 @@
+"""CFS quotas of containers and pods on a real containerd and real cgroups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bed import CGROUPS, Bed, wait_for
+from cri import EXITED, Cri, online
+from daemon import Daemon, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = pytest.mark.e2e
+
+CPU = next((CGROUPS / name for name in ("cpu", "cpu,cpuacct") if (CGROUPS / name).is_dir()), CGROUPS)
+V2 = (CGROUPS / "cgroup.controllers").exists()
+FILE = "cpu.max" if V2 else "cpu.cfs_quota_us"
+POD_QUOTA = 100_000
+LIMITED = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
+
+
+def quota(path: Path) -> int:
+    """What the kernel says: microseconds, -1 for none."""
+    word = (path / FILE).read_text().split()[0]
+    return -1 if word == "max" else int(word)
+
+
+def write(path: Path, value: int) -> None:
+    """Write as kubelet does."""
+    (path / FILE).write_text("max" if V2 and value == -1 else str(value))
+
+
+def group(container: str) -> Path:
+    """A container's cgroup."""
+    found = [path for path in CPU.glob(f"bed-*/**/{container}") if path.is_dir()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+class Pods:
+    """A node, with pods whose own cgroups have the quota that kubelet gives them."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.made: list[Path] = []
+
+    def pod(self, kind: str, name: str, **options: object) -> tuple[str, Path]:
+        pod = self.node.pod(kind, name=name, **options)
+        (path,) = CPU.glob(f"{self.node.bed.cgroup.strip('/')}/**/pod-{name}")
+        write(path, POD_QUOTA)
+        return pod, path
+
+
+@pytest.fixture
+def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Pods]]:
+    """Make a daemon with settings, and a client of it."""
+    clients: list[Cri] = []
+
+    def pods(**config: object) -> Pods:
+        daemon = proxies(**config)
+        clients.append(daemon.client())
+        return Pods(Node(bed, daemon, clients[-1]))
+
+    yield pods
+    for client in clients:
+        client.close()
+    bed.clear()
+
+
+def lsr(pods: Pods, name: str = "db") -> tuple[str, Path]:
+    return pods.pod("lsr", name, cpus=CpuSet([max(online())]))
+
+
+def test_who_owns_cpus_has_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) -> None:
+    pods = make()
+    pod, path = lsr(pods)
+    other, other_path = pods.pod("burstable", "web")
+    owner = pods.node.create(pod)
+    assert quota(path) in (POD_QUOTA, -1)
+    pods.node.start(owner)
+    sharer = pods.node.run(other, cpu_quota=60_000)
+    assert (quota(path), quota(group(owner))) == (-1, -1)
+    assert (quota(other_path), quota(group(sharer))) == (POD_QUOTA, 60_000)
+    page = {c["ref"]: c for c in pods.node.daemon.status()["containers"]}
+    assert page["default/db/main"]["cfs_quota"] == "off"
+    assert page["default/web/main"]["cfs_quota"] == ""
+    assert "its CFS quota is off" in page["default/db/main"]["reason"]
+    told = pods.node.daemon.status()["quotas"]
+    assert [(q["pod"], q["was"]) for q in told if not q["container"]] == [("default/db", POD_QUOTA)]
+
+    pods.node.cri.update(owner, cpu_quota=90_000, cpu_period=100_000)
+    pods.node.cri.update(sharer, cpu_quota=70_000, cpu_period=100_000)
+    assert quota(group(owner)) == -1
+    assert quota(group(sharer)) == 70_000
+
+    write(path, 80_000)
+    wait_for("the pod's quota to go again", lambda: quota(path) == -1)
+    pods.node.remove(owner)
+    wait_for("the pod's quota to come back", lambda: quota(path) == 80_000)
+    assert pods.node.daemon.status()["quotas"] == []
+
+
+def test_an_end_by_itself_brings_the_pods_quota_back(make: Callable[..., Pods]) -> None:
+    pods = make()
+    pod, path = lsr(pods)
+    owner = pods.node.run(pod, command=["sleep", "1"])
+    assert quota(path) == -1
+    wait_for("the end", lambda: pods.node.cri.status(owner).status.state == EXITED, limit=10)
+    wait_for("the pod's quota to come back", lambda: quota(path) == POD_QUOTA)
+
+
+def test_a_killed_daemon_knows_what_was_there(make: Callable[..., Pods]) -> None:
+    pods = make()
+    daemon = pods.node.daemon
+    pod, path = lsr(pods)
+    owner = pods.node.run(pod)
+    daemon.kill9()
+    assert (quota(path), quota(group(owner))) == (-1, -1)
+    write(path, 80_000)
+    with pods.node.bed.client() as direct:
+        direct.update(owner, cpu_quota=50_000, cpu_period=100_000)
+    assert quota(group(owner)) == 50_000
+    daemon.start()
+    wait_for("both to go again", lambda: (quota(path), quota(group(owner))) == (-1, -1))
+    # What the runtime has saved agrees: an update of anything else does not bring it back.
+    wait_for("the runtime to be told", lambda: daemon.status()["counters"].get("settled", 0) > 0)
+    with pods.node.bed.client() as direct:
+        direct.update(owner, cpu_shares=512)
+    assert quota(group(owner)) == -1
+    daemon.kill9()
+    with pods.node.bed.client() as direct:
+        direct.stop(owner)
+    daemon.start()
+    wait_for("the pod's quota to come back", lambda: quota(path) == 80_000)
+
+
+def test_quotas_are_kept_where_that_is_set(make: Callable[..., Pods]) -> None:
+    pods = make(koordinator={"keepCFSQuota": "always"})
+    pod, path = lsr(pods)
+    owner = pods.node.run(pod)
+    assert (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000)
+
+
+def test_a_second_container_brings_quotas_back_where_that_is_set(make: Callable[..., Pods]) -> None:
+    pods = make(koordinator={"keepCFSQuota": "several-containers"})
+    pod, path = lsr(pods)
+    first = pods.node.run(pod, cpu_quota=60_000)
+    assert (quota(path), quota(group(first))) == (-1, -1)
+    second = pods.node.run(pod, "second", cpu_quota=40_000)
+    assert quota(group(second)) == 40_000
+    wait_for("quotas to be back", lambda: (quota(path), quota(group(first))) == (POD_QUOTA, 60_000))
+    wait_for("the runtime to be told", lambda: pods.node.daemon.status()["quotas"] == [])
+    pods.node.cri.update(first, cpu_shares=512)
+    assert quota(group(first)) == 60_000
+    pods.node.remove(second)
+    wait_for("quotas to go again", lambda: (quota(path), quota(group(first))) == (-1, -1))
+
+
+def test_a_daemon_that_is_told_to_keep_them_puts_them_back(make: Callable[..., Pods]) -> None:
+    pods = make()
+    daemon = pods.node.daemon
+    pod, path = lsr(pods)
+    owner = pods.node.run(pod)
+    assert (quota(path), quota(group(owner))) == (-1, -1)
+    daemon.stop()
+    config = daemon.folder / "config.yaml"
+    config.write_text(config.read_text()[:-1] + ', "koordinator": {"keepCFSQuota": "always"}}')
+    daemon.start()
+    wait_for("quotas to be back", lambda: (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000))
+
+
+def test_observing_changes_nothing(make: Callable[..., Pods]) -> None:
+    pods = make(mode="observe")
+    pod, path = lsr(pods)
+    owner = pods.node.run(pod)
+    pods.node.cri.update(owner, cpu_quota=90_000, cpu_period=100_000)
+    time.sleep(1.5)
+    assert (quota(path), quota(group(owner))) == (POD_QUOTA, 90_000)
+
+
+def test_what_the_runtime_makes_of_minus_one_and_of_nothing(bed: Bed, cri: Cri) -> None:
+    """-1 is no quota, and 0 leaves what is there; at a create and at an update."""
+    pod = cri.run_pod("plain", cgroup_parent="/kubepods/pod-plain")
+    one = cri.run(pod, "one", cpu_period=100_000, cpu_quota=-1)
+    two = cri.run(pod, "two", cpu_period=100_000, cpu_quota=50_000)
+    three = cri.run(pod, "three", cpu_period=100_000)
+    assert [quota(group(c)) for c in (one, two, three)] == [-1, 50_000, -1]
+    for container in (one, two, three):
+        cri.update(container, cpu_shares=512)
+    assert [quota(group(c)) for c in (one, two, three)] == [-1, 50_000, -1]
+    cri.update(two, cpu_quota=-1)
+    assert quota(group(two)) == -1
+    cri.update(two, cpu_quota=60_000)
+    assert quota(group(two)) == 60_000
+
+
+BUSY = ["sh", "-c", "while :; do :; done & while :; do :; done"]
+
+
+def throttled(path: Path) -> int:
+    """In how many periods a group was held back."""
+    return int(dict(line.split() for line in (path / "cpu.stat").read_text().splitlines())["nr_throttled"])
+
+
+@pytest.mark.parametrize("keep", ["always", "never"])
+def test_a_busy_owner_is_held_back_by_a_quota_only(make: Callable[..., Pods], keep: str) -> None:
+    """Two busy processes in a container that owns one CPU: with a quota of less than that it is throttled."""
+    pods = make(koordinator={"keepCFSQuota": keep})
+    pod, path = lsr(pods)
+    owner = pods.node.run(pod, command=BUSY, cpu_quota=50_000)
+    if keep == "always":
+        wait_for("it to be held back", lambda: throttled(group(owner)) > 0)
+    else:
+        time.sleep(1.5)
+        assert throttled(group(owner)) == throttled(path) == 0
