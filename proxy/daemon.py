@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
+    from proxy.takeover.making import Late
 
 SETTLE_LIMIT_S = 3.0
 """How long a stop may take to tell the runtime the CPUs that BE containers have got back."""
@@ -72,6 +73,7 @@ class Daemon:
         self.sync: Sync | None = None
         self._settler: Settler | None = None
         self._launch: Launch | None = None
+        self._takeover: Late | None = None
         self._suppression: Suppression | None = None
 
     # -- start --------------------------------------------------------------------------------------------
@@ -116,6 +118,7 @@ class Daemon:
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
+        from proxy.takeover.making import Late
         from proxy.wiring import keeper_of, suppression_of
 
         config = self.config
@@ -131,6 +134,7 @@ class Daemon:
         )
         for note in notes:
             keeper.problems.note(note)
+        self._takeover = Late(config, keeper, self._ledger)
         self._launch = launch = Launch(keeper)
         self.sync = Sync(keeper, launch)
         self.sync.recover(entries)
@@ -153,9 +157,12 @@ class Daemon:
 
     async def _start_admin(self) -> None:
         from proxy.admin import AdminServer
+        from proxy.takeover.making import Late
 
         routes: dict[str, Route] = {"/status": self.status, "/explain": self.explain, "/report": self.report}
-        self._admin = AdminServer(self.config.admin_path, routes)
+        takeover = self._takeover or Late(self.config, None, None)
+        routes |= takeover.routes()
+        self._admin = AdminServer(self.config.admin_path, routes, takeover.actions())
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
@@ -217,6 +224,8 @@ class Daemon:
                 from proxy.keeper.be_words import page as suppression_page
 
                 page["beSuppress"] = suppression_page(self._suppression, self.keeper.state)
+            if self._takeover is not None:
+                page.update(self._takeover.page())
         return page
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
@@ -271,7 +280,7 @@ class Daemon:
                 if self._settler is not None:
                     await self._settler.finish(SETTLE_LIMIT_S)
             await self.keeper.close()
-            for part in (self.sync, self._settler, self._launch, self._suppression):
+            for part in (self.sync, self._settler, self._launch, self._suppression, self._takeover):
                 if part is not None:
                     await asyncio.to_thread(part.close)
             self.keeper.runtime.close()

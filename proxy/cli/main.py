@@ -27,6 +27,7 @@ COMMANDS = {
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "report": "Print the node's picture for schedulers.",
     "explain": "Tell why a container is on its CPUs, or why it was refused.",
+    "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "topology": "Show the machine as a picture, or as JSON.",
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in force.",

@@ -14,6 +14,7 @@ the same. Two cannot have them, so it is told, with both names.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.keeper.worker import Worker
@@ -34,6 +35,7 @@ class BesideKubelet:
 
     Attributes:
         manager: What was seen last.
+        counts: Gives the part of what kubelet holds that counts; in a takeover not what it gives to new pods.
     """
 
     def __init__(self, keeper: Keeper, port: Beside | None) -> None:
@@ -49,6 +51,7 @@ class BesideKubelet:
         self._told: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)
         self.manager = CpuManager()
+        self.counts: Callable[[Held], Held] = lambda held: held
 
     def matters(self, pod: Pod, request: Request) -> bool:
         """Tell whether a container may be given CPUs of its own, so that kubelet's must be known."""
@@ -84,7 +87,7 @@ class BesideKubelet:
 
     def _follow(self, manager: CpuManager) -> None:
         keeper, before = self._keeper, self._keeper.state
-        after = before.beside(manager.held)
+        after = before.beside(self.counts(manager.held))
         if after is not before:
             keeper.state = after
             keeper.counters["kubelet_changes"] += 1

@@ -1,0 +1,197 @@
+"""``topoproxy takeover``: taking a node over from kubelet's static CPU manager, step by step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxy.admin.client import ask
+from proxy.cli.settings import config_option, read_config
+from proxy.config import Config, override
+from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.takeover.text import done_text, plan_text, status_text
+
+ACTION_S = 60.0
+PATIENCE_S = 10.0
+
+
+@click.group()
+def takeover() -> None:
+    """Take a node over from kubelet's static CPU manager, without a drain.
+
+    The walk, on a node whose kubelet has cpuManagerPolicy: static and reaches the runtime through topoproxy:
+
+    \b
+      topoproxy takeover plan        look: what kubelet holds, what stands against it; changes nothing
+      topoproxy takeover start       pods that come get our CPUs; those that run keep kubelet's
+      topoproxy takeover status      how many of kubelet's allocations are left
+      systemctl stop kubelet         containers go on running
+      topoproxy takeover finish      rewrites kubelet's state file for policy none
+      (kubelet's configuration)      cpuManagerPolicy: none, without cpuManagerPolicyOptions
+      systemctl start kubelet
+      topoproxy takeover revert      at any time: back to kubelet's CPU manager
+
+    No container moves or restarts in any of these steps. Each can be repeated, and a daemon that dies in the
+    middle of one completes or undoes it when it starts again. docs/takeover.md walks through it.
+
+    All of them end with 0 when it is so, 1 when it cannot be done as things are (the message says what to
+    do), 65 when the daemon does not take the question, 69 when nobody answers, 77 for who may not.
+    """  # noqa: D301 - click wants the real backspace
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what all of them have."""
+    for add in (
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0.1, 600),
+            default=ACTION_S + PATIENCE_S,
+            show_default=True,
+            help="Seconds to wait.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON."),
+        click.option(
+            "--admin",
+            metavar="unix://SOCKET",
+            help="The daemon's admin socket, if the configuration does not tell.",
+        ),
+        config_option,
+    ):
+        command = add(command)
+    return command
+
+
+@takeover.command()
+@_options
+def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
+    """Look at what kubelet's CPU manager holds, and what each step would do. Changes nothing.
+
+    STATE: runs (the container is here and owns CPUs; IN FORCE are those that it has), waits (its pod is
+    here), gone (kubelet will drop it).
+
+    Ends with 1 when the takeover cannot start: what stands against it is listed.
+    """
+    answer = _ask(file, admin, timeout, "/takeover", {"view": "plan"})
+    _show(answer, plan_text, as_json=as_json)
+    if isinstance(answer, dict) and answer.get("conflicts"):
+        raise TopoproxyError("cannot start the takeover: see what stands against it")
+
+
+@takeover.command()
+@_options
+def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
+    """Show how far the takeover has come, and what remains to be done."""
+    _show(_ask(file, admin, timeout, "/takeover", {"view": "status"}), status_text, as_json=as_json)
+
+
+@takeover.command()
+@_options
+def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
+    """From now on pods that come get CPUs that we choose.
+
+    What kubelet's CPU manager has given stays with those containers until their pods end. kubelet may go on
+    running, with the policy static: what it names for pods that come is not in force, and its updates are
+    answered with the CPUs that a container really has. No file of kubelet's is written.
+
+    cpuManagerPolicy is static from now on whatever the configuration says (status tells where they differ),
+    and CPUs that kubelet keeps back are given to nobody alone.
+    """
+    _act(file, admin, timeout, "start", {}, as_json=as_json)
+
+
+@takeover.command()
+@click.option(
+    "--kubelet-policy",
+    type=click.Choice(["none", "static"]),
+    default="none",
+    show_default=True,
+    help="The policy with which kubelet is started next.",
+)
+@click.option("--with-running", is_flag=True, help="Finish although old allocations are still in use.")
+@click.option("--force", is_flag=True, help="Write although kubelet seems to run.")
+@_options
+def finish(
+    kubelet_policy: str,
+    with_running: bool,
+    force: bool,
+    file: Path | None,
+    admin: str | None,
+    as_json: bool,
+    timeout: float,
+) -> None:
+    """Rewrite kubelet's state file, so that kubelet starts again and nothing is lost.
+
+    kubelet ends at its start with an error where its cpu_manager_state is not for the policy that it is
+    configured with; to delete the file instead loses who has which CPUs. Under none the file says nothing
+    any more, and our own record has it all. Under static it has the CPUs that are in force.
+
+    Stop kubelet first (systemctl stop kubelet; containers go on running): it writes the file from memory.
+    Change its configuration as the answer says, and start it again. A copy of the old file is in the
+    folder takeover of our stateDir.
+    """
+    params = {"kubelet-policy": kubelet_policy, "with-running": _word(with_running), "force": _word(force)}
+    _act(file, admin, timeout, "finish", params, as_json=as_json)
+
+
+@takeover.command()
+@click.option("--force", is_flag=True, help="Write although kubelet seems to run.")
+@_options
+def revert(force: bool, file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
+    """Go back: kubelet's CPU manager decides again.
+
+    Its state file becomes that of policy static, with all containers that own CPUs and the CPUs that they
+    have now. Where the file says that already, kubelet may run; else stop it first, as for finish.
+    """
+    _act(file, admin, timeout, "revert", {"force": _word(force)}, as_json=as_json)
+
+
+def _word(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _act(
+    file: Path | None,
+    admin: str | None,
+    timeout: float,
+    step: str,
+    params: Mapping[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    answer = _ask(file, admin, timeout, f"/takeover/{step}", params, act=True)
+    done = isinstance(answer, dict) and answer.get("done") is True
+    if as_json or done:
+        _show(answer, done_text, as_json=as_json)
+    if done:
+        return
+    data: Mapping[str, Any] = answer if isinstance(answer, dict) else {}
+    hints = [f"\n  - {hint}" for hint in data.get("hints", [])]
+    raise TopoproxyError(f"{data.get('why', f'cannot {step} the takeover')}{''.join(hints)}")
+
+
+def _show(answer: object, text: Callable[[object], str], *, as_json: bool) -> None:
+    click.echo(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else text(answer), nl=as_json)
+
+
+def _ask(
+    file: Path | None,
+    admin: str | None,
+    timeout: float,
+    route: str,
+    params: Mapping[str, str],
+    *,
+    act: bool = False,
+) -> object:
+    # With a socket named, a configuration that cannot be read is no reason to say nothing.
+    config = (
+        read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+    )
+    try:
+        return ask(config.admin_path, route, timeout, params, act=act)
+    except UnavailableError as error:
+        hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
+        raise UnavailableError(f"{error} ({hint})") from error

@@ -1,0 +1,77 @@
+"""A daemon's takeover, made when it is asked for or when the ledger has one: most nodes never do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from proxy.model.errors import InputError
+
+if TYPE_CHECKING:
+    from proxy.admin.server import Route
+    from proxy.config.schema import Config
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import Ledger
+    from proxy.takeover.service import Takeover
+
+KEY = "t/takeover"
+STEPS = ("start", "finish", "revert")
+
+
+class Late:
+    """Makes the takeover of a daemon when somebody wants it."""
+
+    def __init__(self, config: Config, keeper: Keeper | None, ledger: Ledger | None) -> None:
+        """Take note of the parts; where the ledger has a takeover, the keeper's rules follow it at once.
+
+        Args:
+            config: Says where things are.
+            keeper: Whose rules follow; None in a daemon that decides nothing.
+            ledger: Where the record is kept; None where nothing is.
+        """
+        self._config = config
+        self._keeper = keeper
+        self._ledger = ledger
+        self._made: Takeover | None = None
+        if ledger is not None and KEY in ledger.entries:
+            self.get()
+
+    def get(self) -> Takeover:
+        """Give the takeover.
+
+        Raises:
+            InputError: Nothing is decided here.
+        """
+        if self._keeper is None:
+            raise InputError("cannot take over: nothing is decided here")
+        if self._made is None:
+            from proxy.takeover.service import Places, Takeover
+            from proxy.takeover.writer import Writer
+
+            folder, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
+            places = Places(folder, self._config.procfs_root)
+            self._made = Takeover(self._keeper, Writer(self._ledger, folder, backups), places)
+            self._made.recover()
+        return self._made
+
+    def routes(self) -> Mapping[str, Route]:
+        """Give what the admin socket answers."""
+        return {"/takeover": lambda params: self.get().page(params)}
+
+    def actions(self) -> Mapping[str, Route]:
+        """Give what the admin socket does."""
+        return {f"/takeover/{step}": self._action(step) for step in STEPS}
+
+    def _action(self, step: str) -> Route:
+        return lambda params: self.get().act(step, params)
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows: nothing without a takeover."""
+        if self._made is None or not self._made.record.ours:
+            return {}
+        return {"takeover": self._made.record.stage.value}
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._made is not None:
+            self._made.close()

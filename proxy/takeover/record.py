@@ -1,0 +1,194 @@
+"""The record of a takeover: how far it has come, and the write that is under way.
+
+Theory. A takeover is a value with three phases:
+
+    none ──start──► started ──finish──► finished
+      ▲                │                   │
+      └────revert──────┴───────────────────┘
+
+- ``none``: CPUs that kubelet's CPU manager names are its choice, and are adopted.
+- ``started``: what it held then stays with those who have it, until they end; who comes gets our choice.
+- ``finished``: its file says so too. kubelet starts again under ``none``, or under ``static`` with a file in
+  which all CPUs are as they are in force.
+
+The record is one value of the daemon's ledger, and each change of it one atomic write. A step that writes
+kubelet's file writes the record three times: with what is going to be written (``pending``), and with the new
+phase afterwards; the file itself is replaced at once or not at all. So whoever comes after a crash compares
+the file with ``pending``: it is the new one (the step is completed), the old one (it never happened), or
+somebody else wrote it meanwhile (it is undone, and told). Nothing has to be written for that but the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import Held
+
+KEY = "t/takeover"
+"""Where the ledger has it."""
+
+
+class Stage(enum.StrEnum):
+    """How far a takeover has come."""
+
+    NONE = "none"
+    STARTED = "started"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A write of kubelet's file that is under way.
+
+    Attributes:
+        step: ``finish`` or ``revert``.
+        before: The file's text before; None where there was none.
+        after: What is being written.
+        target: The policy that it is written for.
+    """
+
+    step: str
+    before: str | None
+    after: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How far a takeover has come.
+
+    Attributes:
+        stage: Where it is.
+        began, since: When it began, and when this stage was reached; seconds since the epoch.
+        policy: kubelet's policy before.
+        reserved: CPUs that kubelet kept back: nobody is given one of them alone.
+        strict: kubelet's option ``strict-cpu-reservation`` was on.
+        backup: kubelet's file as it was at the start.
+        old: Whom kubelet had given CPUs at the start.
+        target: The policy that ``finish`` wrote; empty before.
+        written: What ``finish`` wrote; empty before.
+        pending: The write that is under way.
+    """
+
+    stage: Stage = Stage.NONE
+    began: float = 0.0
+    since: float = 0.0
+    policy: str = ""
+    reserved: CpuSet = field(default_factory=CpuSet)
+    strict: bool = False
+    backup: str = ""
+    old: Held = field(default_factory=dict)
+    target: str = ""
+    written: str = ""
+    pending: Pending | None = None
+
+    @property
+    def ours(self) -> bool:
+        """True where pods that come get our choice of CPUs."""
+        return self.stage is not Stage.NONE
+
+    def standing(self, held: Held) -> Held:
+        """Give the part of what kubelet's CPU manager holds that counts.
+
+        Before a takeover that is all; after its start only what was given before (what kubelet gives to pods
+        that come is its own account, and in force nowhere); after its end nothing.
+        """
+        if self.stage is Stage.NONE:
+            return held
+        if self.stage is Stage.FINISHED:
+            return {}
+        both = {
+            uid: {name: cpus for name, cpus in names.items() if self.old.get(uid, {}).get(name) == cpus}
+            for uid, names in held.items()
+        }
+        return {uid: names for uid, names in both.items() if names}
+
+
+def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
+    """Find out what became of a write that was under way when the daemon ended.
+
+    Args:
+        record: The record as the ledger has it.
+        text: kubelet's file as it is now; None where there is none.
+        now: Seconds since the epoch.
+
+    Returns:
+        The record without a write under way, and what has to be told; empty if nothing has.
+    """
+    pending = record.pending
+    if pending is None:
+        return record, ""
+    if text == pending.after:
+        return completed(record, now), f"the takeover's step {pending.step} was completed: its file was there"
+    undone = dataclasses.replace(record, pending=None)
+    if text == pending.before:
+        return (
+            undone,
+            f"the takeover's step {pending.step} had not come to its write: it is undone, repeat it",
+        )
+    words = "somebody else wrote kubelet's file while it was under way"
+    return undone, f"the takeover's step {pending.step} is undone: {words}; see topoproxy takeover status"
+
+
+def completed(record: Record, now: float) -> Record:
+    """Give the record after the write that was under way is in place."""
+    pending = record.pending
+    assert pending is not None
+    if pending.step == "revert":
+        return Record()
+    return dataclasses.replace(
+        record, stage=Stage.FINISHED, since=now, target=pending.target, written=pending.after, pending=None
+    )
+
+
+def dump(record: Record) -> dict[str, object] | None:
+    """Give a record as plain data for the ledger; None for one that need not be kept."""
+    if record == Record():
+        return None
+    pending = None if record.pending is None else dataclasses.asdict(record.pending)
+    return {
+        "stage": record.stage.value,
+        "began": record.began,
+        "since": record.since,
+        "policy": record.policy,
+        "reserved": str(record.reserved),
+        "strict": record.strict,
+        "backup": record.backup,
+        "old": shown(record.old),
+        "target": record.target,
+        "written": record.written,
+        **({} if pending is None else {"pending": pending}),
+    }
+
+
+def load(data: Mapping[str, Any] | None) -> Record | None:
+    """Read a record; the empty one where there is none, None where the data is not one."""
+    if data is None:
+        return Record()
+    try:
+        pending = data.get("pending")
+        return Record(
+            Stage(data["stage"]),
+            float(data["began"]),
+            float(data["since"]),
+            str(data["policy"]),
+            CpuSet.parse(data["reserved"]),
+            data["strict"] is True,
+            str(data["backup"]),
+            {uid: {n: CpuSet.parse(cpus) for n, cpus in names.items()} for uid, names in data["old"].items()},
+            str(data["target"]),
+            str(data["written"]),
+            None if pending is None else Pending(**pending),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def shown(held: Held) -> dict[str, dict[str, str]]:
+    """Give allocations as plain data."""
+    return {uid: {name: str(cpus) for name, cpus in names.items()} for uid, names in held.items()}

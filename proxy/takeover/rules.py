@@ -1,0 +1,237 @@
+"""The steps of a takeover as rules: what each one needs, and what it makes of the record.
+
+Pure: a record and a scene in, a record out, or a refusal that says what to do. A record that comes out with a
+write under way (``pending``) asks for that write; see ``record`` for how it survives a crash.
+
+Each step can be taken again: what is done already is nothing to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+from proxy.model.wording import counted
+from proxy.takeover.record import Pending, Record, Stage
+from proxy.takeover.scene import STRICT, Owning, Scene
+from proxy.takeover.truth import truth
+
+TARGETS = ("none", "static")
+
+
+class StepRefusedError(TopoproxyError):
+    """A step cannot be taken as things are; nothing has changed.
+
+    Attributes:
+        hints: What to do about it, one sentence each.
+    """
+
+    def __init__(self, message: str, hints: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.hints = hints
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step came to.
+
+    Attributes:
+        record: The record from here on; with a write under way, that write is to be made.
+        told: What happened, one sentence each.
+    """
+
+    record: Record
+    told: tuple[str, ...]
+
+
+def conflicts(scene: Scene) -> tuple[str, ...]:
+    """Say why a takeover cannot start; empty where it can."""
+    return tuple(_conflicts(scene))
+
+
+def _conflicts(scene: Scene) -> Iterator[str]:
+    if not scene.enforce:
+        yield "the mode is observe: nothing would be placed (mode: enforce)"
+    if not scene.ready:
+        yield "the daemon has not compared its state with the runtime yet (topoproxy status tells why)"
+    file = scene.file
+    if file.held is None:
+        yield f"kubelet's state file {scene.folder}/cpu_manager_state cannot be used: {file.problem}"
+        return
+    if file.policy != "static":
+        yield (
+            f"kubelet's CPU manager policy is {file.policy or 'unknown'}: it holds no CPUs, so there is"
+            " nothing to take over (cpuManagerPolicy: static in our own configuration is all that is needed)"
+        )
+        return
+    if file.version == 1:
+        yield "kubelet's state file names containers by their ids (version 1, before kubelet 1.18)"
+        return
+    yield from _sets(scene)
+
+
+def _sets(scene: Scene) -> Iterator[str]:
+    assert scene.file.held is not None
+    held = [(uid, n, cpus) for uid, pod in scene.file.held.held.items() for n, cpus in pod.items()]
+    everything = CpuSet()
+    for uid, name, cpus in held:
+        everything |= cpus
+        who = scene.ref(uid, name)
+        if missing := cpus - scene.online:
+            yield f"CPUs {missing} that kubelet gave to {who} are not online"
+        if both := cpus & scene.file.held.default:
+            yield f"CPUs {both} that kubelet gave to {who} are in its default set too"
+        for other, other_name, theirs in held:
+            if uid < other and cpus & theirs:
+                yield f"kubelet gave CPUs {cpus & theirs} to {who} and to {scene.ref(other, other_name)}"
+        if uid not in scene.elsewhere:
+            for each in scene.owning:
+                if each.uid != uid and each.cpus & cpus:
+                    yield f"CPUs {each.cpus & cpus} that kubelet gave to {who} are owned by {each.ref}"
+        everything |= cpus
+    if scene.shareable <= everything:
+        yield "kubelet has given all CPUs away: the shared pool would be empty"
+
+
+def left(record: Record, scene: Scene) -> tuple[Owning, ...]:
+    """List the allocations of the start whose pod is still there."""
+    found = []
+    for uid, names in record.old.items():
+        for name, cpus in names.items():
+            if uid in scene.pods:
+                mine = scene.owned.get((uid, name))
+                found.append(mine or Owning(uid, name, scene.ref(uid, name), cpus))
+    return tuple(sorted(found, key=lambda each: each.ref))
+
+
+def start(record: Record, scene: Scene, now: float) -> Outcome:
+    """From now on pods that come get our choice of CPUs.
+
+    Raises:
+        StepRefusedError: It cannot start.
+    """
+    if record.stage is not Stage.NONE:
+        return Outcome(record, (f"nothing to do: the takeover is {record.stage.value} already",))
+    if why := conflicts(scene):
+        hints = ("topoproxy takeover plan shows all that was found",)
+        raise StepRefusedError(f"cannot start the takeover: {'; '.join(why)}", hints)
+    held = scene.file.held
+    assert held is not None
+    assert scene.file.text is not None
+    begun = Record(
+        Stage.STARTED,
+        now,
+        now,
+        scene.file.policy,
+        scene.manager.reserved & scene.online,
+        scene.manager.options.get(STRICT) == "true",
+        scene.file.text,
+        held.held,
+    )
+    count = sum(len(names) for names in held.held.values())
+    return Outcome(
+        begun,
+        (
+            f"{counted(count, 'allocation')} of kubelet's CPU manager: their containers keep these CPUs",
+            "CPUs of pods that come from now on are chosen here; kubelet's are not in force for them",
+        ),
+    )
+
+
+def finish(record: Record, scene: Scene, target: str, *, with_running: bool, force: bool) -> Outcome:
+    """Have kubelet's file say what is so, for the policy under which kubelet starts next.
+
+    Raises:
+        StepRefusedError: It has not started, kubelet runs, or old allocations are there.
+        CheckpointError: There is no file that kubelet would start with.
+    """
+    if record.stage is Stage.NONE:
+        raise StepRefusedError(
+            "cannot finish the takeover: it has not started", ("topoproxy takeover start begins it",)
+        )
+    if record.stage is Stage.FINISHED and record.target == scene.file.policy == target:
+        return Outcome(record, (f"nothing to do: kubelet's file is that of policy {target} already",))
+    remaining = left(record, scene)
+    if record.stage is Stage.STARTED and remaining and not with_running:
+        raise StepRefusedError(
+            f"cannot finish the takeover: {len(remaining)} of kubelet's allocations are still in use"
+            f" ({', '.join(each.ref for each in remaining[:5])}{', ...' if len(remaining) > 5 else ''})",
+            (
+                "wait until their pods have ended (topoproxy takeover status)",
+                "or finish --with-running: they keep their CPUs, which are theirs in our ledger",
+            ),
+        )
+    _may_write(scene, "finish the takeover", force=force)
+    made = truth(record, scene, target)
+    pending = Pending("finish", scene.file.text, made.text, target)
+    return Outcome(
+        dataclasses.replace(record, pending=pending),
+        (f"kubelet's file is now that of policy {target}", *_told(made.left_out), *settings(scene, target)),
+    )
+
+
+def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
+    """Have kubelet's CPU manager decide again, from what is in force now.
+
+    Raises:
+        StepRefusedError: Its file must be written, and kubelet runs.
+        CheckpointError: There is no file that kubelet would start with.
+    """
+    if record.stage is Stage.NONE:
+        return Outcome(record, ("nothing to do: there is no takeover",))
+    made = truth(record, scene, "static")
+    if made.text == scene.file.text:
+        return Outcome(Record(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",))
+    _may_write(scene, "revert the takeover", force=force)
+    pending = Pending("revert", scene.file.text, made.text, "static")
+    return Outcome(
+        dataclasses.replace(record, pending=pending),
+        (
+            "kubelet's file is that of policy static, with the CPUs that are in force now",
+            *_told(made.left_out),
+            *settings(scene, "static"),
+        ),
+    )
+
+
+def _may_write(scene: Scene, what: str, *, force: bool) -> None:
+    if scene.unwritable:
+        raise StepRefusedError(
+            f"cannot {what}: {scene.unwritable}",
+            (f"let the daemon write there: ReadWritePaths={scene.folder} in a drop-in of its unit",),
+        )
+    if scene.running and not force:
+        raise StepRefusedError(
+            f"cannot {what}: kubelet runs ({'; '.join(scene.running)}), and would write its file from memory",
+            (
+                "systemctl stop kubelet, repeat this, and start kubelet again; containers go on running",
+                "--force writes all the same",
+            ),
+        )
+
+
+def _told(left_out: tuple[str, ...]) -> tuple[str, ...]:
+    words = "not in kubelet's file, which cannot say it (the container keeps its CPUs)"
+    return tuple(f"{words}: {each}" for each in left_out)
+
+
+def settings(scene: Scene, target: str) -> tuple[str, ...]:
+    """Say with which settings kubelet has to start, as far as they are not so already."""
+    said = [f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts"]
+    if target == "none":
+        if scene.manager.options:
+            names = ", ".join(sorted(scene.manager.options))
+            said.append(
+                f"cpuManagerPolicyOptions ({names}) must go: under none kubelet refuses to start with any;"
+                " ours has the same key"
+            )
+        if scene.manager.reserved:
+            said.append(f"reservedSystemCPUs: {scene.manager.reserved} may stay; ours should say the same")
+    if scene.manager.topology_policy not in ("", "none"):
+        said.append(
+            f"topologyManagerPolicy: {scene.manager.topology_policy} may stay"
+            + (", but without CPU hints it decides by devices and memory alone" if target == "none" else "")
+        )
+    return tuple(said)

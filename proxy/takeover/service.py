@@ -1,0 +1,238 @@
+"""The takeover in the daemon: one step at a time, the keeper's rules along with the record.
+
+The scene is put together from two sides: who is where, on the loop, at one moment; kubelet's file, settings
+and signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the
+record says that pods that come are ours, the node's rules say ``static`` and keep kubelet's reserve, whatever
+the configuration says; what the configuration says comes back with a revert.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxy.keeper.worker import Worker
+from proxy.kubelet.checkpoints import CheckpointError, read_memory
+from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.workload import Placement
+from proxy.takeover.pages import plan_page, status_page
+from proxy.takeover.record import Record, Stage
+from proxy.takeover.rules import TARGETS, Outcome, StepRefusedError, finish, revert, start
+from proxy.takeover.running import signs
+from proxy.takeover.scene import File, Scene, elsewhere_of, owning_of, pods_of
+from proxy.takeover.writer import Writer, text_in
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+MEMORY_STATE = "memory_manager_state"
+SOURCE = "kubernetes.io/config.source"
+"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are.
+
+    Attributes:
+        kubelet: kubelet's folder.
+        procfs: What stands for /proc.
+    """
+
+    kubelet: Path
+    procfs: Path
+
+
+class Takeover:
+    """Takes the steps for the commands, and keeps the keeper's rules in line."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        writer: Writer,
+        places: Places,
+        alive: Callable[[Path, Path], tuple[str, ...]] = signs,
+    ) -> None:
+        """Take note of the parts; ``recover`` follows.
+
+        Args:
+            keeper: Whose rules follow the record.
+            writer: Keeps the record.
+            places: Where things are.
+            alive: Lists signs that kubelet runs, from its folder and /proc; called in a worker.
+        """
+        self._keeper = keeper
+        self._writer = writer
+        self._places = places
+        self._alive = alive
+        self._worker = Worker("takeover", keeper.broken)
+        self._one = asyncio.Lock()
+        self._static = keeper.state.node.static
+        self._reserved = keeper.state.node.reserved
+        keeper.beside.counts = lambda held: self.record.standing(held)
+
+    @property
+    def record(self) -> Record:
+        """How far it has come."""
+        return self._writer.record
+
+    def recover(self) -> None:
+        """Go on where the last daemon ended; to be called before the keeper takes anybody in."""
+        if said := self._writer.recover():
+            self._keeper.problems.note(said)
+        self._follow()
+        if self.record.ours and not self._static:
+            self._keeper.voice.warn(
+                f"the takeover from kubelet is {self.record.stage.value}: cpuManagerPolicy is static,"
+                " although the configuration says none"
+            )
+
+    async def page(self, params: Mapping[str, str]) -> dict[str, object]:
+        """Answer ``topoproxy takeover plan`` and ``status``."""
+        view = params.get("view", "status")
+        if view not in ("plan", "status"):
+            raise InputError(f"cannot show the takeover: there is no view {view!r} (plan, status)")
+        async with self._one:
+            scene = await self._scene()
+        return plan_page(self.record, scene) if view == "plan" else status_page(self.record, scene)
+
+    async def act(self, step: str, params: Mapping[str, str]) -> dict[str, object]:
+        """Take a step; the answer says whether it is done, and what happened.
+
+        Raises:
+            InputError: The parameters are wrong.
+        """
+        decide = _decision(step, params)
+        # Whoever asked may leave: a step that has begun goes on to its end.
+        return await asyncio.shield(asyncio.ensure_future(self._act(step, decide)))
+
+    async def _act(self, step: str, decide: Callable[[Record, Scene, float], Outcome]) -> dict[str, object]:
+        keeper = self._keeper
+        async with self._one:
+            try:
+                said = await self._worker.run(self._writer.settle)
+                scene = await self._scene()
+                before = self.record
+                outcome = decide(before, scene, keeper.wall())
+                outcome = await self._worker.run(self._writer.take, outcome)
+            except StepRefusedError as error:
+                return {"done": False, "step": step, "why": str(error), "hints": list(error.hints)}
+            except TopoproxyError as error:
+                keeper.problems.note(str(error))
+                return {"done": False, "step": step, "why": str(error), "hints": []}
+            finally:
+                self._follow()
+                await keeper.beside.look()
+            if self.record.stage is not before.stage:
+                stages = f"{before.stage.value} -> {self.record.stage.value}"
+                keeper.voice.info(f"takeover: {step} ({stages}): {'; '.join(outcome.told)}")
+            scene = dataclasses.replace(scene, file=File.of(text_of(outcome, before, scene)))
+        told = [*([said] if said else []), *outcome.told]
+        return {**status_page(self.record, scene), "done": True, "step": step, "told": told}
+
+    def _follow(self) -> None:
+        """Bring the node's rules in line with the record."""
+        keeper, record = self._keeper, self.record
+        node = keeper.state.node
+        static = self._static or record.ours
+        reserved = self._reserved | record.reserved if record.ours else self._reserved
+        if (node.static, node.reserved) != (static, reserved):
+            changed = dataclasses.replace(
+                node, static=static, reserved=reserved, alike=dict[object, Placement]()
+            )
+            keeper.state = keeper.state.under(changed)
+            keeper.later(list(keeper.state.containers))
+
+    async def _scene(self) -> Scene:
+        await self._keeper.beside.look()
+        state, ready = self._keeper.state, self._keeper.synced.is_set()
+        scene = Scene(
+            self._places.kubelet,
+            File(),
+            self._keeper.beside.manager,
+            owning=owning_of(state),
+            pods=pods_of(state),
+            elsewhere=elsewhere_of(state),
+            online=state.node.machine.online,
+            shareable=state.node.shareable,
+            configured="static" if self._static else "none",
+            ready=ready,
+            enforce=self._keeper.options.enforce,
+        )
+        return await self._worker.run(self._look, scene)
+
+    def _look(self, scene: Scene) -> Scene:
+        """Add what has to be read; runs in the worker."""
+        text, problem = text_in(scene.folder)
+        pods = dict(scene.pods)
+        from_files = set()
+        try:
+            for pod in self._keeper.runtime.list_pods():
+                if pod.ready and pod.uid in pods and pod.annotations.get(SOURCE) == "file":
+                    from_files.add(pod.uid)
+        except TopoproxyError:
+            pass  # only the note about static pods depends on it
+        return dataclasses.replace(
+            scene,
+            file=File(None, problem) if problem else File.of(text),
+            running=self._alive(self._places.kubelet, self._places.procfs),
+            unwritable=self._writer.unwritable(),
+            from_files=frozenset(from_files),
+            memory_policy=_memory_policy(scene.folder),
+        )
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def text_of(outcome: Outcome, before: Record, scene: Scene) -> str | None:
+    """Give what is in kubelet's file after a step."""
+    if outcome.record.stage is Stage.FINISHED and outcome.record.written != before.written:
+        return outcome.record.written
+    return scene.file.text
+
+
+def _decision(step: str, params: Mapping[str, str]) -> Callable[[Record, Scene, float], Outcome]:
+    """Turn the words of a command into a decision that waits for record and scene.
+
+    Raises:
+        InputError: They are wrong.
+    """
+    flags = {"with-running", "force"}
+    known = {"start": set[str](), "finish": flags | {"kubelet-policy"}, "revert": {"force"}}[step]
+    if odd := params.keys() - known:
+        raise InputError(f"cannot {step} the takeover: there is no parameter {min(odd)!r}")
+    for name in params.keys() & flags:
+        if params[name] not in ("true", "false"):
+            raise InputError(f"cannot {step} the takeover: {name} is true or false")
+    force = params.get("force") == "true"
+    if step == "start":
+        return start
+    if step == "revert":
+        return lambda record, scene, now: revert(record, scene, force=force)
+    target = params.get("kubelet-policy", "none")
+    if target not in TARGETS:
+        raise InputError(f"cannot finish the takeover: there is no policy {target!r} ({', '.join(TARGETS)})")
+    with_running = params.get("with-running") == "true"
+    return lambda record, scene, now: finish(record, scene, target, with_running=with_running, force=force)
+
+
+@functools.lru_cache(maxsize=1)
+def _policy_in(content: str) -> str:
+    try:
+        return read_memory(content).policy
+    except CheckpointError:
+        return ""
+
+
+def _memory_policy(folder: Path) -> str:
+    try:
+        return _policy_in((folder / MEMORY_STATE).read_text(errors="replace"))
+    except OSError:
+        return ""

@@ -1,0 +1,166 @@
+"""Taking the steps: the record in the ledger, and kubelet's file, in an order that a crash cannot break.
+
+Everything here may block and runs in one worker thread. The order of a step that writes the file:
+
+    copy of the old file beside our state -> ledger: the write under way -> the file -> read it back, now and
+    a moment later (a kubelet that runs after all would have written again) -> ledger: the new phase
+
+Whatever is cut off between two of them is found and settled before the next step, and when the daemon starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.keeper.ports import Ledger
+from proxy.kubelet.checkpoints import CheckpointError
+from proxy.kubelet.rewriting import NAME, read_text, replace, sweep, write_text
+from proxy.model.errors import CannotCreateError, TopoproxyError
+from proxy.takeover.record import KEY, Record, completed, dump, load, settled
+from proxy.takeover.rules import Outcome, StepRefusedError
+
+RECHECK_S = 1.0
+"""After a write, how long until the file is read once more."""
+
+
+class Writer:
+    """Keeps the record, and writes kubelet's file.
+
+    Attributes:
+        record: How far the takeover has come, as the ledger has it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        folder: Path,
+        backups: Path,
+        pause: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Take note of where everything is; nothing is touched.
+
+        Args:
+            ledger: Where the record is kept; None where nothing is.
+            folder: kubelet's folder.
+            backups: Where copies of its file go.
+            pause: Waits for some seconds.
+            now: Seconds since the epoch.
+        """
+        self.record = Record()
+        self._ledger = ledger
+        self._folder = folder
+        self._backups = backups
+        self._pause = pause
+        self._now = now
+
+    def recover(self) -> str:
+        """Load the record, and settle what was under way.
+
+        Returns:
+            What has to be told; empty if nothing has.
+        """
+        known = load(self._ledger.entries.get(KEY) if self._ledger is not None else None)
+        if known is None:
+            return (
+                "cannot read the takeover's record in the ledger: there is none from now on (takeover start)"
+            )
+        self.record = known
+        try:
+            return self.settle()
+        except TopoproxyError as error:
+            return str(error)
+
+    def settle(self) -> str:
+        """Find out what became of a write that was under way.
+
+        Returns:
+            What has to be told; empty if nothing has.
+
+        Raises:
+            CheckpointError, CannotCreateError: That cannot be found out, or not be recorded.
+        """
+        if self.record.pending is None:
+            return ""
+        sweep(self._folder)
+        record, said = settled(self.record, read_text(self._folder), self._now())
+        self._keep(record)
+        return said
+
+    def take(self, outcome: Outcome) -> Outcome:
+        """Make what a step came to so.
+
+        Raises:
+            StepRefusedError: kubelet's file did not stay as it was written.
+            CannotCreateError, PermissionDeniedError, CheckpointError: The file or the record cannot be
+                written, or not be read back.
+        """
+        pending = outcome.record.pending
+        if pending is None:
+            if outcome.record != self.record:
+                self._keep(outcome.record)
+            return outcome
+        self._back_up(pending.step, pending.before)
+        self._keep(outcome.record)
+        try:
+            write_text(self._folder, pending.after)
+            self._stays(pending.after, pending.step)
+        except TopoproxyError:
+            with contextlib.suppress(TopoproxyError):  # what failed first is what is told
+                self._keep(dataclasses.replace(outcome.record, pending=None))
+            raise
+        self._keep(completed(self.record, self._now()))
+        return dataclasses.replace(outcome, record=self.record)
+
+    def _stays(self, text: str, step: str) -> None:
+        for wait in (0.0, RECHECK_S):
+            if wait:
+                self._pause(wait)
+            if read_text(self._folder) != text:
+                raise StepRefusedError(
+                    f"cannot {step} the takeover: {self._folder / NAME} did not stay as it was written,"
+                    " so kubelet runs after all",
+                    ("stop kubelet, and repeat this",),
+                )
+
+    def _keep(self, record: Record) -> None:
+        if self._ledger is None:
+            raise CannotCreateError("cannot keep the takeover's record: this daemon keeps no state")
+        self._ledger.write({KEY: dump(record)})
+        self.record = record
+
+    def _back_up(self, step: str, text: str | None) -> None:
+        if text is None:
+            return
+        try:
+            self._backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotCreateError(f"cannot make {self._backups}: {error.strerror}") from None
+        path = self._backups / f"{NAME}.before-{step}"
+        replace(path, text, path.with_name(f".{path.name}"))
+
+    def unwritable(self) -> str:
+        """Say why kubelet's file could not be written; empty if it could."""
+        try:
+            if os.statvfs(self._folder).f_flag & os.ST_RDONLY:
+                return f"{self._folder} is read-only for the daemon"
+        except OSError as error:
+            return f"{self._folder}: {error.strerror}"
+        return (
+            ""
+            if os.access(self._folder, os.W_OK | os.X_OK)
+            else f"the daemon may not write to {self._folder}"
+        )
+
+
+def text_in(folder: Path) -> tuple[str | None, str]:
+    """Read kubelet's file: its text, and why it cannot be read."""
+    try:
+        return read_text(folder), ""
+    except CheckpointError as error:
+        return None, str(error)
