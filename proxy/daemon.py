@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING
@@ -160,6 +161,7 @@ class Daemon:
         from proxy.takeover.making import Late
 
         routes: dict[str, Route] = {"/status": self.status, "/explain": self.explain, "/report": self.report}
+        routes["/metrics"] = self.metrics
         takeover = self._takeover or Late(self.config, None, None)
         routes |= takeover.routes()
         self._admin = AdminServer(self.config.admin_path, routes, takeover.actions())
@@ -254,8 +256,15 @@ class Daemon:
             raise InputError("cannot report: in passthrough mode nothing is decided")
         if (form := params.get("format", "koordinator")) != "koordinator":
             raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
-        state, manager = self.keeper.state, self.keeper.beside.manager
-        return node_resource_topology(state.node.machine, node_facts(state, params.get("node", ""), manager))
+        state, manager, meta = self.keeper.state, self.keeper.beside.manager, self.keeper.prescriptions.meta
+        name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
+        return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
+
+    def metrics(self) -> str:
+        """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
+        from proxy.report.metrics import metrics
+
+        return metrics(self.status())
 
     # -- stop ---------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.admin.kubelet import kubelet
+from proxy.admin.prescribed import prescribed
 from proxy.admin.suppression import suppression
 
 _COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
@@ -24,7 +25,7 @@ def render(status: object, width: int = 100) -> str:
     """
     data = _map(status)
     lines = [*_head(data), *_rules(data), *_pools(data), *suppression(_map(data.get("beSuppress")), width)]
-    lines += kubelet(_map(data.get("kubelet")))
+    lines += [*prescribed(_map(data.get("prescribed"))), *kubelet(_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += [*_containers(data, width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"

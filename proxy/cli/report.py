@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import click
@@ -29,7 +28,11 @@ FORMATS = ("koordinator",)
     show_default=True,
     help="koordinator: a NodeResourceTopology with the annotations that Koordinator's scheduler reads.",
 )
-@click.option("--node", metavar="NAME", help="What the Node object is called; the host name by default.")
+@click.option(
+    "--node",
+    metavar="NAME",
+    help="What the Node object is called; by default as it says itself, else as the host.",
+)
 @click.option(
     "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
 )
@@ -46,7 +49,7 @@ def report(file: Path | None, admin: str | None, form: str, node: str | None, ti
     config = (
         read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
     )
-    asked = {"format": form, "node": node or socket.gethostname().lower()}
+    asked = {"format": form} | ({"node": node} if node else {})
     try:
         answer = ask(config.admin_path, "/report", timeout, asked)
     except UnavailableError as error:

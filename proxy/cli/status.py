@@ -22,10 +22,13 @@ from proxy.model.errors import UnavailableError
 )
 @click.option("--cgroups", is_flag=True, help="Show what the kernel's cpusets say, group by group, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
+@click.option("--metrics", is_flag=True, help="Print its numbers as Prometheus reads them, and nothing else.")
 @click.option(
     "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
 )
-def status(file: Path | None, admin: str | None, cgroups: bool, as_json: bool, timeout: float) -> None:
+def status(
+    file: Path | None, admin: str | None, cgroups: bool, as_json: bool, metrics: bool, timeout: float
+) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
 
     Ends with 69 when nobody answers.
@@ -35,10 +38,13 @@ def status(file: Path | None, admin: str | None, cgroups: bool, as_json: bool, t
         read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
     )
     try:
-        answer = ask(config.admin_path, "/status", timeout)
+        answer = ask(config.admin_path, "/metrics" if metrics else "/status", timeout)
     except UnavailableError as error:
         hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
         raise UnavailableError(f"{error} ({hint})") from error
+    if metrics:
+        click.echo(answer, nl=False)
+        return
     groups = _groups(config) if cgroups else []
     if as_json:
         if cgroups and isinstance(answer, dict):

@@ -20,7 +20,15 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import QosClass
 from proxy.plan.prescribe import node_reservation
-from proxy.pools.nodekeys import NUMA_RESERVATION, RESERVATION, SYSTEM_QOS, node_labels, system_qos
+from proxy.pools.nodekeys import (
+    NUMA_RESERVATION,
+    RESERVATION,
+    SYSTEM_QOS,
+    amplification_ratios,
+    node_labels,
+    system_qos,
+    with_ratios,
+)
 from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, Rule, write_pools
 from proxy.pools.seats import Seat, groups_of, seats_of
 from proxy.pools.shared import Held, Withheld, node_pools
@@ -115,7 +123,11 @@ def picture(seats: Iterable[Seat], facts: NodeFacts) -> Picture:
         RESERVATION: _json(reserved.data()),
         SYSTEM_QOS: _json(system.data()),
     }
-    problems = [no_reserve, bad_reservation, bad_system, *node_labels(facts.labels).problems]
+    ratios, bad_ratios = amplification_ratios(facts.annotations)
+    if ratios:
+        # Zones stay raw: whoever schedules multiplies them.
+        annotations = with_ratios(annotations, ratios)
+    problems = [no_reserve, bad_reservation, bad_system, bad_ratios, *node_labels(facts.labels).problems]
     rule = Rule(policy.policy, pools.shared, pools.be, system.text if system.cpus else "")
     return Picture(annotations, rule, withheld, tuple(words for words in problems if words))
 

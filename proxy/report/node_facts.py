@@ -1,8 +1,9 @@
 """What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
 
-Settings of ours stand where a Node object would be asked: reservation, CPUs of class SYSTEM, bind policy and
-strategy as the labels and annotations that say the same. What kubelet's CPU manager holds for containers that
-are not here yet stands beside what containers own.
+What is in force is told, in the words of the Node object, whoever prescribed it: reservation, CPUs of class
+SYSTEM, bind policy and strategy. What a Node object says besides passes as it is: amounts of a reservation
+and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
+kubelet's CPU manager holds for containers that are not here yet stands beside what containers own.
 """
 
 from __future__ import annotations
@@ -11,25 +12,37 @@ import json
 
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager
+from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 from proxy.pools.annotations import ResourceStatus
-from proxy.pools.nodekeys import BIND_POLICY, NUMA_STRATEGY, RESERVATION, SYSTEM_QOS
+from proxy.pools.nodekeys import (
+    AMPLIFICATION,
+    BIND_POLICY,
+    NUMA_RESERVATION,
+    NUMA_STRATEGY,
+    RESERVATION,
+    SYSTEM_QOS,
+    reservation,
+)
 from proxy.report.koordinator import NodeFacts
 from proxy.report.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 
 
-def node_facts(state: NodeState, name: str, manager: CpuManager | None = None) -> NodeFacts:
+def node_facts(
+    state: NodeState, name: str, manager: CpuManager | None = None, meta: NodeMeta | None = None
+) -> NodeFacts:
     """Gather what is known of a node.
 
     Args:
         state: The node as it is.
         name: What the Node object is called.
         manager: What kubelet's CPU manager does; None where nobody looks.
+        meta: What the Node object says; None where there is none.
     """
-    node = state.node
+    node, said = state.node, meta or NodeMeta()
     rows = {
         pod.key: PodRow(
             pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
@@ -39,8 +52,11 @@ def node_facts(state: NodeState, name: str, manager: CpuManager | None = None) -
     }
     return NodeFacts(
         name,
-        labels=_labels(node),
-        annotations=_annotations(node),
+        uid=said.uid if said.name == name else "",
+        labels=_labels(node, said),
+        annotations=_annotations(node, said),
+        capacity=said.capacity,
+        allocatable=said.allocatable,
         kubelet=_kubelet(node, manager or CpuManager()),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
@@ -105,15 +121,17 @@ def _owns(container: Container) -> bool:
     return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
 
 
-def _labels(node: Node) -> dict[str, str]:
+def _labels(node: Node, said: NodeMeta) -> dict[str, str]:
     told = {BIND_POLICY[0]: node.bind.value, NUMA_STRATEGY[0]: node.strategy.value}
+    told[NUMA_RESERVATION] = said.labels.get(NUMA_RESERVATION, "")
     return {key: value for key, value in told.items() if value}
 
 
-def _annotations(node: Node) -> dict[str, str]:
+def _annotations(node: Node, said: NodeMeta) -> dict[str, str]:
     told: dict[str, object] = {}
     if node.reservation:
-        told[RESERVATION] = {"reservedCPUs": str(node.reservation)}
+        told[RESERVATION] = reservation(said.annotations)[0].with_cpus(node.reservation).data()
     if node.system:
         told[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
-    return {key: json.dumps(value) for key, value in told.items()}
+    ratios = {key: said.annotations[key] for key in (AMPLIFICATION,) if key in said.annotations}
+    return {key: json.dumps(value) for key, value in told.items()} | ratios

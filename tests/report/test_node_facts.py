@@ -4,11 +4,13 @@ import json
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
+from proxy.pools.nodekeys import AMPLIFICATION, NUMA_RESERVATION, RESERVATION
 from proxy.report.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.report.node_facts import node_facts
 from proxy.topology.build import described
@@ -63,3 +65,38 @@ def test_the_picture_of_a_running_node() -> None:
 def test_a_node_with_nothing_on_it() -> None:
     facts = node_facts(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), "n")
     assert (facts.labels, facts.annotations, facts.pods, facts.chosen) == ({}, {}, (), ())
+
+
+def test_what_a_node_object_says_passes_and_what_is_in_force_is_told() -> None:
+    meta = NodeMeta(
+        "n1",
+        "node-uid",
+        {NUMA_RESERVATION: "true", "other": "x"},
+        {
+            RESERVATION: '{"resources":{"cpu":"1"},"applyPolicy":"ReservedCPUsOnly"}',
+            AMPLIFICATION: '{"cpu": 1.5}',
+            "other": "x",
+        },
+        {"cpu": 16_000},
+        {"cpu": 14_000},
+    )
+    told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n1", meta=meta))
+    metadata, zones = told["metadata"], told["zones"]
+    assert isinstance(metadata, dict)
+    assert isinstance(zones, list)
+    texts = metadata["annotations"]
+    assert json.loads(texts[RESERVATION]) == {
+        "resources": {"cpu": "1"},
+        "reservedCPUs": "0",
+        "applyPolicy": "ReservedCPUsOnly",
+    }
+    assert texts[AMPLIFICATION] == '{"cpu":1.50}'
+    assert "other" not in texts
+    assert metadata["labels"][NUMA_RESERVATION] == "true"
+    assert metadata["ownerReferences"][0]["uid"] == "node-uid"
+    cpu = zones[0]["resources"][0]
+    assert (cpu["name"], cpu["capacity"], cpu["allocatable"]) == ("cpu", "8", "7"), (
+        "half of kubelet's reserve"
+    )
+    stranger = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n2", meta=meta))
+    assert "ownerReferences" not in stranger["metadata"]  # type: ignore[operator]

@@ -1,0 +1,165 @@
+"""What the daemon knows in numbers, in Prometheus' text format (version 0.0.4).
+
+Everything is read off the page that ``topoproxy status`` shows, so both always say the same. Counters begin
+with the process. What a page does not have is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from proxy.keeper.bad_input import COUNTER
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase, Pool
+
+Labels = Mapping[str, object]
+Sample = tuple[Labels, float]
+
+_COUNTERS = {
+    "passes": "Comparisons with the runtime and the kernel.",
+    "creates_placed": "Containers that were placed.",
+    "creates_refused": "Creates of containers that were refused.",
+    "creates_failed": "Creates that came to nothing at the runtime.",
+    "pods_refused": "Sandboxes that were refused.",
+    "adopted": "Containers that were there already and were taken in.",
+    "cpusets_written": "Cpusets of containers that were written to the kernel.",
+    "drift_repaired": "Cpusets that somebody else had written and that were put back.",
+    "settled": "Cpusets that were made lasting at the runtime.",
+    "specs_freshened": "Containers whose saved cpuset was brought up to date before their start.",
+    "machine_changes": "Times that CPUs came or went.",
+    "quotas_off": "CFS quotas that were taken off owners of CPUs.",
+    "quotas_back": "CFS quotas that were put back.",
+    "quota_drift": "CFS quotas that somebody else had written and that were taken off again.",
+    "kubelet_changes": "Times that what kubelet's CPU manager holds changed.",
+    "rules_changed": "Times that what is prescribed for the node changed.",
+    "internal_errors": "Faults of our own.",
+}
+"""Those that are there from the beginning."""
+
+
+def metrics(status: Mapping[str, object]) -> str:
+    """Write all metrics.
+
+    Args:
+        status: What ``/status`` answers.
+    """
+    return "".join([*_process(status), *_node(status), *_rules(status), *_memory(status), *_counters(status)])
+
+
+def _process(status: Mapping[str, object]) -> Iterator[str]:
+    labels = {"version": status.get("version", ""), "mode": status.get("mode", "")}
+    yield _family("info", "gauge", "The daemon: its version and mode.", [(labels, 1)])
+    runtime = _map(status.get("runtime"))
+    told = (
+        ("uptime_seconds", "Seconds since the daemon started.", status.get("uptime_s")),
+        ("ready", "Whether the first comparison with the runtime is done.", status.get("ready")),
+        ("runtime_connected", "Whether the runtime answers.", runtime.get("connected")),
+        ("clients", "Connections of clients.", status.get("clients")),
+    )
+    yield from _plain(told)
+
+
+def _plain(told: Iterable[tuple[str, str, object]]) -> Iterator[str]:
+    for name, words, value in told:
+        if isinstance(value, int | float):
+            yield _family(name, "gauge", words, [({}, value)])
+
+
+def _node(status: Mapping[str, object]) -> Iterator[str]:
+    pools = _map(status.get("pools"))
+    if not pools:
+        return
+    names = [name for name in ("shared", "be", "system") if name in pools]
+    yield _family("pool_cpus", "gauge", "CPUs of a pool.", [({"pool": n}, _count(pools[n])) for n in names])
+    parts = [
+        ({"pool": name, "node": part.get("node")}, _count(part.get(name)))
+        for part in map(_map, _list(pools.get("nodes")))
+        for name in names
+        if name in part
+    ]
+    yield _family("pool_node_cpus", "gauge", "CPUs of a pool on a NUMA node.", parts)
+    owners = [_map(owner) for owner in _list(status.get("exclusive"))]
+    yield _family("owners", "gauge", "Who owns CPUs: pods and containers.", [({}, len(owners))])
+    owned = [
+        ({"be_may_use": told}, sum(_count(each.get("cpus")) for each in owners if each.get("hard") is hard))
+        for told, hard in (("true", False), ("false", True))
+    ]
+    yield _family("owned_cpus", "gauge", "CPUs that somebody owns.", owned)
+    there = [_map(each) for each in _list(status.get("containers"))]
+    live = [each for each in there if each.get("phase") != Phase.EXITED.value]
+    held = [({"pool": pool.value}, sum(each.get("pool") == pool.value for each in live)) for pool in Pool]
+    yield _family("containers", "gauge", "Containers that have not ended, by what they run on.", held)
+
+
+def _rules(status: Mapping[str, object]) -> Iterator[str]:
+    told: list[tuple[str, str, object]] = []
+    for name, words, key in (
+        ("pods_set_aside", "Pods for which CPUs or memory are set aside.", "aside"),
+        ("problems", "Different problems that are remembered.", "problems"),
+        ("violations", "Rules that the state breaks; anything but 0 is a fault of ours.", "violations"),
+    ):
+        if key in status:
+            told.append((name, words, len(_list(status[key]))))
+    prescribed = _map(status.get("prescribed"))
+    if prescribed:
+        wrong = sum(bool(_map(value).get("problem")) for value in _list(prescribed.get("values")))
+        told.append(("prescribed_problems", "Values for the node that could not be followed.", wrong))
+        if prescribed.get("nodeObject"):
+            good = int(bool(prescribed.get("read")) and not prescribed.get("problem"))
+            told.append(("node_object_readable", "Whether the Node object could be read.", good))
+    told.append(("decisions_remembered", "Decisions that explain can tell.", status.get("remembered")))
+    yield from _plain(told)
+
+
+def _memory(status: Mapping[str, object]) -> Iterator[str]:
+    samples = [
+        ({"node": node.get("node"), "resource": resource, "state": state}, amount)
+        for node in map(_map, _list(status.get("memory")))
+        for resource, amounts in _map(node.get("resources")).items()
+        for state in ("allocatable", "given", "free")
+        if isinstance(amount := _map(amounts).get(state), int)
+    ]
+    if samples:
+        yield _family("memory_bytes", "gauge", "Memory of NUMA nodes that is promised, and not.", samples)
+
+
+def _counters(status: Mapping[str, object]) -> Iterator[str]:
+    if "counters" not in status:
+        return
+    counters = {name: n for name, n in _map(status["counters"]).items() if isinstance(n, int)}
+    bad = {name: n for name, n in counters.items() if name.startswith(COUNTER)}
+    for name in [*_COUNTERS, *sorted(counters.keys() - _COUNTERS.keys() - bad.keys())]:
+        words = _COUNTERS.get(name, f"The counter {name} of topoproxy status.")
+        yield _family(f"{name}_total", "counter", words, [({}, counters.get(name, 0))])
+    kinds = [({"kind": name.removeprefix(COUNTER)}, n) for name, n in sorted(bad.items())]
+    words = "Pods with labels or annotations that could not be followed, by what was wrong."
+    yield _family(f"{COUNTER}total", "counter", words, kinds)
+
+
+def _family(name: str, kind: str, words: str, samples: Sequence[Sample]) -> str:
+    full = f"topoproxy_{name}"
+    lines = [f"# HELP {full} {words}", f"# TYPE {full} {kind}"]
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{full}{{{inside}}} {_number(value)}" if inside else f"{full} {_number(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _escaped(text: object) -> str:
+    return str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _count(cpus: object) -> int:
+    return len(CpuSet.parse(cpus)) if isinstance(cpus, str) else 0
+
+
+def _map(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else []
