@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from proxy.model.explanation import Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Fault, KubeQos, Note, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Fault, KubeQos, Note, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import FAILED_PRECONDITION, Ruling, grant
@@ -50,8 +50,9 @@ def named_cpus(
     owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
     others = state.aside(pod.key)
+    mine = {owner} if wish.per_pod else {owner, *_coming(state, pod)}
     for key, held in state.owners.items():
-        if key != owner:
+        if key not in mine:
             others |= held.cpus
     obstacle = _obstacle(state, cpus, others, owner)
     if obstacle is not None:
@@ -63,6 +64,15 @@ def named_cpus(
     mems, said = own_mems(state, request, cpus, f"{owner} {name}", bound_to(pod, blocks))
     placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard, blocks, devices)
     return Found(placement, owner, wish.problem, ruling)
+
+
+def _coming(state: NodeState, pod: Pod) -> set[str]:
+    """Give the owners of a pod that only kubelet knows of.
+
+    Kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
+    """
+    here = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
+    return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - here
 
 
 def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet) -> Ruling | None:
