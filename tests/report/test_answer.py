@@ -94,3 +94,10 @@ def test_a_limit_that_is_none(history: History, limit: str) -> None:
 def test_an_unknown_parameter(history: History) -> None:
     with pytest.raises(InputError, match="'pod' is no parameter"):
         history_page(history, {"pod": "x"})
+
+
+def test_what_holds_now_for_those_that_are_there(history: History) -> None:
+    page = history_page(history, {"query": "web"}, lambda container: f"now {container}")
+    assert [record.get("now") for record in page["records"]] == [None, "now 0123456789", None]
+    silent = history_page(history, {"query": "web"}, lambda container: "")
+    assert silent == history_page(history, {"query": "web"})

@@ -56,6 +56,12 @@ def test_a_page() -> None:
     assert page(entry("ns/p/c"), older=1).endswith("\n\n1 older decision is remembered; --all shows it.\n")
 
 
+def test_what_holds_now() -> None:
+    told = page(entry("ns/p/c", now="BE is suppressed: it runs on 0-1 now.\x07"), entry("ns/p/d"))
+    assert told.splitlines()[1:3] == ["ns/p/c was admitted.", "Now: BE is suppressed: it runs on 0-1 now.?"]
+    assert told.count("Now:") == 1
+
+
 def test_what_is_gone_and_what_has_no_id() -> None:
     assert page(entry("ns/p/c", there=False, id="")).startswith(
         "[2026-09-21 14:13:20, CreateContainer, gone]\n"
