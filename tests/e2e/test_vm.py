@@ -163,3 +163,12 @@ def test_kubelet(site: Path, certificates: Path, tmp_path: Path, kind: str) -> N
     carried = ["--carry", f"{KUBELET}=kubelet", "--carry", f"{certificates}=certs", "--netfilter"]
     said = in_machine(site, tmp_path / "out", kind, f"vm_kubelet.py {kind[3:]}", *carried)
     assert "the story ends well" in said
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs"])
+def test_takeover(site: Path, tmp_path: Path, kind: str) -> None:
+    if not KUBELET.is_file():
+        pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
+    carried = ["--carry", f"{KUBELET}=kubelet", "--netfilter"]
+    said = in_machine(site, tmp_path / "out", kind, f"vm_takeover.py {kind[3:]}", *carried)
+    assert "the story ends well" in said

@@ -1,0 +1,168 @@
+"""The story of a takeover: from a real kubelet's static CPU manager and back, in a machine of 4 NUMA nodes.
+
+kubelet has given CPUs to a pod. The takeover starts, a new pod gets other CPUs than kubelet names, kubelet is
+started under ``none`` with the file that ``finish`` wrote, then under ``static`` with the one of ``revert``.
+No container may move or restart, and no kubelet may end because of its state file.
+
+    python3 vm_takeover.py cgroupfs|systemd
+
+Needs /carry/kubelet (1.34 or later).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vm_guest import ALL, FOLDER, LONG_S, Daemon, step, wait
+from vm_kubelet import MANIFESTS, POD_RESOURCES, ROOT, Bed, container, kubelet_settings
+
+from proxy.kubelet.checkpoints import read_cpu
+from proxy.kubelet.contents import HeldCpus, held_cpus
+from proxy.model.idset import CpuSet
+
+CONFIG, STATE, LOG = Path("/etc/kubelet/config.yaml"), ROOT / "cpu_manager_state", Path("/out/kubelet.log")
+RECONCILE_S = 5
+SETTINGS: dict[str, object] = {
+    # kubelet picks the lowest free CPUs; with more kept back than kubelet keeps, ours are others.
+    "reservedSystemCPUs": "0-7",
+    "cpuManagerPolicy": "none",
+    "kubelet": {"stateDir": str(ROOT), "configFile": str(CONFIG)},
+}
+REFUSALS = ("differs from state checkpoint policy", "could not restore state from checkpoint", "corrupted")
+
+
+class TakenBed(Bed):
+    """kubelet with a CPU manager policy of the story's choice."""
+
+    def start_under(self, policy: str) -> None:
+        """Start kubelet, and see that it is the one start that it took."""
+        MANIFESTS.mkdir(parents=True, exist_ok=True)
+        Path("/var/log/pods").mkdir(parents=True, exist_ok=True)
+        settings = kubelet_settings(self.driver, signed=False) | {
+            "cpuManagerPolicy": policy,
+            "cpuManagerReconcilePeriod": f"{RECONCILE_S}s",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "featureGates": {},
+        }
+        CONFIG.write_text(json.dumps(settings))
+        self._launch()
+
+        def answers() -> bool:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                step(f"kubelet ended: {LOG.read_text()[-300:]}")
+                self._launch()
+            try:
+                return self.pods() is not None and POD_RESOURCES.exists()
+            except OSError:
+                return False
+
+        took = wait("kubelet to answer", answers, LONG_S)
+        log = LOG.read_text()
+        assert not any(words in log for words in REFUSALS), log[-3000:]
+        step(f"kubelet answers under {policy} after {took:.1f} s")
+
+    def uid_of(self, name: str) -> str:
+        """The uid by which the runtime, and so kubelet's file, knows a pod."""
+        (found,) = {
+            c.labels["io.kubernetes.pod.uid"]
+            for c in self.direct.list()
+            if c.labels.get("io.kubernetes.pod.name") == f"{name}-bed"
+        }
+        return str(found)
+
+    def takeover(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run ``topoproxy takeover`` and show what it says."""
+        done = self.daemon.ask(
+            "takeover", *words, "--timeout", "100", "--admin", f"unix://{FOLDER / 'admin.sock'}"
+        )
+        print(f"$ topoproxy takeover {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)
+        return done
+
+
+def state() -> tuple[str, HeldCpus, dict[str, Any]]:
+    """kubelet's state file: policy, sets, and the raw fields; its checksum must be right."""
+    found = read_cpu(STATE.read_text())
+    assert found.version == 2, STATE.read_text()
+    return found.policy, held_cpus(found), dict(found.fields)
+
+
+def held_by(bed: TakenBed, name: str) -> CpuSet:
+    """What kubelet's file gives to a pod's container; empty where nothing."""
+    uid = bed.uid_of(name)
+    return state()[1].held.get(uid, {}).get("main", CpuSet())
+
+
+def main() -> None:
+    version = subprocess.check_output(["/carry/kubelet", "--version"], text=True).strip()
+    step(f"{version}, CPUs {ALL}")
+    bed = TakenBed(sys.argv[1], Daemon(**SETTINGS))
+    bed.start_under("static")
+    bed.add("old", container("main", "4"))
+    bed.add("part", container("main", "250m"))
+    old = bed.place("old/main")
+    assert (len(old.cpus), held_by(bed, "old")) == (4, old.cpus), old
+    wait("the shared pool to leave them", lambda: bed.place("part/main").cpus == ALL - old.cpus)
+    step(f"kubelet gave {old.cpus} to old")
+
+    assert bed.takeover("plan").returncode == 0
+    assert bed.takeover("start").returncode == 0
+    bed.add("new", container("main", "2"))
+    new = bed.place("new/main")
+    assert len(new.cpus) == 2
+    assert new.cpus.isdisjoint(CpuSet(range(8))), new
+    named = held_by(bed, "new")
+    assert named, "kubelet has an account of its own"
+    assert named != new.cpus, new
+    time.sleep(3 * RECONCILE_S)  # kubelet's reconcile writes its own sets, and must not get through
+    everyone = bed.snapshot()
+    assert (everyone["old/main"][1].cpus, everyone["new/main"][1].cpus) == (old.cpus, new.cpus), everyone
+    step(f"new has {new.cpus}, kubelet named {named}, and its reconcile changed nothing")
+
+    assert bed.takeover("finish", "--with-running").returncode == 1  # kubelet runs
+    bed.stop_kubelet()
+    assert bed.takeover("finish").returncode == 1  # old allocations are left
+    assert bed.takeover("finish", "--with-running").returncode == 0
+    assert STATE.read_text() == '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+    bed.start_under("none")
+    time.sleep(15)  # more than the 10 s in which kubelet compares what runs
+    assert bed.snapshot() == everyone, (everyone, bed.snapshot())
+    assert state()[0] == "none"
+    bed.daemon.kill9()
+    bed.daemon.start()
+    wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
+    bed.add("later", container("main", "2"))
+    later = bed.place("later/main")
+    assert len(later.cpus) == 2
+    assert later.cpus.isdisjoint(CpuSet(range(8)) | new.cpus), later
+    step(f"under none: the same containers in the same places, and later has {later.cpus}")
+
+    everyone = bed.snapshot()
+    assert bed.takeover("status").returncode == 0
+    bed.stop_kubelet()
+    assert bed.takeover("revert").returncode == 0
+    for name, place in (("old", old), ("new", new), ("later", later)):
+        assert held_by(bed, name) == place.cpus, (name, STATE.read_text())
+    bed.start_under("static")
+    time.sleep(3 * RECONCILE_S)
+    assert bed.snapshot() == everyone, (everyone, bed.snapshot())
+    for name, place in (("old", old), ("new", new), ("later", later)):
+        assert held_by(bed, name) == place.cpus, (name, STATE.read_text())
+    bed.add("last", container("main", "2"))
+    last = bed.place("last/main")
+    assert held_by(bed, "last") == last.cpus, (last, STATE.read_text())
+    assert last.cpus.isdisjoint(old.cpus | new.cpus | later.cpus), last
+    step(f"back under static: the same containers in the same places, and kubelet gave {last.cpus} to last")
+    assert not any(words in LOG.read_text() for words in REFUSALS)
+    bed.stop_kubelet()
+    assert bed.daemon.stop() == 0
+    step("the story ends well")
+
+
+if __name__ == "__main__":
+    main()
