@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import tempfile
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from proxy.apply.folder import FolderCgroups
+from proxy.cli.main import cli
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
+from proxy.pools.nodekeys import RESERVATION
 from proxy.serving import _serve
 from proxy.topology.build import described
 
@@ -210,5 +214,46 @@ def test_a_socket_that_was_removed_is_noticed(node: Node) -> None:
         async with asyncio.timeout(30):
             while not any("was removed" in p["what"] for p in daemon.status()["problems"]):
                 await asyncio.sleep(0.1)
+
+    live(daemon, day)
+
+
+def test_a_node_object_that_changes_while_the_daemon_runs(node: Node) -> None:
+    path = node.folder / "node.json"
+    path.write_text('{"metadata": {"name": "worker-7", "uid": "u-7", "annotations": {}}}')
+    daemon = node.daemon(f"reconcilePeriod: 200ms\nkoordinator: {{nodeObject: {path}}}\n")
+
+    def asked(*words: str) -> str:
+        at = f"unix://{node.folder}/cri-admin.sock"
+        done = CliRunner().invoke(cli, [*words, "--admin", at, "--timeout", "60"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    async def day() -> None:
+        ls = await launch(node, PodSpec("ls", "LS"))
+        assert node.cpus(ls) == "0-15"
+        reserved = json.dumps({"reservedCPUs": "0-1", "applyPolicy": "Sometimes"})
+        said = {"metadata": {"name": "worker-7", "annotations": {RESERVATION: reserved}}}
+        path.write_text(json.dumps(said))
+        async with asyncio.timeout(60):
+            while node.cpus(ls) != "2-15":
+                await asyncio.sleep(0.05)
+        page = await asyncio.to_thread(asked, "status")
+        assert f"Prescribed for the node (Node object: {path})" in page
+        assert f"reservedCPUs  0-1       annotation {RESERVATION} of the Node object" in page
+        assert "NOT FOLLOWED: annotation node.koordinator.sh/reservation: applyPolicy 'Sometimes'" in page
+        report = json.loads(await asyncio.to_thread(asked, "report"))
+        assert report["metadata"]["name"] == "worker-7"
+        told = json.loads(report["metadata"]["annotations"][RESERVATION])
+        assert told == {"reservedCPUs": "0-1", "applyPolicy": "Sometimes"}
+        numbers = await asyncio.to_thread(asked, "status", "--metrics")
+        for line in (
+            'topoproxy_pool_cpus{pool="shared"} 14',
+            'topoproxy_containers{pool="shared"} 1',
+            "topoproxy_rules_changed_total 1",
+            "topoproxy_node_object_readable 1",
+            'topoproxy_bad_input_total{kind="overlap"} 0',
+        ):
+            assert f"\n{line}\n" in numbers
 
     live(daemon, day)

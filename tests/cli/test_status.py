@@ -38,6 +38,11 @@ def test_json_is_what_the_daemon_says(daemon: Path) -> None:
     assert json.loads(run("--json", "--config", daemon)) == {"version": "9.9", "pools": {"shared": "0-3"}}
 
 
+def test_metrics_are_printed_as_they_come(serve_admin) -> None:
+    config = serve_admin({"/metrics": lambda: "# TYPE a gauge\na 1\n"})
+    assert run("--metrics", "--config", config) == "# TYPE a gauge\na 1\n"
+
+
 def test_the_kernels_cpusets(daemon: Path, tmp_path: Path) -> None:
     groups = FolderCgroups(tmp_path / "tree", CpuSet.parse("0-3"), Mask([0]), 2)
     groups.mkdir("kubepods")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from proxy.keeper import bad_input
+from proxy.keeper.bad_input import BadInput
+from proxy.model.workload import Fault, Note, Pod
+
+
+def counted(w: Any) -> dict[str, int]:
+    prefix = bad_input.COUNTER
+    return {k.removeprefix(prefix): n for k, n in w.keeper.counters.items() if k.startswith(prefix) and n}
+
+
+def told(w: Any, words: str) -> list[str]:
+    return [p["what"] for p in w.keeper.problems.page() if words in p["what"]]
+
+
+def reasons(w: Any, who: str) -> str:
+    record = w.keeper.history.find(who)[-1].explanation
+    return " | ".join(
+        [*record.reasons, *(f"{f.what} {f.value}" for f in record.facts), record.verdict.message]
+    )
+
+
+def test_each_kind_is_counted_told_and_explained_once_a_pod(live) -> None:
+    async def day(w: Any) -> None:
+        odd = await w.pod("odd", "LSX")
+        for _ in range(3):
+            call = await w.begin(odd)
+            assert call.refused is None
+            w.finish(call, f"odd-{w.keeper.sequence}")
+        assert counted(w) == {"qos-class": 1}
+        assert told(w, "ns/odd: label koordinator.sh/qosClass: 'LSX' is no class")
+        assert "passed over: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
+
+        first = await w.run(await w.pod("first", "LSE", "", "2-3"))
+        assert w.on(first) == "2-3"
+        for uid in ("clash", "clash"):
+            call = await w.begin(await w.pod(uid, "LSR", "", "3-4"))
+            assert call.refused is not None
+        assert counted(w) == {"qos-class": 1, "overlap": 1}
+        assert len(told(w, "CPUs 3 are owned by ns/first")) == 1
+        assert "CPUs 3 are owned by ns/first" in reasons(w, "ns/clash")
+
+        soft = await w.begin(await w.pod("soft", "LS", "", "3"))
+        assert soft.refused is None
+        assert counted(w)["overlap"] == 2
+        assert "are owned by ns/first" in reasons(w, "ns/soft")
+
+        call = await w.begin(await w.pod("far", "LS", "", "99"))
+        assert call.refused is None
+        assert counted(w)["cpu-list"] == 1
+        assert "99 not online here" in reasons(w, "ns/far")
+        assert w.on(first) == "2-3", "others are never affected"
+        w.check()
+
+    live(day)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(bad_input, "REMEMBERED", 2)
+    counters: Counter[str] = Counter()
+    said: list[str] = []
+    seer = BadInput(counters, said.append)
+    assert counters == {f"bad_input_{kind}": 0 for kind in Note}
+    for number in (1, 2, 2, 3, 1):
+        seer.see(Pod("s", f"u{number}", "ns", f"p{number}", faults=(Fault("bad", Note.POLICY),)))
+    assert said == ["ns/p1: bad", "ns/p2: bad", "ns/p3: bad", "ns/p1: bad"]
+    assert counters["bad_input_policy"] == 4
