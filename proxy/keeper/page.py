@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.keeper.keeper import Keeper
+from proxy.keeper.quotas import CONTAINER, POD
 from proxy.model.workload import Container, Phase, Pool
 from proxy.place.binding.status import status_text
 from proxy.plan.invariants import violations
@@ -37,7 +38,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "containers": [
             _container(keeper, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
         ],
-        "quotas": keeper.quotas.page(),
+        "quotas": quotas_page(keeper),
         "problems": keeper.problems.page(),
         "violations": violations(state),
         "counters": dict(keeper.counters),
@@ -68,6 +69,19 @@ def _container(keeper: Keeper, container: Container) -> dict[str, object]:
         "phase": container.phase.value,
         "reason": "; ".join(container.placement.reasons),
     }
+
+
+def quotas_page(keeper: Keeper) -> list[dict[str, object]]:
+    """Give the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
+    state = keeper.state
+    pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
+    rows: list[dict[str, object]] = []
+    for key, record in sorted(keeper.quotas.records.items()):
+        found = state.containers.get(key.removeprefix(CONTAINER))
+        name = "" if found is None else found.name
+        pod = pods.get(key, "") if found is None else found.pod.ref
+        rows.append({"pod": pod, "container": name, "was": record.quota, "group": record.group})
+    return rows
 
 
 def _settings(node: Node) -> dict[str, object]:

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.keeper.backoff import BackOff
 from proxy.keeper.ports import CpuGroups
 from proxy.keeper.quota_files import Found, look, put_back, take_off
 from proxy.model.koordinator import KeepQuota
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
 
 POD, CONTAINER = "q/", "qc/"
-PATIENCE = 3
-"""So often in a row a quota is taken off in each pass; then ever more rarely."""
-RAREST = 5
-"""The power of two of passes between two attempts at the rarest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,7 @@ class Quotas:
         self.records: dict[str, Record] = {}
         self.untold: set[str] = set()
         self._lock = asyncio.Lock()
-        self._passes = 0
-        self._streaks: dict[str, tuple[int, int]] = {}
+        self._taking, self._giving = BackOff(), BackOff()
         self._stirred = False
 
     @property
@@ -115,8 +111,10 @@ class Quotas:
 
     def created(self, container: Container) -> None:
         """A container has been made; where its request's quota was left out, that is remembered."""
-        if self.active and container.request.cpu_quota > 0 and self.off(container):
-            self._keep(CONTAINER + container.id, Record(container.request.cpu_quota))
+        asked = container.request.cpu_quota
+        # Another of its pod may have come since the request went on: then it is put back at once.
+        if self.active and asked > 0 and (container.placement.unlimited or self.off(container)):
+            self._keep(CONTAINER + container.id, Record(asked))
         self.stir()
 
     def asked(self, container: Container, quota: int) -> int:
@@ -172,26 +170,14 @@ class Quotas:
         if not self.active:
             return
         async with self._lock:
-            self._passes += 1
             off = self.all_off()
+            self._giving.tick(self.records)
             await self._put_back(off)
             places = {POD + c.pod.key: (c.pod.cgroup_parent, "") for c in off}
             running = [c for c in off if c.phase in (Phase.STARTING, Phase.RUNNING)]
             places |= {CONTAINER + c.id: (c.pod.cgroup_parent, c.id) for c in running}
-            self._streaks = {k: v for k, v in self._streaks.items() if k in places or k in self.records}
-            await self._take_off({key: place for key, place in places.items() if self._is_due(key)})
-
-    def page(self) -> list[dict[str, object]]:
-        """Give what is off and will be put back, as plain data; ``container`` is empty for a pod's quota."""
-        state = self._keeper.state
-        pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
-        rows: list[dict[str, object]] = []
-        for key, record in sorted(self.records.items()):
-            found = state.containers.get(key.removeprefix(CONTAINER))
-            name = found.name if found is not None else ""
-            pod = found.pod.ref if found is not None else pods.get(key, "")
-            rows.append({"pod": pod, "container": name, "was": record.quota, "group": record.group})
-        return rows
+            self._taking.tick(places)
+            await self._take_off({key: place for key, place in places.items() if self._taking.due(key)})
 
     # -- doing --------------------------------------------------------------------------------------------
 
@@ -202,21 +188,21 @@ class Quotas:
         if groups is None or not places:
             return
         found, errors = await keeper.kernel.run(look, groups, places)
-        self._complain(errors)
+        self._complain(errors, self._taking)
         limited = {key: at for key, at in found.items() if at.quota != UNLIMITED}
         for key in found.keys() - limited.keys():
-            self._streaks.pop(key, None)
+            self._taking.calm(key)
         if not limited:
             return
         for key, at in limited.items():
             if key in self.records:
-                self._streak(key)
+                self._taking.again(key)
                 keeper.counters["quota_drift"] += 1
                 keeper.voice.warn(f"drift: somebody set the CFS quota of cgroup /{at.path}; taken off again")
             self._keep(key, Record(at.quota, at.path if key.startswith(POD) else ""))
         await keeper.journal.flush()
         errors = await keeper.kernel.run(take_off, groups, sorted(limited.items()))
-        self._complain(errors)
+        self._complain(errors, self._taking)
         keeper.counters["quotas_off"] += len(limited) - len(errors)
         self._tell(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
 
@@ -225,7 +211,7 @@ class Quotas:
         live = {POD + c.pod.key for c in off} | {CONTAINER + c.id for c in off}
         back: dict[str, tuple[Found, tuple[str, str]]] = {}
         for key, record in list(self.records.items()):
-            if key in live or not self._is_due(key):
+            if key in live or not self._giving.due(key):
                 continue
             if key.startswith(POD):
                 back[key] = Found(record.group, record.quota), ("", "")
@@ -241,7 +227,7 @@ class Quotas:
             return
         # Containers ("qc/") before pods ("q/").
         done, errors = await self._keeper.kernel.run(put_back, groups, sorted(back.items(), reverse=True))
-        self._complain(errors)
+        self._complain(errors, self._giving)
         for key, now in done.items():
             if key.startswith(POD) or now != back[key][0].quota:
                 self._keeper.counters["quotas_back"] += key.startswith(POD)
@@ -266,19 +252,11 @@ class Quotas:
             self._keeper.journal.put(key, {"quota": record.quota, "group": record.group})
 
     def _forget(self, key: str) -> None:
-        self._streaks.pop(key, None)
         self.untold.discard(key.removeprefix(CONTAINER))
         if self.records.pop(key, None) is not None:
             self._keeper.journal.put(key, None)
 
-    def _is_due(self, key: str) -> bool:
-        return self._passes >= self._streaks.get(key, (0, 0))[1]
-
-    def _streak(self, key: str) -> None:
-        count = self._streaks.get(key, (0, 0))[0] + 1
-        self._streaks[key] = count, self._passes + (1 << min(max(0, count - PATIENCE), RAREST))
-
-    def _complain(self, errors: Collection[tuple[str, str]]) -> None:
+    def _complain(self, errors: Iterable[tuple[str, str]], patience: BackOff) -> None:
         for key, error in errors:
-            self._streak(key)
+            patience.again(key)
             self._keeper.problems.note(error)
