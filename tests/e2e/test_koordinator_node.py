@@ -2,7 +2,7 @@
 
 kubelet's CPU manager sends UpdateContainerResources for every container, again and again, with what it
 believes the container's CPUs are: the whole machine, or what it pinned. Meanwhile a second thread reads the
-kernel as fast as it can: the cpuset file of each container, and where the tasks in it may run. From the moment
+kernel as fast as it can: the cpuset file of each container, and where its tasks may run. From the moment
 at which StartContainer of an owner is sent until its end is asked for, no task of another may be let onto its
 CPU; and a set changes as often as its pool does, no more.
 """
@@ -310,9 +310,9 @@ def test_sets_stay_exact_under_reconcile_traffic(
     samples = sum(len(seen.samples) for seen in watch.seen.values())
     with capsys.disabled():
         print(
-            f"\n  shared containers on a CPU whose owner is started: {window * 1000:.0f} ms ({samples} samples,"
-            f" {len(story.tenures)} owners, {kubelet.sent} updates from kubelet; the last one had left"
-            f" {story.closest() * 1000:.0f} ms before the start was sent)"
+            f"\n  shared containers on a CPU whose owner is started: {window * 1000:.0f} ms ("
+            f"{samples} samples, {len(story.tenures)} owners, {kubelet.sent} updates from kubelet;"
+            f" the last one had left {story.closest() * 1000:.0f} ms before the start was sent)"
         )
     assert intrusions == []
     check_turns(story)
