@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.admin.kubelet import kubelet
 from proxy.admin.prescribed import prescribed
+from proxy.admin.quotas import quotas
 from proxy.admin.suppression import suppression
 
 _COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
@@ -27,6 +28,7 @@ def render(status: object, width: int = 100) -> str:
     lines = [*_head(data), *_rules(data), *_pools(data), *suppression(_map(data.get("beSuppress")), width)]
     lines += [*prescribed(_map(data.get("prescribed"))), *kubelet(_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
+    lines += quotas([_map(entry) for entry in _list(data.get("quotas"))])
     lines += [*_containers(data, width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -1,0 +1,27 @@
+"""The part of the status page that says whose CFS quota is off, and what will be put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
+    """Write the part; nothing where no quota was taken off.
+
+    Args:
+        entries: What the status says under ``quotas``.
+    """
+    rows = []
+    for entry in entries:
+        pod, container, was = (entry.get(key) for key in ("pod", "container", "was"))
+        who = f"{pod or 'a pod that is gone'}/{container}" if container else str(pod or entry.get("group"))
+        rows.append((_line(who), f"{was} us" if isinstance(was, int) else "?"))
+    if rows:
+        wide = max(len(who) for who, _ in rows)
+        yield ""
+        yield "CFS quotas that are off, and what they were"
+        yield from (f"{who.ljust(wide)}  {was}" for who, was in sorted(rows))
+
+
+def _line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
