@@ -39,6 +39,8 @@ from proxy.pools.suppress import THRESHOLD, Usage, budget, how_many, suppressed
 
 PATIENCE = 10
 """Rounds without a figure after which everything is given back."""
+SLACK_MILLI = 250
+"""By how much a budget must be beyond whole CPUs to add one: else BE pods would move with every flutter."""
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 BACK_OFF_S = 60.0
@@ -97,7 +99,7 @@ class Suppression:
         self._last: UsageReading | None = None
         self._reading: asyncio.Future[UsageReading] | None = None
         self._failures = 0
-        self.above = ""
+        self.above = min(self.quota.written, default="")
         """The group above all BE pods, once it is known."""
         self._seats: tuple[object, tuple[Seat, ...]] = (None, ())
         self.figures: tuple[int, Usage] | None = None
@@ -106,18 +108,21 @@ class Suppression:
 
     async def run(self) -> None:
         """Suppress for ever; or, where nothing is to be suppressed, give back what an earlier run took."""
-        await self._keeper.synced.wait()
-        wait = self.settings.period
+        settings, synced = self.settings, self._keeper.synced
+        wait, waited = settings.period, 0
         while True:
             try:
-                if self.settings.mode is not SuppressMode.QUOTA and self.quota.written:
+                if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
                     await self.quota.give_back()
-                if self.settings.mode is SuppressMode.OFF:
+                if settings.mode is SuppressMode.OFF:
                     if not self.quota.written:
                         return
                     wait = min(2 * wait, BACK_OFF_S)
-                else:
+                elif synced.is_set():
+                    waited = 0
                     await self.once()
+                else:
+                    waited += 1  # nobody knows yet which pods there are
             except Exception as error:  # noqa: BLE001  whatever it is, the next round must come
                 self._keeper.broken(error)
             await asyncio.sleep(wait)
@@ -188,7 +193,10 @@ class Suppression:
         if self._seats[0] is not machine:
             self._seats = (machine, seats_of(machine))
         limit: CpuSet | None = None
-        if how_many(milli, len(now), len(machine.online)) < len(pool):
+        count = how_many(milli, len(now), len(machine.online))
+        if count > len(now) >= how_many(milli - SLACK_MILLI, len(now), len(machine.online)):
+            return
+        if count < len(pool):
             lsr = [Held(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard]
             withheld = Withheld(reserved=machine.online - pool)
             limit = suppressed(self._seats[1], lsr, withheld, milli, now)

@@ -400,6 +400,42 @@ def test_after_a_crash_narrowed_containers_have_the_whole_pool(live: Any) -> Non
     live(day)
 
 
+def test_nobody_moves_with_every_flutter(live: Any) -> None:
+    async def day(w: Any) -> None:
+        bed = Bed(w)
+        await be_pod(w)
+        await w.pod("ls", "LS", "burstable")
+        seen = []
+        for used in (0.0, 4.45, 4.35, 4.41, 4.20, 4.39, 4.14, 4.41):
+            bed.meter.pods = {"ls": used}
+            await bed.rounds(1 if used else 2)
+            seen.append(len(bed.be))
+        assert seen == [11, 6, 6, 6, 6, 6, 7, 6]
+
+    live(day)
+
+
+@pytest.mark.parametrize("mode", ["cpuset", "cfs-quota"])
+def test_a_runtime_that_does_not_answer_at_the_start(live: Any, mode: str) -> None:
+    async def day(w: Any) -> None:
+        bed = Bed(w, mode)
+        bed.quotas.at[BE_GROUP] = 240_000
+        w.ledger.entries[KEY] = {"quota": [BE_GROUP]}
+        bed.begin(mode)
+        task = asyncio.ensure_future(bed.it.run())
+        await w.until(lambda: bed.quotas.at == {BE_GROUP: -1} and KEY not in w.ledger.entries)
+        assert w.keeper.counters["be_suppress_rounds"] == 0
+        await w.sync.once()
+        await be_pod(w)
+        rounds = w.keeper.counters["be_suppress_rounds"]
+        await w.until(lambda: w.keeper.counters["be_suppress_rounds"] > rounds + 3)
+        task.cancel()
+        assert bed.quotas.at == {BE_GROUP: -1 if mode == "cpuset" else 1_040_000}
+        assert w.log.count(f"quota {BE_GROUP} -1") == 1
+
+    live(day, synced=False)
+
+
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOENT])
 def test_a_quota_that_cannot_be_written(live: Any, number: int) -> None:
     async def day(w: Any) -> None:
