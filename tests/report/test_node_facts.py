@@ -4,6 +4,7 @@ import json
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.kubelet import CpuManager
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
@@ -100,3 +101,39 @@ def test_what_a_node_object_says_passes_and_what_is_in_force_is_told() -> None:
     )
     stranger = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n2", meta=meta))
     assert "ownerReferences" not in stranger["metadata"]  # type: ignore[operator]
+
+
+def test_what_kubelet_gave_is_told_once_whether_its_container_is_here_or_not() -> None:
+    held = {
+        "u2": {"a": CpuSet((4, 12)), "b": CpuSet((5,))},
+        "u3": {"c": CpuSet((6, 7))},
+        "u1": {"x": CpuSet((3,))},
+    }
+    there = [owner("a", OWN, "4,12")]
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    state = NodeState.of(node, [LSR, OWN], there, held)
+    manager = CpuManager(
+        "static", {"full-pcpus-only": "true"}, CpuSet((0, 8)), "single-numa-node", "pod", held=held
+    )
+    told = node_resource_topology(MACHINE, node_facts(state, "n", manager))
+    metadata = told["metadata"]
+    assert isinstance(metadata, dict)
+    read = {key.partition("/")[2]: json.loads(text) for key, text in metadata["annotations"].items()}
+    assert read["pod-cpu-allocs"] == [
+        {"namespace": "ns", "name": "chosen", "uid": "u2", "cpuset": "4-5,12", "managedByKubelet": True},
+        {"uid": "u3", "cpuset": "6-7", "managedByKubelet": True},
+    ]
+    assert read["cpu-manager-policy"] == {
+        "policy": "static",
+        "options": {"full-pcpus-only": "true"},
+        "reservedCPUs": "0,8",
+    }
+    assert told["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+    shared = CpuSet.parse(",".join(pool["cpuset"] for pool in read["cpu-shared-pools"]))
+    assert shared == state.pools.shared - CpuSet((2, 10)), "no container of that pod is here yet"
+
+
+def test_our_own_topology_manager_is_told_where_it_decides() -> None:
+    manager = CpuManager("none", topology_policy="best-effort", topology_scope="container")
+    told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
+    assert told["topologyPolicies"] == ["RestrictedPodLevel"]
