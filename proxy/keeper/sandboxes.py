@@ -40,6 +40,8 @@ class Sandboxes:
         admitted = admission.verdict.admitted
         if admission.explanation is not None:
             keeper.history.note(keeper.wall(), admission.explanation, token if admitted else "")
+        if admission.problem:
+            keeper.problems.note(f"{pod.ref}: {admission.problem}")
         if not admitted:
             keeper.counters["pods_refused"] += 1
             keeper.voice.info(f"refused {pod.ref}: {admission.verdict.message}")

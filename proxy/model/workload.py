@@ -33,13 +33,14 @@ class QosClass(enum.StrEnum):
 
 
 class Note(enum.StrEnum):
-    """Kinds of bad input."""
+    """Kinds of bad input, and of wishes that cannot be met."""
 
     QOS_CLASS = "qos-class"
     ANNOTATION = "annotation"
     POLICY = "policy"
     CPU_LIST = "cpu-list"
     OVERLAP = "overlap"
+    WISH = "wish"
 
 
 class Fault(str):

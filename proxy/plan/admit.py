@@ -9,7 +9,7 @@ Where kubelet told what the containers ask for, each has its part. Where only th
 the sandbox is set aside as a whole, and containers take theirs from it as they come.
 
 An LSE or LSR pod for which no scheduler chose CPUs gets them here in any scope, as a whole: its containers
-own them together (``owning``).
+own them together (``owning``). So is a pod decided here that wants to be aligned by itself (``alignment``).
 
 A sandbox that is made anew for a pod that is known keeps what was decided for it.
 """
@@ -24,13 +24,14 @@ from proxy.model.explanation import Explanation, Step
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
-from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
+from proxy.model.workload import Fault, Part, Pod, Request, SetAside, Verdict
 from proxy.place import cpu_static
-from proxy.place.binding.wish import PolicyConflictError
-from proxy.place.cpu_request import container_cpus, pod_cpus
+from proxy.place.binding.wish import BindError, PolicyConflictError
+from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory import request as memory_request
+from proxy.plan.alignment import bound, evenly, judge_aligned, shared_milli, wants
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import (
     ANYWHERE,
@@ -48,6 +49,7 @@ from proxy.plan.node import Node
 from proxy.plan.owning import owned_asks, owned_cpus, owning_problem, owns_as_a_whole, tells
 from proxy.plan.record import explain
 from proxy.plan.state import NodeState
+from proxy.plan.wishes import wished
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
@@ -64,12 +66,14 @@ class Admission:
         pod: The pod with what was set aside for it; as it came where nothing was.
         state: The state with it; the state before where nothing was set aside, or on a refusal.
         explanation: Why; None where there was nothing to decide.
+        problem: What could not be met, said to the operator; empty if nothing was.
     """
 
     verdict: Verdict
     pod: Pod
     state: NodeState
     explanation: Explanation | None = None
+    problem: str = ""
 
 
 def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
@@ -84,7 +88,7 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         return Admission(Verdict(), pod, state)
     before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
     if before is not None:
-        known = dataclasses.replace(pod, aside=before.aside)
+        known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
         if before.chosen:
             known = dataclasses.replace(known, cpuset=before.cpuset, chosen=True)
         return Admission(Verdict(), known, state.with_pod(known))
@@ -94,7 +98,7 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
             return Admission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
         count = owned_cpus(pod, total)
         return _decide(state, pod, total, owned_asks(pod, total, count), count, owns=True, whole=True)
-    if not state.node.decides_pods:
+    if not state.node.decides_pods and not wants(pod):
         return Admission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
     asks = asks_of(pod, "", total, whole_cpus(total) if owns else 0)
@@ -105,7 +109,7 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
 
 def concerns(node: Node, pod: Pod) -> bool:
     """Tell whether a pod is decided as a whole, before its containers come."""
-    return node.decides_pods or owns_as_a_whole(node, pod)
+    return node.decides_pods or owns_as_a_whole(node, pod) or wants(pod)
 
 
 def _decide(
@@ -126,20 +130,24 @@ def _decide(
         case = case_of(state, pod, asks, "", count, total, owns=owns)
     except PolicyConflictError as conflict:
         return _refuse(state, pod, total, Ruling(refused(conflict), ANYWHERE), None)
-    answers = _answers(case)
     # Memory that no node could hold makes no hint, and yet has to be refused.
     binds = case.memory is not None and memory_request.served(asks) and memory_request.pod_amounts(asks)
-    if not binds and not any(hints for _, hints in answers):
+    milli = count * MILLI if owns else shared_milli(pod, total)
+    aligns = wants(pod) and (milli > 0 or bool(case.near))
+    if not binds and not aligns and not any(hints for _, hints in _answers(case)):
         return Admission(Verdict(), pod, state)
-    hint, verdict, said, merge = judge(case, answers, Scope.POD)
-    ruling = Ruling(verdict, hint, said=said, merge=merge)
-    if not verdict.admitted:
-        return _refuse(state, pod, total, ruling, case)
-    ruling, parts = _serve(case, ruling)
+    unmet: Fault | None = None
+    if aligns:
+        ruling = _aligned(state, pod, case, milli)
+    else:
+        ruling, unmet = wished(case, pod, _ruled)
     if not ruling.verdict.admitted:
         return _refuse(state, pod, total, ruling, case)
-    aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, parts)
+    hint = ruling.hint
+    aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, ruling.parts)
     promised = dataclasses.replace(pod, aside=aside)
+    if aligns and not owns:
+        promised = bound(promised, hint, state.node.nodes)
     if whole:
         promised = dataclasses.replace(promised, cpuset=ruling.cpus, chosen=True)
     after = state.with_pod(promised)
@@ -148,7 +156,24 @@ def _decide(
         verdict = Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words)
         return _refuse(state, pod, total, dataclasses.replace(ruling, verdict=verdict), case)
     why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), ruling)
-    return Admission(Verdict(), promised, after, why)
+    return Admission(Verdict(), promised, after, why, unmet or "")
+
+
+def _ruled(case: Case) -> Ruling:
+    """Decide a pod by the node's policy, and serve its containers."""
+    hint, verdict, said, merge = judge(case, _answers(case), Scope.POD)
+    ruling = Ruling(verdict, hint, said=said, merge=merge)
+    return _serve(case, ruling) if verdict.admitted else ruling
+
+
+def _aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Ruling:
+    """Decide a pod by its own policy, and serve its containers."""
+    try:
+        judged = judge_aligned(state, pod, case, milli)
+    except BindError as error:
+        return Ruling(refused(error), ANYWHERE)
+    ruling = Ruling(judged.verdict, judged.hint, said=judged.said, merge=judged.merge)
+    return _serve(evenly(case, judged.hint), ruling) if judged.verdict.admitted else ruling
 
 
 def _refuse(state: NodeState, pod: Pod, total: Request, ruling: Ruling, case: Case | None) -> Admission:
@@ -178,7 +203,7 @@ def _answers(case: Case) -> list[tuple[str, Hints]]:
     return answers
 
 
-def _serve(case: Case, ruling: Ruling) -> tuple[Ruling, tuple[Part, ...]]:
+def _serve(case: Case, ruling: Ruling) -> Ruling:
     """Serve the containers one after the other, as they will come, under the pod's hint."""
     hint = TopologyHint(ruling.hint.affinity, ruling.hint.preferred)
     parts: list[Part] = []
@@ -189,7 +214,7 @@ def _serve(case: Case, ruling: Ruling) -> tuple[Ruling, tuple[Part, ...]]:
         prefix = f"{ask.name}: " if ask.name else ""
         steps += [Step(step.provider, prefix + step.what) for step in served.steps]
         if not served.verdict.admitted:
-            return dataclasses.replace(ruling, verdict=served.verdict, steps=tuple(steps)), ()
+            return dataclasses.replace(ruling, verdict=served.verdict, steps=tuple(steps))
         cpus |= served.cpus
         parts.append(Part(ask.name, served.cpus, served.blocks))
         assert served.cpu is not None
@@ -197,8 +222,8 @@ def _serve(case: Case, ruling: Ruling) -> tuple[Ruling, tuple[Part, ...]]:
         case = dataclasses.replace(case, cpu=served.cpu, memory=served.memory, devices=served.given)
     ruling = dataclasses.replace(ruling, cpus=cpus, steps=tuple(steps))
     if len(parts) == 1 and not parts[0].name:
-        return dataclasses.replace(ruling, blocks=parts[0].blocks), ()
-    return ruling, _as_they_ended(case, parts)
+        return dataclasses.replace(ruling, blocks=parts[0].blocks)
+    return dataclasses.replace(ruling, parts=_as_they_ended(case, parts))
 
 
 def _as_they_ended(case: Case, parts: list[Part]) -> tuple[Part, ...]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Phase, Pod, Pool
-from proxy.place.binding.bind import bind
-from proxy.place.binding.wish import Allocated, BindWish, effective, fitted
+from proxy.place.binding.bind import bind, bind_on_nodes, usable
+from proxy.place.binding.shares import CPU, InsufficientError, cpu_unit, divide, whole_cpus
+from proxy.place.binding.wish import Allocated, BindError, BindWish, effective, fitted
+from proxy.place.cpu_request import MILLI
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 
@@ -29,11 +31,13 @@ class Binding:
         wish: What holds for it.
         taken: What others have, as far as that matters for it.
         architecture: Of the machine: not every one offers every policy. Empty where nobody tells.
+        even: Whether the CPUs are divided evenly over the NUMA nodes that were decided on.
     """
 
     wish: BindWish
     taken: Allocated
     architecture: str = ""
+    even: bool = False
 
 
 def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding | None:
@@ -47,7 +51,7 @@ def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding
     Raises:
         PolicyConflictError: Pod and node require different policies.
     """
-    said = pod.bind_required or pod.bind_preferred or pod.exclusive
+    said = pod.bind_required or pod.bind_preferred or pod.exclusive or pod.aligned
     prescribed = node.bind is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
     if not said and not prescribed:
         return None
@@ -90,15 +94,31 @@ def choose(
     steps += changed
     steps.append(f"bind policy {wish.policy}, {'required' if wish.required else 'preferred'}")
     if nodes is not None:
-        inside = free & CpuSet.from_bits(_union(topology.nodes.get(node, 0) for node in nodes))
+        inside = free & CpuSet.from_bits(union(topology.nodes.get(node, 0) for node in nodes))
         if len(inside) >= count:
-            return bind(topology, inside, count, wish, binding.taken, steps)
+            if not binding.even or len(nodes) < 2:
+                return bind(topology, inside, count, wish, binding.taken, steps)
+            return _evenly(topology, inside, count, wish, binding.taken, nodes, steps)
         steps.append(f"{named(nodes)} had only {len(inside)} free")
     return bind(topology, free, count, wish, binding.taken, steps)
 
 
-def _union(masks: Iterable[int]) -> int:
-    found = 0
-    for bits in masks:
-        found |= bits
-    return found
+def _evenly(
+    topology: CpuTopology,
+    free: CpuSet,
+    count: int,
+    wish: BindWish,
+    taken: Allocated,
+    nodes: Mask,
+    steps: list[str],
+) -> CpuSet:
+    """Choose an even part of the CPUs on each node (reference e.4)."""
+    candidates = usable(topology, free, wish, count)
+    has = {node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes}
+    whole = wish.required and wish.policy is BindPolicy.FULL_PCPUS
+    unit = cpu_unit(topology.cpus_per_core, bound=True, required_full=whole)
+    try:
+        shares = whole_cpus(divide({CPU: MILLI * count}, has, nodes, unit))
+    except InsufficientError as error:
+        raise BindError(str(error)) from None
+    return bind_on_nodes(topology, free, shares, wish, taken, steps)

@@ -21,7 +21,7 @@ from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.memory import Blocks
 from proxy.model.options import Policy, Scope
-from proxy.model.workload import Near, Verdict
+from proxy.model.workload import Near, Part, Verdict
 from proxy.place import cpu_static
 from proxy.place.binding.wish import BindError
 from proxy.place.cpu_policy import CpuRefusedError, CpuState
@@ -62,6 +62,8 @@ class Case:
         binds: True where memory may be given; False where somebody else has bound it already.
         pod: What was decided for the pod as a whole, where that binds the container too.
         binding: How CPUs are bound; None where the CPU manager's options say.
+        policy: What holds for the pod in place of the node's policy; None for that.
+        wished: Where somebody wishes it to be; one more hint.
     """
 
     node: Node
@@ -74,6 +76,8 @@ class Case:
     binds: bool = True
     pod: TopologyHint | None = None
     binding: Binding | None = None
+    policy: Policy | None = None
+    wished: TopologyHint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Ruling:
         said, merge, steps: The record.
         reasons: Sentences.
         cpu, memory, given: The providers' states afterwards.
+        parts: For a pod as a whole, what each of its containers gets, where those are known.
     """
 
     verdict: Verdict
@@ -103,6 +108,7 @@ class Ruling:
     cpu: CpuState | None = None
     memory: MemoryState | None = None
     given: DeviceState | None = None
+    parts: tuple[Part, ...] = ()
 
 
 def rule(case: Case, name: str) -> Ruling:
@@ -133,10 +139,12 @@ def judge(
     """Have the policy decide on the providers' answers, and keep a record of them."""
     # A provider that has nothing to say is no part of the record, and to the merge it makes no difference.
     asked = [(provider, hints) for provider, hints in answers if hints]
-    node = case.node
-    if node.policy is Policy.NONE:
+    node, policy = case.node, case.policy or case.node.policy
+    if policy is Policy.NONE:
         return ANYWHERE, Verdict(), (), None
-    decision = decide(node.policy, [hints for _, hints in asked], node.nodes, node.distances)
+    if asked and case.wished is not None:
+        asked.append(("volcano", {"nodes": (case.wished,)}))
+    decision = decide(policy, [hints for _, hints in asked], node.nodes, node.distances)
     said = tuple(record for provider, hints in asked for record in say(provider, hints))
     merge = merge_of(decision, scope) if asked else None
     return decision.hint, decision.verdict, said, merge

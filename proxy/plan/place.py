@@ -16,6 +16,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.wording import nodes as named
 from proxy.model.workload import (
     Container,
+    Fault,
     KubeQos,
     Phase,
     Placement,
@@ -36,6 +37,7 @@ from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, pooled, unmet
 from proxy.plan.state import NodeState, moves
+from proxy.plan.wishes import wished
 from proxy.pools.claims import Claim, claim, pool_of, whole_cpus
 
 INVALID_ARGUMENT = 3
@@ -137,7 +139,7 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     """
     if pod.cpuset is not None or pod.problem or request.cpuset_mems or request.devices or state.node.devices:
         return None
-    if pod.nodes is not None or pod.bind_required or pod.bind_preferred:
+    if pod.nodes is not None or pod.wish_nodes is not None or pod.bind_required or pod.bind_preferred:
         return None
     if pod.aside is not None:
         return None  # what is set aside for it may end here
@@ -172,7 +174,7 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         mems = pool_mems(state, request, wish.nodes)
         placement = pooled(wish.pool, mems, wish.why, wish.within, wish.nodes)
         return Found(placement, problem=wish.problem or unmet(state, placement))
-    ruling = _ruling(case, pod, name, wish.count)
+    ruling, unmet_wish = _ruling(case, pod, name, wish.count)
     if not ruling.verdict.admitted and wish.count and wish.problem:
         # kubelet pinned it where others are, and there are no CPUs to take their place.
         instead, _ = pool_of(pod)
@@ -183,7 +185,7 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         raise RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)
     placement = _placed(state, pod, name, request, wish, ruling)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return Found(placement, owner, wish.problem, ruling)
+    return Found(placement, owner, wish.problem or unmet_wish or "", ruling)
 
 
 def _case(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Case | None:
@@ -196,15 +198,15 @@ def _case(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
     return case_of(state, pod, asks, name, wanted, request, owns=wanted > 0)
 
 
-def _ruling(case: Case, pod: Pod, name: str, wanted: int) -> Ruling:
+def _ruling(case: Case, pod: Pod, name: str, wanted: int) -> tuple[Ruling, Fault | None]:
     aside = pod.aside
     if aside is None:
-        return rule(case, name)
+        return wished(case, pod, lambda case: rule(case, name))
     hint = TopologyHint(aside.affinity, aside.preferred)
     if wanted <= len(aside.cpus):
-        return grant(case, name, hint)
+        return grant(case, name, hint), None
     # The sum of the pod did not tell that it owns CPUs, so they were no part of what was decided.
-    return rule(dataclasses.replace(case, pod=hint), name)
+    return rule(dataclasses.replace(case, pod=hint), name), None
 
 
 def _placed(

@@ -120,8 +120,23 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         what = f"{device.resource} {device.name}" if device.resource else device.name
         where = f"near to NUMA nodes {device.nodes}" if device.nodes else "near to no NUMA node"
         facts.append(Fact(f"device {what}", where, device.source))
+    facts += _wishes(pod)
     facts += [Fact("passed over:", fault, "the pod's labels and annotations") for fault in pod.faults]
     return tuple(facts)
+
+
+def _wishes(pod: Pod) -> list[Fact]:
+    """Name what the pod, or a scheduler for it, wants beyond amounts."""
+    wishes = (
+        ("bind policy, required", pod.bind_required, "annotation resource-spec"),
+        ("bind policy, preferred", pod.bind_preferred, "annotation resource-spec"),
+        ("exclusive policy", pod.exclusive, "annotation resource-spec"),
+        ("NUMA topology policy", pod.aligned, "annotation numa-topology-spec"),
+        ("NUMA exclusivity", pod.apart, "annotation numa-topology-spec"),
+        ("wished topology policy", pod.wish_policy, "Volcano's annotation"),
+        ("wished NUMA nodes", pod.wish_nodes, "Volcano's annotation"),
+    )
+    return [Fact(what, str(value), source) for what, value, source in wishes if value]
 
 
 def _class(pod: Pod) -> Fact:

@@ -357,7 +357,10 @@ def test_cpus_that_kubelet_named_stand_beside_what_is_set_aside(named: str) -> N
     request = dataclasses.replace(whole(2), cpuset_cpus=named or "0-1")
     plan = put(state, pod("g"), request)
     assert plan.container is not None
-    assert (plan.container.placement.pool is Pool.SHARED) is bool(named)
+    assert plan.container.placement.pool is Pool.OWN
+    own = plan.container.placement.own
+    assert own.isdisjoint(aside.cpus), "others are chosen where kubelet's are promised"
+    assert (len(own), own == CpuSet.parse("0-1")) == (2, not named)
     assert plan.problem == ("CPUs 4-5 are owned by ns/keeps (set aside) already" if named else "")
     its_own = put(state, keeps, dataclasses.replace(whole(2), cpuset_cpus="4-5"))
     assert its_own.container is not None

@@ -1,0 +1,198 @@
+"""Pods that want to be aligned by themselves: Koordinator's ``numa-topology-spec`` at work on a node.
+
+Theory (reference koordinator e.4, e.5). Such a pod is decided as a whole when its sandbox is made, whatever
+the node's scope is; where a scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are
+tried by size; those that have what the pod asks for are hints, with a score that says how full or how empty
+they would be; the pod's policy makes one of the hints of CPUs, memory and devices. The pod's policy and the
+node's must be the same where both have one. A pod may also keep apart: one that spans nodes from nodes with
+pods on one node only, and the other way round.
+
+CPUs of its own are then divided evenly over the chosen nodes. A pod that shares CPUs is bound to the part of
+its pool that lies on them: free are all CPUs of that part, for what others use of it is not known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from proxy.model.asks import Kind
+from proxy.model.explanation import Merge, Said
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import NumaPolicy, NumaStrategy
+from proxy.model.options import Policy, Scope
+from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
+from proxy.place import cpu_static
+from proxy.place.binding.bind import usable
+from proxy.place.binding.hints import Answer, ScoredHint
+from proxy.place.binding.merging import Tenancy, align
+from proxy.place.binding.offers import node_status, offers, policy_of, score_of
+from proxy.place.binding.shares import CPU, Amounts
+from proxy.place.cpu_request import MILLI
+from proxy.place.memory import request as memory_request
+from proxy.place.samples import say
+from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, near_hints
+from proxy.plan.state import NodeState
+from proxy.pools.claims import pool_of
+
+NO_SHARES = 2
+"""The least that the kernel takes, and what kubelet sends where nothing is asked for."""
+
+_NODE_POLICIES = {
+    Policy.NONE: NumaPolicy.NONE,
+    Policy.BEST_EFFORT: NumaPolicy.BEST_EFFORT,
+    Policy.RESTRICTED: NumaPolicy.RESTRICTED,
+    Policy.SINGLE_NUMA_NODE: NumaPolicy.SINGLE_NUMA_NODE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the pod's policy made of it.
+
+    Attributes:
+        hint: What allocators are to follow.
+        verdict: Admit or refuse.
+        said, merge: The record.
+    """
+
+    hint: TopologyHint
+    verdict: Verdict
+    said: tuple[Said, ...] = ()
+    merge: Merge | None = None
+
+
+def wants(pod: Pod) -> bool:
+    """Tell whether the node is to align a pod by what the pod itself says."""
+    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
+    return pod.aligned is not NumaPolicy.NONE and undecided
+
+
+def shared_milli(pod: Pod, total: Request) -> int:
+    """Give what a pod that shares CPUs asks for, in thousandths; 0 where nobody tells."""
+    if pod.asks is not None:
+        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
+    return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
+
+
+def judge_aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Judged:
+    """Decide on which NUMA nodes a pod is to be.
+
+    Args:
+        state: The node as it is.
+        pod: The pod; ``wants`` holds for it.
+        case: What is there; with CPUs of its own where ``case.owns``.
+        milli: Thousandths of a CPU that it asks for.
+
+    Raises:
+        PolicyConflictError: The node's policy is another.
+        BindError: CPUs cannot be bound as the pod or the node requires.
+    """
+    node = state.node
+    policy = policy_of(pod.aligned, _NODE_POLICIES[node.policy])
+    requests: dict[str, int] = {CPU: milli} if milli else {}
+    if case.memory is not None and case.binds and memory_request.served(case.asks):
+        requests |= memory_request.pod_amounts(case.asks)
+    total, free = _amounts(state, pod, case, requests)
+    strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
+
+    def fits(nodes: Mask) -> bool:
+        return all(sum(free[n].get(r, 0) for n in nodes) >= amount for r, amount in requests.items())
+
+    def score(nodes: Mask) -> int:
+        return score_of(requests, free, total, nodes, strategy)
+
+    found = offers(requests, free, fits, policy, score)
+    answers: list[Answer] = [found, _devices(case)]
+    tenancy = Tenancy(pod.apart, node_status(_tenants(state, pod)))
+    aligned = align(policy, answers, node.nodes, tenancy)
+    hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
+    said = tuple(record for name, hints in _told(answers) for record in say(name, hints))
+    merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
+    if aligned.admitted:
+        return Judged(hint, Verdict(), said, merge)
+    message = "Resources cannot be allocated with Topology locality"
+    return Judged(hint, Verdict(FAILED_PRECONDITION, "TopologyAffinityError", message), said, merge)
+
+
+def _amounts(
+    state: NodeState, pod: Pod, case: Case, requests: Amounts
+) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+    """Give what every NUMA node has, and what it could still give, of what is asked for."""
+    node = state.node
+    cpus = _free_cpus(state, pod, case, requests.get(CPU, 0) // MILLI)
+    total: dict[int, dict[str, int]] = {}
+    free: dict[int, dict[str, int]] = {}
+    for place in node.machine.nodes:
+        if CPU in requests:
+            total.setdefault(place.id, {})[CPU] = len(place.cpus) * MILLI
+            free.setdefault(place.id, {})[CPU] = len(place.cpus & cpus) * MILLI
+        counted = state.memory.nodes.get(place.id) if state.memory is not None else None
+        for resource in requests.keys() - {CPU} if counted is not None else ():
+            assert counted is not None
+            table = counted.table(resource)
+            total.setdefault(place.id, {})[resource] = table.allocatable
+            free.setdefault(place.id, {})[resource] = table.free
+    return total, free
+
+
+def _free_cpus(state: NodeState, pod: Pod, case: Case, count: int) -> CpuSet:
+    if not case.owns:
+        return state.pools.of(pool_of(pod)[0])
+    free = cpu_static.available(state.node.cpu, case.cpu) | case.cpu.reusable_by(case.asks.uid)
+    return usable(state.node.topology, free, case.binding.wish, count) if case.binding else free
+
+
+def _devices(case: Case) -> Answer:
+    hints = near_hints(case.near, case.node.nodes) or {}
+    return {
+        resource: tuple(ScoredHint(h.affinity, h.preferred) for h in each or ())
+        for resource, each in hints.items()
+    }
+
+
+def _told(answers: Iterable[Answer]) -> Iterable[tuple[str, Mapping[str, tuple[TopologyHint, ...]]]]:
+    for answer in answers:
+        for resource, hints in (answer or {}).items():
+            provider = resource if resource == CPU else "memory" if _is_memory(resource) else DEVICES
+            yield provider, {resource: tuple(TopologyHint(h.affinity, h.preferred) for h in hints or ())}
+
+
+def _is_memory(resource: str) -> bool:
+    return resource == "memory" or resource.startswith("hugepages-")
+
+
+def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
+    """Give the NUMA nodes of every other pod that is bound to some."""
+    machine = state.node.machine
+    owned: dict[str, int] = {}
+    for container in state.containers.values():
+        if container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+            key = container.pod.key
+            owned[key] = owned.get(key, 0) | container.placement.own.bits
+    bound: dict[str, Mask] = {}
+    for other in state.pods.values():
+        if other.aside is not None:
+            owned[other.key] = owned.get(other.key, 0) | other.aside.cpus.bits
+        if other.nodes:
+            bound[other.key] = other.nodes
+    for key, bits in owned.items():
+        if bits:
+            bound[key] = machine.nodes_of(CpuSet.from_bits(bits))
+    return [nodes for key, nodes in bound.items() if key != pod.key and nodes]
+
+
+def evenly(case: Case, hint: TopologyHint) -> Case:
+    """Give a case whose CPUs are divided evenly over the nodes of a hint, where that names several."""
+    if case.binding is None or hint.affinity is None or len(hint.affinity) < 2:
+        return case
+    return dataclasses.replace(case, binding=dataclasses.replace(case.binding, even=True))
+
+
+def bound(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
+    """Give a pod that shares CPUs as it is bound to the nodes of a hint; to no part where that is all."""
+    if hint.affinity is None or hint.affinity == nodes:
+        return pod
+    return dataclasses.replace(pod, nodes=hint.affinity)

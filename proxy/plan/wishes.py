@@ -1,0 +1,76 @@
+"""Volcano's wishes: a policy and NUMA nodes that its scheduler chose, tried first and dropped if they fail.
+
+The scheduler counts on its own picture of the node, which may be old. So what it wishes for a pod is no
+demand: the pod is decided under the wished policy if that is stricter than the node's, and with its nodes as
+one more hint; where that is refused, it is decided as if nothing had been wished, and what could not be met
+is told. A pod that is aligned by its own annotation has said so itself, and wishes do not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from proxy.model.explanation import Step
+from proxy.model.hint import TopologyHint
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.koordinator import NumaPolicy
+from proxy.model.options import Policy
+from proxy.model.wording import nodes as named
+from proxy.model.workload import Fault, Note, Pod
+from proxy.plan.desk import Case, Ruling
+
+VOLCANO = "volcano"
+_STRICTER = (Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+
+
+def wished(case: Case, pod: Pod, decide: Callable[[Case], Ruling]) -> tuple[Ruling, Fault | None]:
+    """Decide with a pod's wishes, and without them where that fails.
+
+    Args:
+        case: What is there.
+        pod: The pod.
+        decide: Decides a case.
+
+    Returns:
+        The ruling, and what could not be met; None where nothing was wished, or all of it was met.
+    """
+    own = case.node.policy
+    policy = pod.wish_policy
+    if policy is None or _STRICTER.index(policy) <= _STRICTER.index(own):
+        policy = None
+    nodes = pod.wish_nodes
+    if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
+        return decide(case), None
+    there = nodes & case.node.nodes if nodes is not None else None
+    tries: list[tuple[Policy | None, Mask | None]] = []
+    if there:
+        tries.append((policy or (Policy.BEST_EFFORT if own is Policy.NONE else None), there))
+    if policy is not None:
+        tries.append((policy, None))
+    why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
+    for attempt, (under, on) in enumerate(tries):
+        hint = TopologyHint(on, preferred=True) if on else None
+        ruling = decide(dataclasses.replace(case, policy=under, wished=hint))
+        if ruling.verdict.admitted and (not on or _lies_on(case, ruling, on)):
+            return (ruling, None) if not attempt and not why else _told(ruling, _unmet(None, nodes, why))
+        why = why or ruling.verdict.message or "they have too little"
+    return _told(decide(case), _unmet(policy, nodes, why))
+
+
+def _told(ruling: Ruling, unmet: Fault) -> tuple[Ruling, Fault]:
+    return dataclasses.replace(ruling, steps=(Step(VOLCANO, unmet), *ruling.steps)), unmet
+
+
+def _unmet(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
+    what = [f"policy {policy}"] if policy else []
+    what += [named(nodes)] if nodes else []
+    return Fault(f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", Note.WISH)
+
+
+def _lies_on(case: Case, ruling: Ruling, nodes: Mask) -> bool:
+    """Tell whether all that was given is on some nodes."""
+    machine = case.node.machine
+    memory = Mask.from_bits(union(block.affinity.bits for block in ruling.blocks))
+    cpus = ruling.cpus or CpuSet()
+    return machine.nodes_of(cpus) <= nodes and memory <= nodes
