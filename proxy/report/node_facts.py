@@ -18,6 +18,7 @@ from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 from proxy.pools.annotations import ResourceStatus
+from proxy.pools.fields import amount
 from proxy.pools.nodekeys import (
     AMPLIFICATION,
     BIND_POLICY,
@@ -25,6 +26,7 @@ from proxy.pools.nodekeys import (
     NUMA_STRATEGY,
     RESERVATION,
     SYSTEM_QOS,
+    raw_allocatable,
     reservation,
 )
 from proxy.report.koordinator import NodeFacts
@@ -56,7 +58,7 @@ def node_facts(
         labels=_labels(node, said),
         annotations=_annotations(node, said),
         capacity=said.capacity,
-        allocatable=said.allocatable,
+        allocatable=_allocatable(said),
         kubelet=_kubelet(node, manager or CpuManager()),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
@@ -119,6 +121,12 @@ def _kubelet(node: Node, manager: CpuManager) -> KubeletFacts:
 
 def _owns(container: Container) -> bool:
     return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
+
+
+def _allocatable(said: NodeMeta) -> dict[str, int]:
+    """Give what is allocatable before amplification: kubelet's reserve is what is missing of the capacity."""
+    raw = raw_allocatable(said.annotations)[0] or {}
+    return {**said.allocatable, **{name: amount(raw, name, milli=True) for name in raw}}
 
 
 def _labels(node: Node, said: NodeMeta) -> dict[str, str]:

@@ -11,7 +11,7 @@ from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClas
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
-from proxy.pools.nodekeys import AMPLIFICATION, NUMA_RESERVATION, RESERVATION
+from proxy.pools.nodekeys import AMPLIFICATION, NUMA_RESERVATION, RAW_ALLOCATABLE, RESERVATION
 from proxy.report.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.report.node_facts import node_facts
 from proxy.topology.build import described
@@ -137,3 +137,17 @@ def test_our_own_topology_manager_is_told_where_it_decides() -> None:
     manager = CpuManager("none", topology_policy="best-effort", topology_scope="container")
     told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
     assert told["topologyPolicies"] == ["RestrictedPodLevel"]
+
+
+def test_kubelets_reserve_is_told_by_what_was_allocatable_before_amplification() -> None:
+    meta = NodeMeta(
+        labels={NUMA_RESERVATION: "true"},
+        annotations={AMPLIFICATION: '{"cpu": 2}', RAW_ALLOCATABLE: '{"cpu": "14"}'},
+        capacity={"cpu": 16_000, "memory": 1000},
+        allocatable={"cpu": 28_000, "memory": 900},
+    )
+    facts = node_facts(NodeState.empty(NODE), "n1", meta=meta)
+    assert facts.allocatable == {"cpu": 14_000, "memory": 900}
+    zones = node_resource_topology(MACHINE, facts)["zones"]
+    assert isinstance(zones, list)
+    assert zones[1]["resources"][0]["allocatable"] == "7"
