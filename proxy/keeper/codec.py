@@ -15,7 +15,9 @@ from proxy.model.memory import Block, Blocks
 from proxy.model.options import Policy
 from proxy.model.workload import (
     Container,
+    Fault,
     KubeQos,
+    Note,
     Part,
     Phase,
     Placement,
@@ -52,6 +54,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         **({"chosen": True} if pod.chosen else {}),
         **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
+        **({"faults": [[fault.kind.value, str(fault)] for fault in pod.faults]} if pod.faults else {}),
     }
 
 
@@ -139,6 +142,8 @@ def load_pod(data: Mapping[str, Any]) -> Pod | None:
 
 
 def _pod(data: Mapping[str, Any]) -> Pod:
+    faults = tuple(Fault(_text(words), Note(kind)) for kind, words in data.get("faults", []))
+    problem = _text(data["problem"])
     return Pod(
         _text(data["sandbox_id"]),
         _text(data["uid"]),
@@ -149,7 +154,7 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         KubeQos(data["kube_qos"]),
         _text(data["cgroup_parent"]),
         None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"])),
-        _text(data["problem"]),
+        next((fault for fault in faults if fault == problem), problem),
         nodes=Mask.parse(_text(data["nodes"])) if "nodes" in data else None,
         bind_required=BindPolicy(data.get("bind_required", "")),
         bind_preferred=BindPolicy(data.get("bind_preferred", "")),
@@ -160,6 +165,7 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         wish_nodes=Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None,
         chosen=data.get("chosen") is True,
         aside=_aside(data["aside"]) if "aside" in data else None,
+        faults=faults,
     )
 
 

@@ -50,6 +50,8 @@ class Sync:
         keeper.quotas.load(entries)
         node = keeper.state.node
         pods = [p for k, v in entries.items() if k.startswith("p/") and (p := load_pod(v))]
+        for pod in pods:
+            keeper.bad_input.see(pod)
         containers = []
         for key, value in entries.items():
             if not key.startswith(("c/", "i/")):

@@ -69,3 +69,22 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
         seer.see(Pod("s", f"u{number}", "ns", f"p{number}", faults=(Fault("bad", Note.POLICY),)))
     assert said == ["ns/p1: bad", "ns/p2: bad", "ns/p3: bad", "ns/p1: bad"]
     assert counters["bad_input_policy"] == 4
+
+
+def test_it_is_known_after_a_restart(live) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("odd", "LSX", annotation="{"))
+        counted_before = counted(w)
+        assert counted_before == {"qos-class": 1, "annotation": 1}
+        await w.keeper.journal.flush()
+        await w.close()
+        w.boot()
+        await w.sync.once()
+        assert counted(w) == counted_before
+        assert told(w, "ns/odd: label koordinator.sh/qosClass")
+        pod = next(iter(w.keeper.state.pods.values()))
+        assert pod.faults[1] == pod.problem
+        assert isinstance(pod.problem, Fault)
+        assert "passed over: label" in reasons(w, "ns/odd")
+
+    live(day)
