@@ -127,7 +127,8 @@ class Play:
         self.serial += 1
         kind = self.dice.choice(KINDS)
         uid = f"u{self.serial}"
-        sandbox = await self.w.pod(uid, kind[0], kind[1], kind[2], total=kind[3], may_be_refused=True)
+        more = {"total": kind[3], "quota": 200_000, "may_be_refused": True}
+        sandbox = await self.w.pod(uid, kind[0], kind[1], kind[2], **more)
         if sandbox in self.w.runtime.pods:
             self.kinds[sandbox] = kind
 
@@ -157,6 +158,7 @@ class Play:
         container_id = f"x{self.serial}"
         got = pb.CreateContainerRequest.FromString(call.sent)
         self.w.runtime.specs[container_id] = got.config.linux.resources.cpuset_cpus
+        self.w.runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
         self.w.runtime.containers[container_id] = RuntimeContainer(
             container_id, sandbox, "c", got.config.metadata.attempt, "CREATED"
         )
@@ -188,6 +190,8 @@ class Play:
         if held is not None and held.placement.pool.value == "own":
             self.exclusive[container_id] = (held.placement.own, held.placement.hard)
         self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
+        self.w.cpu.quotas[f"{self.w.parents[there.sandbox_id]}/{container_id}"] = -1
+        self.w.runtime.limit(container_id, 0)
         self.w._state(container_id, "RUNNING")
         await self.breathe()
         if not stray:
@@ -196,6 +200,7 @@ class Play:
     async def update(self, container_id: str) -> None:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = self.dice.choice(("", "0-15", "3"))
+        request.linux.cpu_quota = self.dice.choice((0, 0, 150_000))
         call = await self.call("UpdateContainerResources", request)
         if call is None:
             return
@@ -210,8 +215,10 @@ class Play:
             there = self.w.runtime.containers.get(container_id)
             if there is None or there.state == "EXITED":
                 return
-        cpus = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_cpus
+        got = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
+        cpus = got.cpuset_cpus
         self.w.runtime.specs[container_id] = cpus
+        self.w.runtime.limit(container_id, got.cpu_quota)
         if container_id in self.w.cgroups.sets:
             self.w.cgroups.sets[container_id] = CpuSet.parse(cpus)
         await self.breathe()
@@ -224,6 +231,7 @@ class Play:
     def _dead(self, container_id: str) -> None:
         self.exclusive.pop(container_id, None)
         self.w.cgroups.sets.pop(container_id, None)
+        self.w.cpu.quotas.pop(self.w.runtime.group(container_id) or "", None)
         if container_id in self.w.runtime.containers:
             self.w._state(container_id, "EXITED")
 
@@ -256,6 +264,7 @@ class Play:
             self.w.runtime.containers.pop(container_id, None)
             self.alive.discard(container_id)
         self.w.runtime.pods.pop(sandbox, None)
+        self.w.cpu.quotas.pop(self.w.parents[sandbox], None)
         self.kinds.pop(sandbox, None)
         await self.breathe()
         self.w.wire.finished(call, 0)
@@ -333,6 +342,7 @@ class Play:
             self.look_at_asides()
         await self.settle_down()
         self.w.check()
+        self.check_quotas()
         state = self.w.keeper.state
         live = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
         known = {c.id for c in state.containers.values() if c.phase.value != "exited"}
@@ -344,6 +354,20 @@ class Play:
         await self.settle_down()
         self.nothing_is_left()
         assert self.faults == []
+
+    def check_quotas(self) -> None:
+        """Who owns CPUs has no quota, nor has his pod; everybody else has his."""
+        state, kernel = self.w.keeper.state, self.w.cpu.quotas
+        owning = {
+            c.pod.sandbox_id for c in state.containers.values() if c.owner and c.phase.value != "exited"
+        }
+        for sandbox in self.kinds:
+            assert kernel[self.w.parents[sandbox]] == (-1 if sandbox in owning else 200_000), sandbox
+        for container_id in self.w.cgroups.sets:
+            container = state.containers[container_id]
+            found = kernel[self.w.runtime.group(container_id)]
+            asked = self.w.runtime.quotas.get(container_id) or -1
+            assert found == (-1 if container.owner else asked), container_id
 
     def nothing_is_left(self) -> None:
         keeper = self.w.keeper
@@ -357,6 +381,8 @@ class Play:
             keeper.saved,
             keeper.lost,
             keeper.unsettled,
+            keeper.quotas.records,
+            keeper.quotas.untold,
             keeper.flights._flying,
             keeper.sandboxes.arriving,
             self.w.ledger.entries,
