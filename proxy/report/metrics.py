@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from proxy.keeper.bad_input import COUNTER
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
+from proxy.pools.quota import PERIOD
 
 Labels = Mapping[str, object]
 Sample = tuple[Labels, float]
@@ -32,6 +33,9 @@ _COUNTERS = {
     "quota_drift": "CFS quotas that somebody else had written and that were taken off again.",
     "kubelet_changes": "Times that what kubelet's CPU manager holds changed.",
     "rules_changed": "Times that what is prescribed for the node changed.",
+    "be_suppress_rounds": "Rounds of BE suppression.",
+    "be_suppress_changes": "Times that BE pods got more or less.",
+    "be_suppress_unreadable": "Rounds of BE suppression in which usage could not be told.",
     "internal_errors": "Faults of our own.",
 }
 """Those that are there from the beginning."""
@@ -43,7 +47,8 @@ def metrics(status: Mapping[str, object]) -> str:
     Args:
         status: What ``/status`` answers.
     """
-    return "".join([*_process(status), *_node(status), *_rules(status), *_memory(status), *_counters(status)])
+    parts = (_process, _node, _rules, _suppression, _memory, _counters)
+    return "".join(family for part in parts for family in part(status))
 
 
 def _process(status: Mapping[str, object]) -> Iterator[str]:
@@ -109,6 +114,23 @@ def _rules(status: Mapping[str, object]) -> Iterator[str]:
             told.append(("node_object_readable", "Whether the Node object could be read.", good))
     told.append(("decisions_remembered", "Decisions that explain can tell.", status.get("remembered")))
     yield from _plain(told)
+
+
+def _suppression(status: Mapping[str, object]) -> Iterator[str]:
+    data = _map(status.get("beSuppress"))
+    if not data:
+        return
+    budget, quota, usage = data.get("budget_milli"), data.get("quota_us"), _map(data.get("usage"))
+    if isinstance(budget, int):
+        words = "CPUs that the others leave to BE pods; below 0 where they use more than the threshold."
+        yield _family("be_budget_cpus", "gauge", words, [({}, budget / 1000)])
+    used = [({"by": who}, n) for who in ("be", "others", "system") if isinstance(n := usage.get(who), float)]
+    if used:
+        yield _family("be_suppress_used_cpus", "gauge", "CPUs in use, as BE suppression counts them.", used)
+    yield _family("be_cpus", "gauge", "CPUs that BE containers run on now.", [({}, _count(data.get("cpus")))])
+    if isinstance(quota, int) and quota > 0:
+        words = "CPUs that the CFS quota of all BE pods comes to."
+        yield _family("be_quota_cpus", "gauge", words, [({}, quota / PERIOD)])
 
 
 def _memory(status: Mapping[str, object]) -> Iterator[str]:

@@ -100,3 +100,16 @@ def test_a_daemon_that_only_relays() -> None:
         "topoproxy_uptime_seconds",
         "topoproxy_clients",
     }
+
+
+def test_be_suppression() -> None:
+    usage = {"node": 9.0, "be": 1.5, "others": 6.0, "system": 1.5}
+    page = {"mode": "cpuset", "budget_milli": -500, "quota_us": None, "cpus": "0-1,4", "usage": usage}
+    found = samples(metrics({"beSuppress": page}))
+    assert found["topoproxy_be_budget_cpus"] == "-0.5"
+    assert found["topoproxy_be_cpus"] == "3"
+    assert found['topoproxy_be_suppress_used_cpus{by="others"}'] == "6"
+    assert "topoproxy_be_quota_cpus" not in found
+    found = samples(metrics({"beSuppress": {"mode": "cfs-quota", "quota_us": 250_000, "cpus": "0-7"}}))
+    assert found["topoproxy_be_quota_cpus"] == "2.5"
+    assert "topoproxy_be_budget_cpus" not in found
