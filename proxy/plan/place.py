@@ -38,7 +38,7 @@ from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, pooled, unmet
 from proxy.plan.state import NodeState, moves
 from proxy.plan.wishes import wished
-from proxy.pools.claims import Claim, claim, pool_of, whole_cpus
+from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
 INVALID_ARGUMENT = 3
 
@@ -165,6 +165,10 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
             return given
         wish = given
     wish = constrained(state, pod, request, wish)
+    nowhere = unmet(state, wish)
+    if nowhere and pod.qos in STRICT:
+        words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
+        raise RefusedError(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
         case = _case(state, pod, name, request, wish)
     except PolicyConflictError as conflict:
@@ -173,7 +177,7 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
     if case is None:
         mems = pool_mems(state, request, wish.nodes)
         placement = pooled(wish.pool, mems, wish.why, wish.within, wish.nodes)
-        return Found(placement, problem=wish.problem or unmet(state, placement))
+        return Found(placement, problem=wish.problem or nowhere)
     ruling, unmet_wish = _ruling(case, pod, name, wish.count)
     if not ruling.verdict.admitted and wish.count and wish.problem:
         # kubelet pinned it where others are, and there are no CPUs to take their place.
@@ -185,7 +189,7 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         raise RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)
     placement = _placed(state, pod, name, request, wish, ruling)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return Found(placement, owner, wish.problem or unmet_wish or "", ruling)
+    return Found(placement, owner, wish.problem or unmet_wish or nowhere, ruling)
 
 
 def _case(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Case | None:

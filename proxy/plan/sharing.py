@@ -29,13 +29,15 @@ def pooled(
     return Placement(pool, CpuSet(), mems, (why,), within=within, nodes=nodes)
 
 
-def unmet(state: NodeState, placement: Placement) -> str:
+def unmet(state: NodeState, wish: Claim) -> str:
     """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
-    limit = limit_of(state.node, placement)
-    if limit is None or not state.pools.of(placement.pool).isdisjoint(limit):
+    if wish.pool is Pool.OWN:
         return ""
-    where = named(placement.nodes) if placement.nodes is not None else f"CPUs {placement.within}"
-    return f"nothing is left of the {placement.pool} pool on {where}: it runs on the whole pool"
+    limit = limit_of(state.node, wish.within, wish.nodes)
+    if limit is None or not state.pools.of(wish.pool).isdisjoint(limit):
+        return ""
+    where = named(wish.nodes) if wish.nodes is not None else f"CPUs {wish.within}"
+    return f"nothing is left of the {wish.pool} pool on {where}: it runs on the whole pool"
 
 
 def constrained(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:

@@ -303,9 +303,9 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     return tuple(sorted(shrink)), tuple(sorted(grow))
 
 
-def limit_of(node: Node, placement: Placement) -> CpuSet | None:
-    """Give the CPUs to which the pool of a placement is narrowed; None where it is not."""
-    return placement.within if placement.nodes is None else node.machine.cpus_of(placement.nodes)
+def limit_of(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
+    """Give the CPUs to which a pool is narrowed by CPUs or by NUMA nodes; None where it is not."""
+    return within if nodes is None else node.machine.cpus_of(nodes)
 
 
 def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
@@ -314,7 +314,7 @@ def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
     Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
     """
     pool = pools.of(placement.pool)
-    limit = limit_of(node, placement)
+    limit = limit_of(node, placement.within, placement.nodes)
     if limit is None:
         return pool
     whole = pools.be if placement.pool is Pool.BE else pool

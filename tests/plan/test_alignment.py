@@ -183,3 +183,12 @@ def test_a_pod_made_anew_keeps_its_nodes() -> None:
         state, dataclasses.replace(burstable("a", SINGLE), sandbox_id="s-2", attempt=1), shares(4000)
     )
     assert again.pod.nodes == got.pod.nodes
+
+
+def test_nodes_that_have_nothing_left_refuse_only_whom_they_must() -> None:
+    for class_, admitted in ((QosClass.LS, True), (QosClass.LSR, False), (QosClass.LSE, False)):
+        lost = pod("a", qos=class_, kube_qos=KubeQos.BURSTABLE, nodes=Mask((7,)))
+        plan = place(empty(), lost, "c", 0, whole(2), "a/c")
+        assert plan.verdict.admitted is admitted
+        said = plan.problem or plan.verdict.message
+        assert "nothing is left of the shared pool on NUMA node 7" in said
