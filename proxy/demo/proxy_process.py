@@ -33,6 +33,7 @@ class ProxyProcess:
         values = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
+            "kubelet": {"stateDir": str(folder / "kubelet")},  # the machine's own kubelet plays no part
             **settings,
             "listen": f"unix://{self.socket}",
             "adminSocket": f"unix://{self.admin}",

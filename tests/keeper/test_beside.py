@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -434,3 +435,81 @@ def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> No
         assert str(w.keeper.state.pools.shared) == "0-15"
 
     node(day)
+
+
+class Chance:
+    """What may happen on a node beside kubelet, in any order."""
+
+    def __init__(self, w: Any, kubelet: Kubelet, seed: int) -> None:
+        self.w, self.kubelet = w, kubelet
+        self.rolls = random.Random(seed)
+        self.coming: list[str] = []
+        self.running: list[str] = []
+        self.number = 0
+
+    def _two_of(self, free: CpuSet) -> str:
+        return str(CpuSet(self.rolls.sample(list(free), 2)))
+
+    def _one_of(self, names: list[str]) -> str:
+        return names.pop(self.rolls.randrange(len(names)))
+
+    async def kubelet_gives(self) -> None:
+        free = CpuSet.parse(self.kubelet.default) - CpuSet([15])
+        if len(free) > 5:
+            self.coming.append(f"k{self.number}")
+            self.kubelet.gives(self.coming[-1], c=self._two_of(free))
+
+    async def a_pinned_container_comes(self) -> None:
+        if self.coming:
+            uid = self._one_of(self.coming)
+            named = str(self.kubelet.held[uid]["c"])
+            self.running.append(await self.w.run(await self.w.pod(uid), **WHOLE, cpuset_cpus=named))
+
+    async def a_scheduler_gives(self) -> None:
+        qos = self.rolls.choice(["LSE", "LSR"])
+        await self._try(await self.w.pod(f"s{self.number}", qos, "", self._two_of(CpuSet(range(15)))))
+
+    async def the_node_gives(self) -> None:
+        await self._try(await self.w.pod(f"g{self.number}"))
+
+    async def _try(self, sandbox: str) -> None:
+        call = await self.w.begin(sandbox, **WHOLE, cpuset_cpus=self.kubelet.default)
+        if call.refused is None:
+            self.running.append(self.w.finish(call, sandbox))
+            await self.w.start(sandbox)
+
+    async def somebody_goes(self) -> None:
+        if self.running:
+            gone = self._one_of(self.running)
+            await self.w.stop(gone)
+            await self.w.remove(gone)
+
+    async def kubelet_takes_back(self) -> None:
+        there = {self.w.keeper.state.containers[c].pod.uid for c in self.running}
+        for uid in [uid for uid in self.kubelet.held if uid not in there and uid not in self.coming]:
+            self.kubelet.takes_back(uid)
+
+    async def kubelet_reconciles(self) -> None:
+        await self.w.sync.once()
+        for container_id in self.running:
+            await update(self.w, container_id, self.kubelet.default)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ours", [False, True])
+def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: int, ours: bool) -> None:
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("ls", "LS", "burstable"))
+        await w.run(await w.pod("be", "BE", "besteffort"))
+        chance = Chance(w, kubelet, seed)
+        events = [getattr(chance, name) for name in vars(Chance) if not name.startswith("_")]
+        for chance.number in range(20):
+            await chance.rolls.choice(events)()
+            await w.quiet()
+            w.check()
+        await w.sync.once()
+        await w.quiet()
+        w.check()
+        assert w.keeper.counters["internal_errors"] == 0
+
+    node(day, static=ours)
