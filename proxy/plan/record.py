@@ -121,7 +121,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         where = f"near to NUMA nodes {device.nodes}" if device.nodes else "near to no NUMA node"
         facts.append(Fact(f"device {what}", where, device.source))
     facts += _wishes(pod)
-    facts += [Fact("passed over:", fault, "the pod's labels and annotations") for fault in pod.faults]
+    facts += [Fact("passed over:", fault, "") for fault in pod.faults]
     return tuple(facts)
 
 
