@@ -144,6 +144,10 @@ class Quotas:
         if quota != UNLIMITED:
             self._forget(CONTAINER + container_id)
 
+    def refused(self, container_id: str) -> None:
+        """The runtime would not take it: a write of ours stands, and to tell it again has time."""
+        self._giving.again(CONTAINER + container_id)
+
     def stir(self) -> None:
         """Something came or went: put back soon what is no longer off."""
         if self.records and self.active and not self._stirred:
@@ -205,6 +209,7 @@ class Quotas:
         self._complain(errors, self._taking)
         keeper.counters["quotas_off"] += len(limited) - len(errors)
         self._tell(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
+        self.stir()  # somebody may have ended meanwhile
 
     async def _put_back(self, off: list[Container]) -> None:
         groups, containers = self.groups, self._keeper.state.containers

@@ -64,7 +64,7 @@ class Settler:
             keeper.unsettled[container_id] = None
             await asyncio.sleep(1)
         except RuntimeCallError as error:
-            keeper.quotas.untold.discard(container_id)
+            keeper.quotas.refused(container_id)
             if error.code != NOT_FOUND:
                 keeper.problems.note(str(error))
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others

@@ -12,6 +12,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.page import quotas_page
 from proxy.keeper.ports import RuntimeDetail
 from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
 
 TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
@@ -203,6 +204,53 @@ def test_a_restart_with_another_setting_puts_all_back(live: Callable[..., None])
         assert quotas_page(w.keeper) == []
         await w.keeper.journal.flush()
         assert not [key for key in w.ledger.entries if key.startswith("q")]
+
+    live(day)
+
+
+def test_what_is_newer_is_not_put_back_over(live: Callable[..., None]) -> None:
+    """Somebody gave the container another quota while we were not there."""
+
+    async def day(w: Any) -> None:
+        pod = await lsr(w)
+        owner = await w.run(pod, **TWO)
+        await w.keeper.close()
+        w.runtime.limit(owner, 170_000)
+        w.rules = {**w.rules, "keep_quota": KeepQuota.ALWAYS}
+        w.boot()
+        await w.sync.once()
+        await settled(w)
+        assert (at(w, pod), at(w, pod, owner), w.runtime.quotas[owner]) == (200_000, 170_000, 170_000)
+        assert quotas_page(w.keeper) == []
+
+    live(day)
+
+
+def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        pod = await lsr(w)
+        owner = await w.run(pod, **TWO)
+        await w.keeper.close()
+        w.rules = {**w.rules, "keep_quota": KeepQuota.ALWAYS}
+        w.boot()
+        calls = []
+
+        def no(*args: Any) -> None:
+            calls.append(args)
+            raise RuntimeCallError("cannot update: no", 2)
+
+        plain, w.runtime.update_cpuset = w.runtime.update_cpuset, no
+        for _ in range(60):
+            await w.sync.once()
+            await settled(w)
+        assert 4 <= len(calls) <= 9
+        assert at(w, pod, owner) == 200_000, "the write stands"
+        w.runtime.update_cpuset = plain
+        for _ in range(40):
+            await w.sync.once()
+            await settled(w)
+        assert w.runtime.quotas[owner] == 200_000
+        assert quotas_page(w.keeper) == []
 
     live(day)
 
@@ -402,8 +450,6 @@ def test_a_record_that_is_none(live: Callable[..., None], value: dict[str, objec
 
 
 def test_the_runtime_refuses_or_is_away(live: Callable[..., None]) -> None:
-    from proxy.model.errors import RuntimeCallError
-
     async def day(w: Any) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
