@@ -136,6 +136,12 @@ def test_suppression(site: Path, tmp_path: Path, kind: str) -> None:
     assert "all is given back" in said
 
 
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
+def test_quotas(site: Path, tmp_path: Path, kind: str) -> None:
+    said = in_machine(site, tmp_path / "out", kind, f"vm_quota.py {kind[3:]}")
+    assert "all is given back" in said
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and certificates of it for kubelet's server and for our client."""
@@ -171,4 +177,13 @@ def test_takeover(site: Path, tmp_path: Path, kind: str) -> None:
         pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
     carried = ["--carry", f"{KUBELET}=kubelet", "--netfilter"]
     said = in_machine(site, tmp_path / "out", kind, f"vm_takeover.py {kind[3:]}", *carried)
+    assert "the story ends well" in said
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs"])
+def test_beside_kubelet(site: Path, tmp_path: Path, kind: str) -> None:
+    if not KUBELET.is_file():
+        pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
+    carried = ["--carry", f"{KUBELET}=kubelet", "--netfilter"]
+    said = in_machine(site, tmp_path / "out", kind, f"vm_beside.py {kind[3:]}", *carried)
     assert "the story ends well" in said
