@@ -130,36 +130,45 @@ class BesideKubelet:
 
 
 def clashes(state: NodeState) -> list[str]:
-    """Name those to whom kubelet gave CPUs that somebody else has here, or others than they have here."""
-    pods = {pod.uid: pod for pod in state.pods.values()} if state.kubelet else {}
-    present = state.node.machine.present
+    """Name those to whom kubelet gave CPUs that they cannot have here, and why."""
+    if not state.kubelet:
+        return []
+    pods = {pod.uid: pod for pod in state.pods.values()}
+    here = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
+    has = _has(state)
     found: list[str] = []
     for uid, containers in sorted(state.kubelet.items()):
         pod = pods.get(uid)
         if pod is not None and (pod.qos in NOT_KUBELETS or pod.cpuset):
             continue
-        taken = _taken(state, uid)
+        others = [(ref, cpus) for whose, ref, cpus in has if whose != uid]
+        # Containers of one pod may have CPUs in common: those of an init container are used again.
+        its = [state.owners[key].cpus.bits for name in containers if (key := f"{uid}/{name}") in state.owners]
         for name, cpus in sorted(containers.items()):
-            who = f"{pod.ref if pod else uid}/{name}"
-            gave = f"cannot let {who} have CPUs {cpus} of kubelet's CPU manager"
-            found += [f"{gave}: {clash} belong to {ref}" for ref, has in taken if (clash := cpus & has)]
-            if gone := cpus - present:
-                found.append(f"{gave}: this machine has no CPUs {gone}")
+            words = [f"{clash} belong to {ref}" for ref, theirs in others if (clash := cpus & theirs)]
+            if gone := cpus - state.node.machine.present:
+                words.append(f"this machine has no CPUs {gone}")
             own = state.owners.get(f"{uid}/{name}")
             if own is not None and not own.cpus <= cpus:
-                found.append(f"{gave}: it has {own.cpus} already")
+                words.append(f"it has {own.cpus} already")
+            lacks = cpus & state.node.machine.online - CpuSet.from_bits(union(its))
+            if lacks and not words and (uid, name) not in here:
+                words.append("the shared pool would be left empty")
+            who = f"{pod.ref if pod else uid}/{name}"
+            gave = f"cannot let {who} have CPUs {cpus} of kubelet's CPU manager"
+            found += [f"{gave}: {cause}" for cause in words]
     return found
 
 
-def _taken(state: NodeState, uid: str) -> list[tuple[str, CpuSet]]:
-    """Give who else has CPUs here: owners that run, and pods for which CPUs are set aside."""
-    owners: dict[str, tuple[str, CpuSet]] = {}
+def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
+    """Give who has CPUs here: uid, name and CPUs of owners that are here, and of pods with CPUs set aside."""
+    owners: dict[str, tuple[str, str, CpuSet]] = {}
     for container in state.containers.values():
         owner = state.owners.get(container.owner) if container.placement.pool is Pool.OWN else None
-        if owner is not None and container.pod.uid != uid:
-            owners[container.owner] = (container.ref, owner.cpus)
-    aside = [(pod.ref, pod.aside.cpus) for pod in state.pods.values() if pod.aside and pod.uid != uid]
-    return [*sorted(owners.values(), key=lambda pair: pair[0]), *aside]
+        if owner is not None:
+            owners[container.owner] = (container.pod.uid, container.ref, owner.cpus)
+    aside = [(pod.uid, pod.ref, pod.aside.cpus) for pod in state.pods.values() if pod.aside is not None]
+    return [*sorted(owners.values(), key=lambda one: one[1]), *aside]
 
 
 def _change(before: Held, after: Held) -> str:

@@ -134,12 +134,13 @@ def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, 
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_pinned_set_is_nobody_elses_between_the_file_and_the_create(node, kubelet, ours: bool) -> None:
     async def day(w: Any) -> None:
-        await w.run(await w.pod("ls", "LS", "burstable"))
+        ls = await w.run(await w.pod("ls", "LS", "burstable"))
         kubelet.gives("g", c="2,10")
         # No comparison in between: the owner's own create has to look.
         refused = await w.begin(await w.pod("lsr", "LSR", "burstable", "2-3"))
         assert refused.refused is not None
         assert "CPUs 2 are owned by g/c (by kubelet's CPU manager) already" in refused.refused[1]
+        await w.until(lambda: w.on(ls) == "0-1,3-9,11-15")
         lse = await w.run(await w.pod("lse", "LSE", "", "4-5"), **WHOLE)
         if ours:
             picked = await w.run(await w.pod("own"), **WHOLE)
@@ -255,6 +256,37 @@ def test_an_entry_that_overlaps_an_owner_of_ours_is_told_and_never_overlaps(node
     node(day)
 
 
+def test_an_entry_that_would_take_the_last_shared_cpu_counts_for_nothing_and_is_told(node, kubelet) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS", "burstable"))
+        await w.run(await w.pod("lse", "LSE", "", "8-15"), **WHOLE)
+        kubelet.gives("g", c="0-7")
+        await w.sync.once()
+        await w.quiet()
+        assert w.on(ls) == "0-7"
+        assert problems(w) == [
+            "cannot let g/c have CPUs 0-7 of kubelet's CPU manager: the shared pool would be left empty"
+        ]
+        w.check()
+
+    node(day)
+
+
+def test_a_running_container_that_kubelet_gives_other_cpus_stays_and_it_is_told(node, kubelet) -> None:
+    """A kubelet whose state file was deleted gives CPUs anew, also to those that run."""
+
+    async def day(w: Any) -> None:
+        kubelet.gives("g", c="2-3")
+        pinned = await w.run(await w.pod("g"), **WHOLE, cpuset_cpus="2-3")
+        kubelet.gives("g", c="4-5")
+        await w.sync.once()
+        assert await update(w, pinned, "4-5") == "2-3"
+        assert problems(w) == ["cannot let ns/g/c have CPUs 4-5 of kubelet's CPU manager: it has 2-3 already"]
+        w.check()
+
+    node(day)
+
+
 def test_a_machine_without_these_cpus_is_told(node, kubelet) -> None:
     async def day(w: Any) -> None:
         far = static_state(CpuSet.parse("0-31"), {"g": {"c": CpuSet.parse("15-17")}})
@@ -308,6 +340,21 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
             assert owners["x/c"].cpus.isdisjoint(CpuSet.parse("2-3,6-7"))
             assert w.on(pinned) == "2-3"
             assert violations(w.keeper.state) == []
+
+    node(day, static=True)
+
+
+def test_a_container_that_a_call_names_is_taken_in_beside_what_kubelet_gave(node, kubelet) -> None:
+    async def day(w: Any) -> None:
+        kubelet.gives("g", c="0,8")
+        w.runtime.pods["s-x"] = RuntimePod("s-x", "x", "ns", "x", 0, True, {}, {})
+        w.runtime.containers["x"] = RuntimeContainer("x", "s-x", "c", 0, "CREATED")
+        w.runtime.details["x"] = RuntimeDetail("/kubepods/podx/x", 2048, 200_000, 100_000)
+        w.runtime.specs["x"] = "0-15"
+        await w.start("x")
+        assert len(CpuSet.parse(w.on("x"))) == 2
+        assert CpuSet.parse(w.on("x")).isdisjoint(CpuSet([0, 8]))
+        w.check()
 
     node(day, static=True)
 
