@@ -130,9 +130,14 @@ def test_by_cpus(node: Node) -> None:
         assert "now" not in daemon.explain({"query": "ls"})["records"][-1]
         assert cpus(node, ids[1]) == MACHINE.online
         assert daemon.status()["violations"] == []
+        ids.append(await launch(node, PodSpec("late", "BE", KubeQos.BEST_EFFORT)))
 
     live(daemon, day)
-    assert cpus(node, ids[0]) == MACHINE.online
+    assert cpus(node, ids[0]) == cpus(node, ids[2]) == MACHINE.online
+    updates = [call for call in node.runtime.calls if call.method == "UpdateContainerResources"]
+    told = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
+    assert told[-1] == (ids[2], str(MACHINE.online)), "what came with a narrowed set is told at the end"
+    assert {container for container, _ in told} == {ids[2]}
 
 
 def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:

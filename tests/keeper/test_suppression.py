@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.keeper.be_quota import KEY, BeQuota
+from proxy.keeper.be_usage import asked_of
 from proxy.keeper.be_words import note_of, page
 from proxy.keeper.ports import UsageGroup, UsageReading
 from proxy.keeper.settle import Settler
@@ -320,6 +321,50 @@ def test_without_figures_be_gets_everything_back(live: Any, mode: str) -> None:
         bed.meter.broken = None
         await bed.rounds()
         assert (len(bed.be) == 3) if mode == "cpuset" else (bed.quotas.at[BE_GROUP] == 240_000)
+
+    live(day)
+
+
+def test_a_figure_now_and_then_is_enough(live: Any) -> None:
+    async def day(w: Any) -> None:
+        bed = Bed(w)
+        await be_pod(w)
+        await bed.rounds(2)
+        for _ in range(3):
+            bed.meter.broken = CgroupError("cannot read: no", 5)
+            await bed.rounds(PATIENCE - 1)
+            bed.meter.broken = None
+            await bed.rounds()
+        assert len(bed.be) == 11
+        assert not w.keeper.problems.page()
+
+    live(day)
+
+
+def test_a_quota_of_before_rises_though_all_be_pods_are_gone(live: Any) -> None:
+    async def day(w: Any) -> None:
+        bed = Bed(w, "cfs-quota")
+        w.ledger.entries[KEY] = {"quota": [BE_GROUP]}
+        bed.quotas.at[BE_GROUP] = 240_000
+        bed.begin("cfs-quota")
+        await bed.rounds(2)
+        assert bed.quotas.at == {BE_GROUP: 400_000}
+
+    live(day)
+
+
+def test_pods_that_share_a_parent_are_be_only_if_all_are(live: Any) -> None:
+    async def day(w: Any) -> None:
+        await w.pod("x", "BE", "burstable", sandbox="s-be")
+        assert asked_of(w.keeper.state).be == {"/kubepods/burstable/podx"}
+        await w.pod("x", "LS", "burstable", sandbox="s-ls")
+        await w.pod("be")
+        asked = asked_of(w.keeper.state)
+        parents = {"/kubepods/burstable/podx", "/kubepods/podbe"}
+        assert {group.parent for group in asked.groups.values()} == parents
+        assert asked.be == frozenset()
+        await be_pod(w, "be", sandbox="s-other")
+        assert asked_of(w.keeper.state).be == {"/kubepods/besteffort/podbe"}
 
     live(day)
 
