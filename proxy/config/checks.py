@@ -104,10 +104,12 @@ def _kubelet(config: Config) -> Iterator[str]:
         "insecureSkipVerify": kubelet.insecure_skip_verify,
     }
     given = [f"kubelet.{key}" for key, value in files.items() if value]
-    if given and not kubelet.pods:
-        yield f"{given[0]}: has no use without kubelet.pods"
-    elif given and kubelet.pods.startswith("http:"):
-        yield f"{given[0]}: has no use with kubelet.pods {kubelet.pods}, only with https://"
+    addresses = {"pods": kubelet.pods, "configz": kubelet.configz}
+    plain = [f"kubelet.{key} {address}" for key, address in addresses.items() if address.startswith("http:")]
+    if given and not any(addresses.values()):
+        yield f"{given[0]}: has no use without kubelet.pods or kubelet.configz"
+    elif given and not any(address.startswith("https:") for address in addresses.values()):
+        yield f"{given[0]}: has no use with {' and '.join(plain)}, only with https://"
     if (kubelet.cert_file is None) != (kubelet.key_file is None):
         one, other = ("certFile", "keyFile") if kubelet.cert_file else ("keyFile", "certFile")
         yield f"kubelet.{one}: needs kubelet.{other} too"

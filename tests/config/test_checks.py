@@ -79,14 +79,18 @@ def refused(text: str) -> str:
                 "and kubeReserved, systemReserved and evictionHard say 2Gi"
             ),
         ),
-        ("kubelet: {tokenFile: /t}", "kubelet.tokenFile: has no use without kubelet.pods"),
+        ("kubelet: {tokenFile: /t}", "kubelet.tokenFile: has no use without kubelet.pods or kubelet.configz"),
         (
             "kubelet: {insecureSkipVerify: true}",
-            "kubelet.insecureSkipVerify: has no use without kubelet.pods",
+            "kubelet.insecureSkipVerify: has no use without kubelet.pods or kubelet.configz",
         ),
         (
             "kubelet: {pods: 'http://localhost:10255', caFile: /c}",
             "kubelet.caFile: has no use with kubelet.pods http://localhost:10255, only with https://",
+        ),
+        (
+            "kubelet: {pods: 'http://a:1', configz: 'http://a:2', caFile: /c}",
+            "kubelet.caFile: has no use with kubelet.pods http://a:1 and kubelet.configz http://a:2, only",
         ),
         ("kubelet: {pods: 'https://a:1', certFile: /c}", "kubelet.certFile: needs kubelet.keyFile too"),
         ("kubelet: {pods: 'https://a:1', keyFile: /c}", "kubelet.keyFile: needs kubelet.certFile too"),
@@ -124,6 +128,8 @@ def test_contradictions(text: str, words: str) -> None:
         "evictionHard: {memory.available: 1Gi}",
         "kubelet: {pods: 'http://localhost:10255', podsApi: /p, podResources: /r}",
         "kubelet: {pods: 'https://a:1', tokenFile: /t, caFile: /c, certFile: /d, keyFile: /e}",
+        "kubelet: {configz: 'https://a:1', tokenFile: /t, caFile: /c}",
+        "kubelet: {pods: 'http://a:1', configz: 'https://a:1', insecureSkipVerify: true}",
     ],
 )
 def test_what_goes_together(text: str) -> None:
