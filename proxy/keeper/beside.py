@@ -135,23 +135,28 @@ def clashes(state: NodeState) -> list[str]:
         return []
     pods = {pod.uid: pod for pod in state.pods.values()}
     here = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
-    has = _has(state)
+    has, online, present = _has(state), state.node.machine.online, state.node.machine.present
+    taken = union(cpus.bits for _, _, cpus in has)
     found: list[str] = []
     for uid, containers in sorted(state.kubelet.items()):
         pod = pods.get(uid)
         if pod is not None and (pod.qos in NOT_KUBELETS or pod.cpuset):
             continue
-        others = [(ref, cpus) for whose, ref, cpus in has if whose != uid]
         # Containers of one pod may have CPUs in common: those of an init container are used again.
-        its = [state.owners[key].cpus.bits for name in containers if (key := f"{uid}/{name}") in state.owners]
+        its = union(
+            o.cpus.bits for name in containers if (o := state.owners.get(f"{uid}/{name}")) is not None
+        )
         for name, cpus in sorted(containers.items()):
-            words = [f"{clash} belong to {ref}" for ref, theirs in others if (clash := cpus & theirs)]
-            if gone := cpus - state.node.machine.present:
+            words: list[str] = []
+            if cpus.bits & taken & ~its:
+                others = [(ref, cpus & theirs) for whose, ref, theirs in has if whose != uid]
+                words = [f"{clash} belong to {ref}" for ref, clash in others if clash]
+            if gone := cpus - present:
                 words.append(f"this machine has no CPUs {gone}")
             own = state.owners.get(f"{uid}/{name}")
             if own is not None and not own.cpus <= cpus:
                 words.append(f"it has {own.cpus} already")
-            lacks = cpus & state.node.machine.online - CpuSet.from_bits(union(its))
+            lacks = cpus.bits & online.bits & ~its
             if lacks and not words and (uid, name) not in here:
                 words.append("the shared pool would be left empty")
             who = f"{pod.ref if pod else uid}/{name}"

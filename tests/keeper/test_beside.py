@@ -239,10 +239,12 @@ def test_an_entry_that_overlaps_an_owner_of_ours_is_told_and_never_overlaps(node
         ls = await w.run(await w.pod("ls", "LS", "burstable"))
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"), **WHOLE)
         kubelet.gives("g", c="3-4")
-        for _ in range(3):
+        for other in ("12", "13", "14"):
             await w.sync.once()
+            kubelet.gives("h", c=other)
+        await w.sync.once()
         await w.quiet()
-        assert (w.on(lse), w.on(ls)) == ("2-3", "0-1,5-15")
+        assert (w.on(lse), w.on(ls)) == ("2-3", "0-1,5-13,15")
         told = [e for e in w.keeper.problems.page() if "kubelet's CPU manager" in str(e["what"])]
         assert [e["what"] for e in told] == [
             "cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c"
