@@ -135,14 +135,14 @@ class Adoption:
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         keeper = self._keeper
         if pod.sandbox_id not in keeper.state.pods:
-            keeper.state = keeper.state.with_pod(pod)
+            keeper.go_on(keeper.state.with_pod(pod))
             keeper.journal.put(f"p/{pod.sandbox_id}", pod)
         fields = {f.name for f in dataclasses.fields(Request)}
         request = Request(**{k: v for k, v in dataclasses.asdict(detail).items() if k in fields})
         phase = PHASES.get(seen.state, Phase.RUNNING)
         plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
         assert plan.container is not None
-        keeper.state = plan.state
+        keeper.go_on(plan.state)
         keeper.remember(plan)
         keeper.counters["adopted"] += 1
         keeper.bad_input.judge(pod, plan)
@@ -154,5 +154,3 @@ class Adoption:
         keeper.journal.put(f"c/{seen.id}", plan.container)
         say = keeper.voice.info if plan.container.placement.pool is Pool.OWN else keeper.voice.debug
         say(f"adopted {plan.container.ref}: {plan.container.placement.reasons[0]}")
-        if plan.shrink:
-            keeper.later(list(plan.shrink))

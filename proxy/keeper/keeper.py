@@ -149,7 +149,10 @@ class Keeper:
                 self.history.note(self.wall(), plan.explanation)
             self.voice.info(f"refused {pod.ref}/{name}: {plan.verdict.message}")
             return plan
-        self.state = plan.state
+        if plan.container.placement.pool is Pool.OWN:
+            self.state = plan.state  # ``clear`` has the others follow
+        else:
+            self.go_on(plan.state)
         self.saved[token] = self.state.wanted(plan.container)
         self.remember(plan)
         self.counters["creates_placed"] += 1
@@ -319,10 +322,13 @@ class Keeper:
             self.journal.put(f"c/{container_id}", None)
 
     def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
-        before = self.state
-        self.state = before.changed(put=put, drop=drop)
+        self.go_on(self.state.changed(put=put, drop=drop))
         self.quotas.stir()
-        shrink, grow = moves(before, self.state)
+
+    def go_on(self, after: NodeState) -> None:
+        """Go on to a state whose pools may be others than before; whoever is in them follows soon."""
+        before, self.state = self.state, after
+        shrink, grow = moves(before, after)
         if shrink or grow:
             self.later([*shrink, *grow])
 

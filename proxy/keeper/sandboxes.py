@@ -47,7 +47,7 @@ class Sandboxes:
             keeper.voice.info(f"refused {pod.ref}: {admission.verdict.message}")
         elif admission.pod.aside is not None:
             self.arriving.add(token)
-            keeper.state = admission.state
+            keeper.go_on(admission.state)
             keeper.journal.put(f"p/{token}", admission.pod)
             aside = admission.pod.aside
             what = f"CPUs {aside.cpus}" if aside.cpus else "memory"
@@ -60,7 +60,7 @@ class Sandboxes:
         keeper.history.gone(token)
         if token in self.arriving:
             self.arriving.discard(token)
-            keeper.state = keeper.state.without_pod(token)
+            keeper.go_on(keeper.state.without_pod(token))
             keeper.journal.put(f"p/{token}", None)
 
     def running(self, pod: Pod, token: str = "") -> None:
@@ -75,7 +75,7 @@ class Sandboxes:
         keeper.history.renamed(token, pod.sandbox_id)
         if token in self.arriving:
             self.arriving.discard(token)
-            keeper.state = keeper.state.without_pod(token)
+            keeper.go_on(keeper.state.without_pod(token))
             keeper.journal.put(f"p/{token}", None)
         old = [
             c.id
@@ -87,7 +87,7 @@ class Sandboxes:
         ]
         for container_id in old:
             keeper.phase(container_id, Phase.EXITED)
-        keeper.state = keeper.state.with_pod(pod)
+        keeper.go_on(keeper.state.with_pod(pod))
         keeper.journal.put(f"p/{pod.sandbox_id}", pod)
 
     def moved_on(self, pod: Pod, name: str) -> None:
@@ -131,5 +131,5 @@ class Sandboxes:
         keeper = self._keeper
         keeper.history.gone(sandbox_id)
         if sandbox_id in keeper.state.pods:
-            keeper.state = keeper.state.without_pod(sandbox_id)
+            keeper.go_on(keeper.state.without_pod(sandbox_id))
             keeper.journal.put(f"p/{sandbox_id}", None)

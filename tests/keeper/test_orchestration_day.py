@@ -439,6 +439,7 @@ class Day:
         await self.calm()
         self.holds()
         await self.w.keeper.journal.flush()
+        await self.w.keeper.kernel.run(lambda: None)
         state = self.w.keeper.state
         assert state.pools == first.pools
         assert not [*state.owners, *state.pods, *state.containers, *self.w.ledger.entries]
@@ -453,3 +454,42 @@ def test_a_random_day_of_all_classes(live, tmp_path: Path, seed: int, *, static:
 
     rules = {"system": CpuSet.parse("15")} if seed % 3 == 0 else None
     live(day, static=static, rules=rules, call_timeout=0.5)
+
+
+def test_cpus_that_kubelet_held_for_one_who_shares_return_at_once(live) -> None:
+    """The container comes, and by its annotation it owns nothing: no comparison is needed for the others."""
+
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.keeper.go_on(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}))
+        await w.quiet()
+        assert w.on(ls) == "0-3,6-15"
+        passes = w.keeper.counters["passes"]
+        bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
+        sandbox = await w.pod("g", annotation=bound)
+        await w.quiet()
+        assert w.on(ls) == "0-3,6-15"
+        call = await w.begin(sandbox, **AMOUNTS[0])
+        await w.quiet()
+        assert w.on(ls) == "0-15"
+        w.wire.finished(call, 13)
+        await w.quiet()
+        assert w.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
+        assert w.keeper.counters["passes"] == passes
+        w.check()
+
+    live(day, static=False)
+
+
+def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.run(await w.pod("ls", "LS"))
+        w.keeper.go_on(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}))
+        await w.quiet()
+        sandbox = await w.pod("g", "LS")
+        await w.quiet()
+        assert w.on(ls) == "0-15", "kubelet's manager has no say in where LS pods run"
+        await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        w.check()
+
+    live(day, static=False)

@@ -256,7 +256,8 @@ class Life:
         if plan.container is None:
             assert plan.state is before
             return
-        assert set(plan.shrink) == set(moves(before, plan.state)[0])
+        if plan.container.placement.pool is Pool.OWN:
+            assert set(plan.shrink) == set(moves(before, plan.state)[0])
         self.move(plan.state)
         if run:
             self.enters(key, Phase.RUNNING)
@@ -291,7 +292,8 @@ class Life:
         else:
             assert placement.pool is pool_by_the_table(pod, bound=bool(pod.nodes) and named is None)
         if placement.pool is Pool.OWN:
-            assert placement.own.isdisjoint(others)
+            kept = before.owners.get(container.owner)  # kubelet held them for this very container
+            assert placement.own.isdisjoint(others - kept.cpus if kept else others)
             assert placement.hard == (pod.qos is QosClass.LSE or (not named and pod.qos is QosClass.NONE))
 
     def enters(self, key: str, phase: Phase) -> None:
