@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from proxy.kubelet.contents import held_cpus
 from proxy.kubelet.rewriting import static_state, write_text
 from proxy.kubelet.small_file import LARGEST
-from proxy.kubelet.state_files import PAUSES_S, StateFile
+from proxy.kubelet.state_files import PAUSES_S, RECENT_NS, StateFile
 from proxy.model.idset import CpuSet
 
 ALL = CpuSet.parse("0-15")
@@ -77,7 +77,7 @@ def test_a_file_that_was_written_just_now_is_read_again(path: Path) -> None:
     """Two contents of one length, written within one tick of the file system's clock, have one stamp."""
     write_text(path.parent, content(2))
     stamp = path.stat()
-    file, _ = opened(path, wall_ns=lambda: stamp.st_mtime_ns)
+    file, _ = opened(path, wall_ns=lambda: stamp.st_mtime_ns + RECENT_NS)
     first = file.look()
     assert file.look() is first, "the same content is the same answer all the same"
     with path.open("r+") as same:
