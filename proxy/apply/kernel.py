@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.apply.files import Files, OsFiles
+from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
 from proxy.apply.words import explain
 from proxy.keeper.ports import CpusetValue
@@ -83,6 +84,11 @@ class KernelCgroups:
     def find(self, parent: str, container_id: str) -> str | None:
         """Find a container's group; see ``proxy.keeper.ports.Cgroups.find`` and ``proxy.apply.search``."""
         return self._finder.find(parent, container_id)
+
+    def pod_group(self, parent: str) -> str | None:
+        """Find the group that a pod's ``cgroup_parent`` names; see ``proxy.keeper.ports.Cgroups``."""
+        path = parent_path(parent)
+        return path if path and self._files.is_group(path) else None
 
     # Reading
 

@@ -21,7 +21,7 @@ from proxy.config.kinds import (
 from proxy.config.setting import key
 from proxy.config.words import LogFormat, LogLevel
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import KeepQuota, NodeBindPolicy, NumaStrategy, SuppressMode
+from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy, SuppressMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,15 @@ class KoordinatorConfig:
             "keepCFSQuota",
             choice(KeepQuota),
             "Owners of CPUs have no CFS quota. Who keeps it: nobody, pods of several containers, all.",
+        ),
+    )
+    be_cpuset: BeCpuset = field(
+        default=BeCpuset.NARROW,
+        metadata=key(
+            "beCpuset",
+            choice(BeCpuset),
+            "How BE containers come to the BE pool: each is given it; or their requests are erased, and the "
+            "cgroups of BestEffort and of its pods are narrowed to it.",
         ),
     )
     node_object: Path | None = field(

@@ -96,7 +96,8 @@ class ContainerCalls:
         want = self.keeper.state.wanted(container)
         call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
         quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
-        call.release(call.body + update_suffix(want, container.placement.mems, quota))
+        told = None if self.keeper.state.node.erases(container.placement) else want
+        call.release(call.body + update_suffix(told, container.placement.mems, quota))
 
     def _update_done(self, trip: Trip, status: int | None) -> None:
         if trip.flight is None:

@@ -87,7 +87,9 @@ class CreateCalls:
             self._hold(call, self._create_owner(call, plan, plan.container))
         else:
             cpus = self.keeper.state.wanted(plan.container)
-            call.release(call.body + create_suffix(cpus, plan.container.placement.mems))
+            placement = plan.container.placement
+            told = None if self.keeper.state.node.erases(placement) else cpus
+            call.release(call.body + create_suffix(told, placement.mems))
 
     async def _create_owner(self, call: Call, plan: Plan, container: Container) -> None:
         obstacle = await self.keeper.clear(plan)

@@ -31,24 +31,24 @@ def _field(number: int, payload: bytes) -> bytes:
     return bytes((number << 3 | 2,)) + _varint(len(payload)) + payload
 
 
-def _resources(cpus: CpuSet, mems: Mask | None, quota: int) -> bytes:
-    assert cpus, "an empty set means all CPUs to a runtime"
-    body = _field(6, str(cpus).encode())
+def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
+    assert cpus is None or cpus, "an empty set means all CPUs to a runtime"
+    body = _field(6, str(cpus).encode() if cpus else b"")
     if mems:
         body += _field(7, str(mems).encode())
     # A negative int64 goes as the 64 bits of its two's complement.
     return body + bytes((2 << 3,)) + _varint(quota % (1 << 64)) if quota else body
 
 
-def create_suffix(cpus: CpuSet, mems: Mask | None, quota: int = 0) -> bytes:
+def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
     """Give what is appended to a CreateContainerRequest.
 
     Args:
-        cpus: The CPUs.
+        cpus: The CPUs; None to erase what the request names.
         mems: The memory nodes; None to leave them.
         quota: The CFS quota, -1 for none; 0 to leave it.
     """
-    key = (cpus.bits, mems.bits if mems is not None else 0, quota)
+    key = (cpus.bits if cpus is not None else 0, mems.bits if mems is not None else 0, quota)
     known = _create_suffixes.get(key)
     if known is None:
         if len(_create_suffixes) >= _SUFFIXES:
@@ -58,6 +58,6 @@ def create_suffix(cpus: CpuSet, mems: Mask | None, quota: int = 0) -> bytes:
 
 
 @functools.lru_cache(maxsize=256)
-def update_suffix(cpus: CpuSet, mems: Mask | None, quota: int = 0) -> bytes:
+def update_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
     """Give what is appended to an UpdateContainerResourcesRequest; as ``create_suffix``."""
     return _field(2, _resources(cpus, mems, quota))

@@ -10,9 +10,11 @@ import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from proxy.keeper.be_groups import BeGroups
 from proxy.keeper.ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.state import NodeState
 
@@ -48,6 +50,7 @@ class Enforcer:
         self._missed: dict[str, int] = {}
         self._held: dict[str, CpuSet] = {}
         self._passes = 0
+        self._be_groups = BeGroups(cgroups)
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the sets of some containers.
@@ -59,6 +62,9 @@ class Enforcer:
             container = self._state().containers.get(container_id)
             if container is not None and container.phase in LIVE:
                 self._one(container, done)
+        state = self._state()
+        if state.node.be_cpuset is BeCpuset.ERASE:
+            done.errors += self._be_groups.follow(state, self._paths)
         return done
 
     def enforce_all(self) -> Enforced:

@@ -35,6 +35,8 @@ class Launch:
             return True
         if container.placement.pool is Pool.OWN:
             return False
+        if keeper.state.node.erases(container.placement):
+            return True  # it starts with what its pod's group has
         known = container.id not in keeper.quotas.untold
         return known and keeper.saved.get(container.id) == keeper.state.wanted(container)
 
@@ -50,7 +52,7 @@ class Launch:
         keeper = self._keeper
         for _ in range(ROUNDS):
             container = keeper.state.containers.get(container_id)
-            if container is None or container.phase is not Phase.CREATED:
+            if container is None or container.phase is not Phase.CREATED or self.is_fresh(container):
                 return ""
             told = container_id not in keeper.quotas.untold
             if not told or keeper.saved.get(container_id) != keeper.state.wanted(container):

@@ -47,4 +47,5 @@ def node_of(
         bind=config.koordinator.bind_policy,
         strategy=config.koordinator.strategy,
         keep_quota=config.koordinator.keep_quota,
+        be_cpuset=config.koordinator.be_cpuset,
     )

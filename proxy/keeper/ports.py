@@ -46,6 +46,12 @@ class Cgroups(Protocol):
             The path, or None where the container has no cgroup (not started, or gone).
         """
 
+    def pod_group(self, parent: str) -> str | None:
+        """Give the path of the group that ``cgroup_parent`` names; None where it is not there."""
+
+    def children(self, path: str) -> Sequence[str]:
+        """Give the names of the groups right below a group; none where it is gone."""
+
     def read(self, path: str) -> CpusetValue:
         """Read a cgroup's cpuset.
 

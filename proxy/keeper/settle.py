@@ -47,6 +47,8 @@ class Settler:
         container = keeper.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING:
             return False
+        if keeper.state.node.erases(container.placement):
+            return False  # what its groups have is all that it is to have
         want = keeper.state.wanted(container)
         saved = keeper.saved.get(container_id)
         untold = container_id in keeper.quotas.untold

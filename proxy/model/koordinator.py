@@ -77,3 +77,10 @@ class SuppressMode(enum.StrEnum):
     OFF = "off"
     CPUSET = "cpuset"
     QUOTA = "cfs-quota"
+
+
+class BeCpuset(enum.StrEnum):
+    """How BE containers come to the BE pool."""
+
+    NARROW = "narrow"
+    ERASE = "erase"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import KeepQuota, NodeBindPolicy, NumaStrategy
+from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
-from proxy.model.workload import Placement
+from proxy.model.workload import Placement, Pool
 from proxy.place.cpu_policy import CpuPolicy
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device
@@ -39,6 +39,7 @@ class Node:
         bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
         strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
         keep_quota: Which owners keep their CFS quota.
+        be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
         memory: The memory of the nodes with nothing given out; None where it is not counted.
@@ -63,6 +64,7 @@ class Node:
     bind: NodeBindPolicy = NodeBindPolicy.NONE
     strategy: NumaStrategy = NumaStrategy.NONE
     keep_quota: KeepQuota = KeepQuota.NEVER
+    be_cpuset: BeCpuset = BeCpuset.NARROW
     alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
     """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
@@ -91,6 +93,10 @@ class Node:
         """Give the node with another machine: CPUs came or went."""
         topology = CpuTopology.of(machine)
         return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
+
+    def erases(self, placement: Placement) -> bool:
+        """Tell whether a container's request names no CPUs, so that it has those of the groups above it."""
+        return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
 
     @property
     def decides_pods(self) -> bool:

@@ -1,11 +1,12 @@
 """What holds on a node, and who says so: the Node object, kubelet, or our configuration.
 
 Theory (Koordinator's document; reference koordinator c.1, e.1, e.5, h). What an operator writes at the Node
-object comes first. Where it says nothing, what kubelet was told about the same thing comes next, so that a
-node that is taken over from kubelet goes on as it did: ``full-pcpus-only`` is ``FullPCPUsOnly``,
-``distribute-cpus-across-numa`` is ``DistributeEvenly``, the policy of its topology manager is ours, with its
-scope. Where kubelet says nothing either, our configuration holds. Koordinator's code lets kubelet's
-``full-pcpus-only`` win over a label; its document has it as it is here.
+object comes first, and what our configuration says next. Where neither says anything, what kubelet was told
+about the same thing holds, so that a node that is taken over from kubelet goes on as it did:
+``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is ``DistributeEvenly``, the policy
+of its topology manager is ours, with its scope. Koordinator's code lets kubelet's ``full-pcpus-only`` win
+over a label; its document has it as it is here, and the scheduler's configuration, which is for all nodes,
+last.
 
 ``None`` in a label is an answer: nothing is prescribed, whatever kubelet and the configuration say. An empty
 text is none. What cannot be read counts as absent, and what is wrong with it stays beside the value that
@@ -107,7 +108,7 @@ def _bind(base: Node, said: NodeMeta, told: CpuManager) -> Value[NodeBindPolicy]
             arch = base.machine.architecture
             problem = f"{value} cannot be had on {arch}: pods that own CPUs are refused"
         return Value(value, _label(key), problem)
-    if _option(told, "full-pcpus-only"):
+    if base.bind is NodeBindPolicy.NONE and _option(told, "full-pcpus-only"):
         return Value(whole, _kubelets("full-pcpus-only", told, "options"), problem)
     return Value(base.bind, _configured("koordinator.cpuBindPolicy", base.bind), problem)
 
@@ -120,7 +121,7 @@ def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> Value[NumaStrateg
     value, key, problem = read_label(NumaStrategy, NUMA_STRATEGY, said.labels)
     if key:
         return Value(value, _label(key))
-    if _option(told, "distribute-cpus-across-numa"):
+    if base.strategy is NumaStrategy.NONE and _option(told, "distribute-cpus-across-numa"):
         source = _kubelets("distribute-cpus-across-numa", told, "options")
         return Value(NumaStrategy.DISTRIBUTE_EVENLY, source, problem)
     return Value(base.strategy, _configured("koordinator.numaAllocateStrategy", base.strategy), problem)
@@ -132,7 +133,7 @@ def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[Value[Policy]
     if key:
         return Value(_KUBERNETES[value], _label(key)), scope
     kubelets = told.topology_policy
-    if kubelets in tuple(Policy) and kubelets != Policy.NONE:
+    if base.policy is Policy.NONE and kubelets in tuple(Policy) and kubelets != Policy.NONE:
         if told.topology_scope in tuple(Scope):
             source = _kubelets("topologyManagerScope", told, "topology_scope")
             scope = Value(Scope(told.topology_scope), source)

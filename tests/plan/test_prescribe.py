@@ -22,6 +22,7 @@ from proxy.topology.build import described
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 FULL, SPREAD = NodeBindPolicy.FULL_PCPUS_ONLY, NodeBindPolicy.SPREAD_BY_PCPUS
+NOTHING = NodeBindPolicy.NONE
 CONFIGZ = dict.fromkeys(("options", "topology_policy", "topology_scope"), "configz")
 BIND, SHORT_BIND = nodekeys.BIND_POLICY
 POLICY, DOCUMENTS_POLICY = nodekeys.NUMA_POLICY
@@ -80,15 +81,16 @@ def test_the_configuration_alone() -> None:
     ("said", "kubelet", "configured", "value", "source"),
     [
         ({BIND: "SpreadByPCPUs"}, static(full_pcpus_only="true"), FULL, SPREAD, f"label {BIND}"),
-        ({BIND: "None"}, static(full_pcpus_only="true"), FULL, NodeBindPolicy.NONE, f"label {BIND}"),
+        ({BIND: "None"}, static(full_pcpus_only="true"), FULL, NOTHING, f"label {BIND}"),
         ({SHORT_BIND: "FullPCPUsOnly"}, None, SPREAD, FULL, f"label {SHORT_BIND}"),
         ({BIND: "FullPCPUsOnly", SHORT_BIND: "SpreadByPCPUs"}, None, SPREAD, FULL, f"label {BIND}"),
-        ({BIND: ""}, static(full_pcpus_only="true"), SPREAD, FULL, "kubelet's full-pcpus-only (configz)"),
-        ({}, static(full_pcpus_only="1"), SPREAD, FULL, "kubelet's full-pcpus-only (configz)"),
-        ({}, static(full_pcpus_only="false"), SPREAD, SPREAD, "koordinator.cpuBindPolicy of the config"),
-        ({}, CpuManager("none", {"full-pcpus-only": "true"}), SPREAD, SPREAD, "koordinator.cpuBindPolicy"),
-        ({BIND: "Full"}, static(full_pcpus_only="true"), SPREAD, FULL, "kubelet's full-pcpus-only"),
-        ({BIND: "Full"}, None, NodeBindPolicy.NONE, NodeBindPolicy.NONE, "default"),
+        ({BIND: ""}, static(full_pcpus_only="true"), NOTHING, FULL, "kubelet's full-pcpus-only (configz)"),
+        ({}, static(full_pcpus_only="1"), NOTHING, FULL, "kubelet's full-pcpus-only (configz)"),
+        ({}, static(full_pcpus_only="1"), SPREAD, SPREAD, "koordinator.cpuBindPolicy of the config"),
+        ({}, static(full_pcpus_only="false"), NOTHING, NOTHING, "default"),
+        ({}, CpuManager("none", {"full-pcpus-only": "true"}), NOTHING, NOTHING, "default"),
+        ({BIND: "Full"}, static(full_pcpus_only="true"), NOTHING, FULL, "kubelet's full-pcpus-only"),
+        ({BIND: "Full"}, None, NOTHING, NOTHING, "default"),
     ],
 )
 def test_bind_policy(
@@ -113,7 +115,8 @@ def test_numa_strategy() -> None:
     configured = NumaStrategy.MOST_ALLOCATED
     found = told(NodeMeta(labels={key: "LeastAllocated"}), evenly, strategy=configured).strategy
     assert (found.value, found.source) == (NumaStrategy.LEAST_ALLOCATED, f"label {key} of the Node object")
-    found = told(None, evenly, strategy=configured).strategy
+    assert told(None, evenly, strategy=configured).strategy.value is configured
+    found = told(None, evenly).strategy
     assert found.value is NumaStrategy.DISTRIBUTE_EVENLY
     assert found.source == "kubelet's distribute-cpus-across-numa (configz)"
     found = told(NodeMeta(labels={key: "Most"}), None, strategy=configured).strategy
@@ -129,6 +132,8 @@ def test_topology_policy_and_its_scope() -> None:
     found = told(NodeMeta(labels={POLICY: "BestEffort"}), kubelet, scope=Scope.POD)
     assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.POD), "our scope is kept"
     found = told(None, kubelet, policy=Policy.BEST_EFFORT)
+    assert (found.policy.value, found.scope.value) == (Policy.BEST_EFFORT, Scope.CONTAINER), "ours goes first"
+    found = told(None, kubelet)
     assert (found.policy.value, found.scope.value) == (Policy.RESTRICTED, Scope.POD)
     assert found.policy.source == "kubelet's topologyManagerPolicy (configz)"
     for nothing in ("none", "", "strict"):

@@ -1,0 +1,145 @@
+"""The groups above BE containers, in folders under the kernel's rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.apply.folder import FolderCgroups
+from proxy.keeper.be_groups import BeGroups
+from proxy.keeper.enforce import Enforcer
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 8, 1)
+ROOT = "kubepods/besteffort"
+NODE = Node(MACHINE, CpuTopology.of(MACHINE), be_cpuset=BeCpuset.ERASE)
+
+
+def pod(uid: str, qos: QosClass = QosClass.NONE) -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, 0, qos, KubeQos.BEST_EFFORT, f"/{ROOT}/pod{uid}")
+
+
+def one(key: str, of: Pod, pool: Pool = Pool.BE, **more: object) -> Container:
+    placement = Placement(pool, CpuSet(), Mask((0,)), **more)
+    return Container(key, key, of, Request(), placement, Phase.RUNNING)
+
+
+def owner(cpus: str) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=True)
+    return Container(
+        "own", "own", Pod("s", "own", "ns", "own"), Request(), placement, Phase.RUNNING, 0, "own"
+    )
+
+
+def tree(tmp_path: Path, version: int, *paths: str) -> FolderCgroups:
+    made = FolderCgroups(tmp_path, MACHINE.online, Mask((0,)), version)
+    for path in ("kubepods", ROOT, *paths):
+        made.mkdir(path)
+        if version == 1:
+            made.write(path, MACHINE.online, Mask((0,)))
+    return made
+
+
+def on(cgroups: FolderCgroups, path: str) -> str:
+    value = cgroups.read(path)
+    return str(value.cpus if cgroups.version == 1 else value.effective_cpus)
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_whoever_is_in_the_groups_follows_the_pool(tmp_path: Path, version: int) -> None:
+    pause, main = f"{ROOT}/poda/pause", f"{ROOT}/poda/c"
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", pause, main)
+    states = [
+        NodeState.of(NODE, [pod("a")], [one("c", pod("a")), *more])
+        for more in ([], [owner("0-1")], [owner("0-5")], [owner("7")])
+    ]
+    now = [states[0]]
+    ours = Enforcer(cgroups, lambda: now[0])
+    for state in (*states, states[0]):
+        now[0] = state
+        assert ours.enforce_all().errors == []
+        for path in (ROOT, f"{ROOT}/poda", pause, main):
+            assert on(cgroups, path) == str(state.pools.be), path
+        assert ours.enforce_pools().written == [], "twice is once"
+
+
+def test_who_shares_makes_the_groups_above_as_wide_as_it_needs(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb", f"{ROOT}/podb/ls", f"{ROOT}/poda/c")
+    ls = pod("b", QosClass.LS)
+    state = NodeState.of(NODE, [pod("a"), ls], [one("c", pod("a")), one("ls", ls, Pool.SHARED)])
+    state = state.suppressing(CpuSet.parse("0-1"))
+    assert Enforcer(cgroups, lambda: state).enforce_all().errors == []
+    assert on(cgroups, f"{ROOT}/podb/ls") == "0-7"
+    assert on(cgroups, f"{ROOT}/podb") == on(cgroups, ROOT) == "0-7"
+    assert on(cgroups, f"{ROOT}/poda") == on(cgroups, f"{ROOT}/poda/c") == "0-1"
+
+
+def test_who_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/poda/c")
+    state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), within=CpuSet.parse("3"))])
+    Enforcer(cgroups, lambda: state).enforce_all()
+    assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
+
+
+def test_groups_are_left_alone_where_requests_are_not_erased_and_where_it_is_no_class(tmp_path: Path) -> None:
+    cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/c")
+    state = NodeState.of(
+        dataclasses.replace(NODE, be_cpuset=BeCpuset.NARROW), [pod("a")], [one("c", pod("a")), owner("0")]
+    )
+    Enforcer(cgroups, lambda: state).enforce_all()
+    assert (on(cgroups, ROOT), on(cgroups, f"{ROOT}/poda/c")) == ("0-7", "1-7")
+    cgroups.mkdir("other")
+    cgroups.write("other", MACHINE.online, Mask((0,)))
+    odd = dataclasses.replace(pod("o"), cgroup_parent="/other")
+    assert BeGroups(cgroups).follow(NodeState.of(NODE, [odd], [owner("0")]), {}) == []
+    assert on(cgroups, "other") == "0-7"
+
+
+def test_what_cannot_be_written_is_told_and_what_is_gone_is_not(tmp_path: Path) -> None:
+    cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/deep", f"{ROOT}/poda/deep/er")
+    state = NodeState.of(NODE, [pod("a"), pod("gone")], [owner("0")])
+    (error,) = BeGroups(cgroups).follow(state, {})
+    assert "poda/deep" in error, "what lies below the containers is not ours"
+
+    class Going(FolderCgroups):
+        def read(self, path: str) -> object:
+            raise CgroupError("cannot read: gone", 2)
+
+    assert BeGroups(Going.open(tmp_path)).follow(state, {}) == []
+
+
+OWNED = st.sampled_from(["", "0", "0-3", "2-6", "7"])
+LIMITS = st.sampled_from(["", "1-2", "4", "0-7"])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(OWNED, LIMITS), min_size=1, max_size=5), version=st.sampled_from([1, 2]))
+def test_any_order_of_pools_is_followed(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str]], version: int
+) -> None:
+    paths = [f"{ROOT}/{name}" for name in ("poda", "poda/c", "podb", "podb/p")]
+    cgroups = tree(tmp_path_factory.mktemp("t"), version, *paths)
+    now: list[NodeState] = []
+    ours = Enforcer(cgroups, lambda: now[0])
+    for owned, limit in changes:
+        there = [one("c", pod("a")), *([owner(owned)] if owned else [])]
+        state = NodeState.of(NODE, [pod("a"), pod("b")], there)
+        now[:] = [state.suppressing(CpuSet.parse(limit) if limit else None)]
+        assert ours.enforce_all().errors == []
+        for path in (ROOT, *paths):
+            assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))
