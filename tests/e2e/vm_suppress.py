@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from cri import cpuset_root, is_v2
 from vm_guest import ALL, LONG_S, Daemon, core_of, node_cpus, step, wait
 from vm_pools import Node
 
@@ -16,6 +17,7 @@ BUSY = ("sh", "-c", " & ".join(["while :; do :; done"] * LOOPS))
 BATCH = ("be", "besteffort")
 SETTINGS = {"mode": "cpuset", "threshold": 60, "period": "1s"}
 MOST = len(ALL) * 60 // 100
+CPU_V1 = Path("/sys/fs/cgroup/cpu")
 OWN = CpuSet(list(node_cpus(3))[:4])
 
 
@@ -76,6 +78,32 @@ def steps_up() -> list[int]:
     return [now - was for now, was in sizes if now > was]
 
 
+def quota(node: Node) -> int:
+    """The CFS quota of the group above all BE pods; -1 for none."""
+    folder = node.group("be").parent.parent
+    assert "besteffort" in folder.name, folder
+    if is_v2():
+        word = (folder / "cpu.max").read_text().split()[0]
+        return -1 if word == "max" else int(word)
+    return int((CPU_V1 / folder.relative_to(cpuset_root()) / "cpu.cfs_quota_us").read_text())
+
+
+def by_quota(daemon: Daemon, node: Node) -> None:
+    """The other way: a quota, which outlives a crash until the next start."""
+    assert daemon.stop() == 0
+    daemon.configure(beSuppress={**SETTINGS, "mode": "cfs-quota"})
+    daemon.start()
+    wait("a quota", lambda: MOST - 8 < quota(node) / 100_000 < MOST + 1)
+    node.check(BATCH, ALL - OWN)
+    step(f"BE pods together have {quota(node) / 100_000:.2f} CPUs by quota")
+    daemon.kill9()
+    assert quota(node) > 0
+    daemon.configure()
+    daemon.start()
+    wait("the quota to be taken off", lambda: quota(node) == -1)
+    assert daemon.stop() == 0
+
+
 def main() -> None:
     daemon, node = Daemon(beSuppress=SETTINGS, log={"level": "debug"}), Node(sys.argv[1])
     node.run("lse", OWN)
@@ -94,7 +122,7 @@ def main() -> None:
     daemon.start()
     node.check(BATCH, ALL - OWN, limit=LONG_S)
     step("killed, and started with suppression switched off: BE has the whole pool")
-    assert daemon.stop() == 0
+    by_quota(daemon, node)
     daemon.configure(beSuppress=SETTINGS)
     daemon.start()
     narrow(node, MOST)
