@@ -26,7 +26,7 @@ from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.kubelet.beside import KubeletBeside
 from proxy.kubelet.rewriting import static_state, write_text
 from proxy.kubelet.settings import KubeletSettings
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 from proxy.model.machine import Machine
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
@@ -401,6 +401,10 @@ class Day:
         assert len(violations(state)) == len(lost), violations(state)
         there = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
         assert {c.id for c in live} == there
+        owned = union(c.placement.own.bits for c in live)
+        held = union(cpus.bits for names in state.kubelet.values() for cpus in names.values())
+        left = state.node.shareable - CpuSet.from_bits(owned | held)
+        assert left <= state.pools.shared, "what leaves returns"
         for container_id, cpus in self.w.cgroups.sets.items():
             assert cpus == state.wanted(state.containers[container_id])
             assert cpus
