@@ -48,6 +48,7 @@ class BesideKubelet:
         self._keeper = keeper
         self._port = port
         self._worker = Worker("beside", keeper.broken)
+        self._refreshing = asyncio.Lock()
         self._told: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)
         self.manager = CpuManager()
@@ -65,7 +66,8 @@ class BesideKubelet:
         if self._port is None:
             return
         try:
-            await worker.run(self._port.refresh)
+            async with self._refreshing:
+                await worker.run(self._port.refresh)
         except Exception as error:  # noqa: BLE001 - what kubelet does is not worth a pass
             self._keeper.broken(error)
         await self.look()

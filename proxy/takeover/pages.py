@@ -7,6 +7,10 @@ from proxy.takeover.record import Record, Stage
 from proxy.takeover.rules import conflicts, left, settings
 from proxy.takeover.scene import Scene
 
+WAIT = (
+    "wait for the pods of the old allocations to end (topoproxy takeover status names them),"
+    " or finish --with-running"
+)
 STEPS = {
     "start": (
         "what kubelet's CPU manager has given stays with its containers until they end",
@@ -142,13 +146,18 @@ def notes(record: Record, scene: Scene) -> list[str]:
     return said
 
 
+def after_revert(scene: Scene) -> list[str]:
+    """Say what remains to be done when the takeover has been reverted."""
+    return [] if scene.running else [*settings(scene, "static"), "systemctl start kubelet"]
+
+
 def next_steps(record: Record, scene: Scene) -> list[str]:
     """Say what remains to be done."""
     if record.stage is Stage.NONE:
         return ["topoproxy takeover start"] if not conflicts(scene) else ["remove what stands against it"]
     if record.stage is Stage.STARTED:
         stop = ["systemctl stop kubelet"] if scene.running else []
-        wait = ["wait for the pods below to end, or finish --with-running"] if left(record, scene) else []
+        wait = [WAIT] if left(record, scene) else []
         return [
             *wait,
             *stop,

@@ -168,7 +168,7 @@ def finish(record: Record, scene: Scene, target: str, *, with_running: bool, for
     pending = Pending("finish", scene.file.text, made.text, target)
     return Outcome(
         dataclasses.replace(record, pending=pending),
-        (f"kubelet's file is now that of policy {target}", *_told(made.left_out), *settings(scene, target)),
+        (f"kubelet's file is now that of policy {target}", *_told(made.left_out)),
     )
 
 
@@ -191,7 +191,6 @@ def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
         (
             "kubelet's file is that of policy static, with the CPUs that are in force now",
             *_told(made.left_out),
-            *settings(scene, "static"),
         ),
     )
 
@@ -219,7 +218,10 @@ def _told(left_out: tuple[str, ...]) -> tuple[str, ...]:
 
 def settings(scene: Scene, target: str) -> tuple[str, ...]:
     """Say with which settings kubelet has to start, as far as they are not so already."""
-    said = [f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts"]
+    source = scene.manager.sources.get("policy", "")
+    said: list[str] = []
+    if scene.manager.policy != target or source.endswith("cpu_manager_state"):
+        said.append(f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts")
     if target == "none":
         if scene.manager.options:
             names = ", ".join(sorted(scene.manager.options))

@@ -20,8 +20,8 @@ from proxy.keeper.worker import Worker
 from proxy.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
-from proxy.takeover.pages import plan_page, status_page
-from proxy.takeover.record import Record, Stage
+from proxy.takeover.pages import after_revert, plan_page, status_page
+from proxy.takeover.record import Record
 from proxy.takeover.rules import TARGETS, Outcome, StepRefusedError, finish, revert, start
 from proxy.takeover.running import signs
 from proxy.takeover.scene import File, Scene, elsewhere_of, owning_of, pods_of
@@ -131,9 +131,11 @@ class Takeover:
             if self.record.stage is not before.stage:
                 stages = f"{before.stage.value} -> {self.record.stage.value}"
                 keeper.voice.info(f"takeover: {step} ({stages}): {'; '.join(outcome.told)}")
-            scene = dataclasses.replace(scene, file=File.of(text_of(outcome, before, scene)))
-        told = [*([said] if said else []), *outcome.told]
-        return {**status_page(self.record, scene), "done": True, "step": step, "told": told}
+            scene = await self._scene()
+        page = status_page(self.record, scene)
+        if step == "revert":
+            page["next"] = after_revert(scene)
+        return {**page, "done": True, "step": step, "told": [*([said] if said else []), *outcome.told]}
 
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""
@@ -149,7 +151,7 @@ class Takeover:
             keeper.later(list(keeper.state.containers))
 
     async def _scene(self) -> Scene:
-        await self._keeper.beside.look()
+        await self._keeper.beside.refresh(self._worker)
         state, ready = self._keeper.state, self._keeper.synced.is_set()
         scene = Scene(
             self._places.kubelet,
@@ -189,13 +191,6 @@ class Takeover:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
-
-
-def text_of(outcome: Outcome, before: Record, scene: Scene) -> str | None:
-    """Give what is in kubelet's file after a step."""
-    if outcome.record.stage is Stage.FINISHED and outcome.record.written != before.written:
-        return outcome.record.written
-    return scene.file.text
 
 
 def _decision(step: str, params: Mapping[str, str]) -> Callable[[Record, Scene, float], Outcome]:

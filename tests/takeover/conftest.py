@@ -1,0 +1,271 @@
+"""A node that kubelet's static CPU manager has: kubelet is played, with the rules by which it starts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.apply.folder import FolderCgroups
+from proxy.cri.pb import api_pb2 as pb
+from proxy.demo.client import CriClient, PodSpec, Started
+from proxy.demo.proxy_process import ProxyProcess
+from proxy.demo.runtime import StandInRuntime
+from proxy.kubelet.checkpoints import read_cpu
+from proxy.kubelet.contents import held_cpus
+from proxy.kubelet.rewriting import none_state, static_state
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+from proxy.topology import write_sysfs
+from proxy.topology.build import described
+
+EIGHT = CpuSet(range(8))
+
+
+class CrashLoopError(Exception):
+    """kubelet would end at its start."""
+
+
+@dataclass
+class PlayedKubelet:
+    """The CPU manager of a kubelet: what it has in memory, and the file that it writes from there.
+
+    Its rules at a start are those of kubelet 1.36 (reference C.9), written down here a second time.
+    """
+
+    folder: Path
+    online: CpuSet = EIGHT
+    reserved: CpuSet = field(default_factory=lambda: CpuSet([0]))
+    policy: str = "static"
+    held: dict[str, dict[str, CpuSet]] = field(default_factory=dict)
+    runs: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "cpu_manager_state"
+
+    def configure(self, policy: str, options: dict[str, str] | None = None) -> None:
+        """Write its configuration; it counts from the next start."""
+        values = {"kind": "KubeletConfiguration", "cpuManagerPolicy": policy}
+        more = {"cpuManagerPolicyOptions": options} if options else {}
+        (self.folder / "config.yaml").write_text(
+            json.dumps({**values, **more, "reservedSystemCPUs": str(self.reserved)})
+        )
+
+    def start(self, policy: str = "static", options: dict[str, str] | None = None) -> None:
+        """Start, or end in the way that makes a supervisor start it again and again."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.configure(policy, options)
+        if policy == "none" and options:
+            raise CrashLoopError("received unsupported options")
+        if not self.path.exists():
+            self.policy, self.held, self.runs = policy, {}, True
+            self.write()
+            return
+        found = read_cpu(self.path.read_text())
+        if found.version is None:
+            raise CrashLoopError("checkpoint is corrupted")
+        if found.policy != policy:
+            raise CrashLoopError(f'policy "{policy}" differs from state checkpoint policy "{found.policy}"')
+        said = held_cpus(found)
+        if policy == "static":
+            everything = said.default
+            for pod in said.held.values():
+                for cpus in pod.values():
+                    if cpus & said.default:
+                        raise CrashLoopError("an entry overlaps the default set")
+                    everything |= cpus
+            if not self.reserved <= said.default:
+                raise CrashLoopError("not all reserved cpus are present in defaultCpuSet")
+            if everything != self.online:
+                raise CrashLoopError("current set of available CPUs doesn't match with CPUs in state")
+        elif said.held or said.default:
+            raise CrashLoopError("none holds CPUs")  # kubelet itself would not look
+        self.policy, self.runs = policy, True
+        self.held = {uid: dict(names) for uid, names in said.held.items()}
+
+    def stop(self) -> None:
+        self.runs = False
+
+    def write(self) -> None:
+        """Write the file from memory, as each change does."""
+        if self.policy == "none":
+            text = none_state()
+        else:
+            text = static_state(self.online, self.held, reserved=self.reserved)
+        self.path.write_text(text)
+
+    def free(self) -> CpuSet:
+        taken = self.reserved
+        for pod in self.held.values():
+            for cpus in pod.values():
+                taken |= cpus
+        return self.online - taken
+
+    def admit(self, uid: str, count: int, name: str = "main") -> CpuSet:
+        """Give a pod CPUs: the lowest that are free; none where it gives none."""
+        if self.policy == "none" or len(self.free()) <= count:
+            return CpuSet()
+        cpus = CpuSet(list(self.free())[:count])
+        self.held.setdefault(uid, {})[name] = cpus
+        self.write()
+        return cpus
+
+    def forget(self, uid: str) -> None:
+        """A pod has gone."""
+        if self.held.pop(uid, None) is not None:
+            self.write()
+
+
+@dataclass
+class KubeletNode:
+    """A runtime, ``topoproxy serve`` as a process before it, and a played kubelet before that."""
+
+    folder: Path
+    cgroups: FolderCgroups
+    proxy: ProxyProcess
+    kubelet: PlayedKubelet
+    procfs: Path
+
+    def kubelet_runs(self, *, runs: bool) -> None:
+        """Show or hide kubelet's process."""
+        entry = self.procfs / "4711"
+        if runs:
+            entry.mkdir(parents=True, exist_ok=True)
+            (entry / "comm").write_text("kubelet\n")
+            (entry / "stat").write_text("4711 (kubelet) S 1\n")
+        else:
+            for path in entry.glob("*"):
+                path.unlink()
+            if entry.exists():
+                entry.rmdir()
+
+    def client(self) -> CriClient:
+        return CriClient(str(self.proxy.socket))
+
+    def launch(self, name: str, count: int = 2) -> Started:
+        """A Guaranteed pod with whole CPUs, as kubelet brings it: admitted first, its CPUs in the request."""
+        with self.client() as client:
+            spec = PodSpec(name, kube_qos=KubeQos.GUARANTEED, cpus=count)
+            pod = client.run_pod(spec)
+            named = self.kubelet.admit(pod.config.metadata.uid, count)
+            self.create(client, pod, named)
+            return pod
+
+    def create(self, client: CriClient, pod: Started, named: CpuSet) -> None:
+        """Create and start a pod's container with CPUs named by kubelet; its quota is off then."""
+        config = pb.ContainerConfig(metadata=pb.ContainerMetadata(name="main", attempt=next(pod.attempts)))
+        config.image.image = "localhost/busybox:1"
+        config.linux.resources.CopyFrom(
+            pb.LinuxContainerResources(
+                cpu_period=100_000,
+                cpu_quota=-1 if named else 100_000 * pod.spec.cpus,
+                cpu_shares=1024 * pod.spec.cpus,
+                cpuset_cpus=str(named),
+            )
+        )
+        request = pb.CreateContainerRequest(
+            pod_sandbox_id=pod.pod_id, config=config, sandbox_config=pod.config
+        )
+        pod.container_id = client.call("CreateContainer", request).container_id
+        client.start(pod.container_id)
+
+    def end(self, pod: Started) -> None:
+        with self.client() as client:
+            client.end_pod(pod)
+        if self.kubelet.runs:
+            self.kubelet.forget(pod.config.metadata.uid)
+
+    def reconcile(self, *pods: Started) -> None:
+        """What kubelet does each period under static: its own CPUs to every container."""
+        with self.client() as client:
+            for pod in pods:
+                cpus = self.kubelet.held.get(pod.config.metadata.uid, {}).get("main", CpuSet([1]))
+                client.update(pod.container_id, pb.LinuxContainerResources(cpuset_cpus=str(cpus)))
+
+    def cpus(self, pod: Started) -> str:
+        """What the kernel says of a pod's container."""
+        path = self.cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
+        return "" if path is None else str(self.cgroups.read(path).cpus)
+
+
+class LedgerInMemory:
+    """A ledger that lives as long as the test; a daemon that dies leaves it as it is."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, dict[str, object]] = {}
+
+    def write(self, changes: Any) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = json.loads(json.dumps(value))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def ledger() -> LedgerInMemory:
+    return LedgerInMemory()
+
+
+@pytest.fixture(scope="session")
+def make_ledger() -> type[LedgerInMemory]:
+    return LedgerInMemory
+
+
+@pytest.fixture(scope="session")
+def make_kubelet() -> type[PlayedKubelet]:
+    """The class, for tests that make more than one or at another time."""
+    return PlayedKubelet
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> PlayedKubelet:
+    """A kubelet on eight CPUs that keeps back CPU 0."""
+    return PlayedKubelet(tmp_path / "kubelet")
+
+
+@pytest.fixture
+def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNode]:
+    """A node of 16 CPUs on two sockets; kubelet runs with the policy static, and the daemon before it."""
+    machine = described(2, 1, 4, 2)
+    with tempfile.TemporaryDirectory(prefix="tp-") as short:
+        folder = Path(short)
+        write_sysfs(machine, folder / "machine")
+        cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, 1)
+        kubelet = PlayedKubelet(folder / "kubelet", machine.online, CpuSet([0, 1]))
+        procfs = folder / "proc"
+        procfs.mkdir()
+        settings: dict[str, Any] = {
+            "runtime": f"unix://{folder}/runtime.sock",
+            "sysfsRoot": str(folder / "machine/sys"),
+            "cgroupRoot": str(folder / "cgroup"),
+            "procfsRoot": str(procfs),
+            "reconcilePeriod": "300ms",
+            "kubelet": {"stateDir": str(kubelet.folder)},
+        }
+        proxy = ProxyProcess(folder, settings)
+        node = KubeletNode(folder, cgroups, proxy, kubelet, procfs)
+        with StandInRuntime(folder / "runtime.sock", cgroups):
+            kubelet.start()
+            node.kubelet_runs(runs=True)
+            proxy.start()
+            end = time.monotonic() + 60
+            while not ask(proxy.admin, "/status", 30)["ready"]:  # type: ignore[index]
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            try:
+                yield node
+            finally:
+                proxy.stop()

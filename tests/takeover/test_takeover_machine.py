@@ -1,0 +1,279 @@
+"""A takeover against a kubelet that writes its file, pods that come and go, and a daemon that dies anywhere.
+
+What may never be: a container whose CPUs are lost or somebody else's, a file that no kubelet would read, a
+kubelet that does not start under the policy that the commands named, a takeover that cannot be reverted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from proxy.kubelet.checkpoints import read_cpu
+from proxy.kubelet.rewriting import write_text
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager
+from proxy.model.workload import Phase, Pod, Pool, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.invariants import violations
+from proxy.plan.node import Node
+from proxy.plan.place import place
+from proxy.plan.state import NodeState
+from proxy.takeover import writer as module
+from proxy.takeover.record import Stage
+from proxy.takeover.rules import StepRefusedError, finish, revert, start
+from proxy.takeover.scene import File, Scene, owning_of, pods_of
+from proxy.takeover.writer import Writer, text_in
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+KEEPS_BACK = CpuSet([0, 1])
+
+DEATHS = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6])
+"""Before or after which write the daemon dies (record, file, record); 0: it lives."""
+
+
+class DiedError(BaseException):
+    """The daemon is killed."""
+
+
+class Takeovers(RuleBasedStateMachine):
+    """The world: kubelet's folder, our ledger, our state."""
+
+    make_kubelet: Any
+    make_ledger: Any
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="tp-machine-")
+        root = Path(self.folder.name)
+        self.kubelet = self.make_kubelet(root / "kubelet", MACHINE.online, KEEPS_BACK)
+        self.kubelet.start("static")
+        self.ledger = self.make_ledger()
+        self.backups = root / "backups"
+        self.state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
+        self.serial = 0
+        self.now = 1.0
+        self.writes_between = False
+        self.boot()
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    # -- the daemon ---------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        self.writer = Writer(self.ledger, self.kubelet.folder, self.backups, self.pause, lambda: self.now)
+        self.writer.recover()
+        assert self.writer.record.pending is None
+        self.follow()
+
+    def pause(self, seconds: float) -> None:
+        if self.writes_between and self.kubelet.runs:
+            self.kubelet.write()
+
+    def follow(self) -> None:
+        """What the service does: rules along with the record, and what kubelet holds."""
+        record = self.writer.record
+        reserved = record.reserved if record.ours else CpuSet()
+        node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.ours, reserved=reserved)
+        file = File.of(text_in(self.kubelet.folder)[0])
+        held = file.held.held if file.held is not None and file.policy == "static" else {}
+        self.state = self.state.under(node).beside(record.standing(held))
+
+    def scene(self) -> Scene:
+        return Scene(
+            self.kubelet.folder,
+            File.of(text_in(self.kubelet.folder)[0]),
+            CpuManager("static", reserved=KEEPS_BACK),
+            ("process 1 is kubelet",) if self.kubelet.runs else (),
+            owning=owning_of(self.state),
+            pods=pods_of(self.state),
+            online=MACHINE.online,
+            shareable=self.state.node.shareable,
+        )
+
+    def act(self, decide: Any, dies_at: int) -> bool:
+        """Take a step; the daemon dies before or after one of its writes, and comes back."""
+        left = [dies_at]
+
+        def mortal(write: Any) -> Any:
+            def wrapped(*args: Any) -> None:
+                for act in (lambda: None, lambda: write(*args)):
+                    act()
+                    left[0] -= 1
+                    if left[0] == 0:
+                        raise DiedError
+
+            return wrapped
+
+        self.now += 1
+        try:
+            with (
+                patch.object(module, "write_text", mortal(write_text)),
+                patch.object(self.ledger, "write", mortal(self.ledger.write)),
+            ):
+                self.writer.settle()
+                self.writer.take(decide(self.writer.record, self.scene()))
+        except StepRefusedError:
+            return False
+        except DiedError:
+            self.boot()
+            return False
+        else:
+            return True
+        finally:
+            self.follow()
+
+    # -- what happens -------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.kubelet.runs)
+    @rule(count=st.sampled_from([1, 2, 3]))
+    def pod_comes(self, count: int) -> None:
+        self.serial += 1
+        uid = f"u{self.serial}"
+        named = self.kubelet.admit(uid, count)
+        if self.kubelet.policy == "static" and not named:
+            return  # kubelet refuses it
+        self.follow()
+        if self.writer.record.ours:
+            assert f"{uid}/main" not in self.state.owners, "kubelet's account of new pods counts for nothing"
+        pod = Pod(f"s-{uid}", uid, "ns", uid)
+        self.state = self.state.with_pod(pod)
+        request = Request(1024 * count, -1 if named else 100_000 * count, 100_000, 0, str(named))
+        plan = place(self.state, pod, "main", 0, request, f"c-{uid}")
+        if plan.container is None:
+            self.state = self.state.without_pod(pod.sandbox_id)
+            self.kubelet.forget(uid)
+            return
+        own = plan.container.placement.own
+        if self.writer.record.stage is Stage.NONE and named:
+            assert own == named, "what kubelet gives is adopted as it is"
+        if plan.container.placement.pool is Pool.OWN:
+            assert len(own) == count
+            assert own.isdisjoint(KEEPS_BACK)
+        running = plan.container.in_phase(Phase.RUNNING)
+        self.state = plan.state.changed(put=(running,))
+
+    @precondition(lambda self: len(self.state.containers))
+    @rule(data=st.data())
+    def pod_ends(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.state.containers)))
+        pod = self.state.containers[key].pod
+        self.state = self.state.changed(drop=(key,)).without_pod(pod.sandbox_id)
+        if self.kubelet.runs:
+            self.kubelet.forget(pod.uid)
+        self.follow()
+
+    @precondition(lambda self: self.kubelet.runs)
+    @rule()
+    def kubelet_stops(self) -> None:
+        self.kubelet.stop()
+
+    @precondition(lambda self: not self.kubelet.runs)
+    @rule()
+    def kubelet_starts(self) -> None:
+        """As the commands say: where the file is not what finish wrote, finish again first."""
+        record, file = self.writer.record, File.of(text_in(self.kubelet.folder)[0])
+        if record.stage is Stage.FINISHED and file.policy != record.target:
+            assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
+        policy = record.target if record.stage is Stage.FINISHED else "static"
+        self.kubelet.start(policy)  # raises where it would crash-loop
+        given = CpuSet()
+        for pod in self.kubelet.held.values():
+            (cpus,) = pod.values()
+            assert cpus.isdisjoint(given), "kubelet believes that two pods have the same CPUs"
+            given |= cpus
+        there = {pod.uid for pod in self.state.pods.values()}
+        for uid in [uid for uid in self.kubelet.held if uid not in there]:
+            self.kubelet.forget(uid)  # stale state is removed
+        self.follow()
+
+    @rule(dies_at=DEATHS)
+    def takeover_starts(self, dies_at: int) -> None:
+        self.act(lambda record, scene: start(record, scene, self.now), dies_at)
+
+    @rule(
+        policy=st.sampled_from(["none", "static"]),
+        dies_at=DEATHS,
+        with_running=st.booleans(),
+        force=st.booleans(),
+        between=st.booleans(),
+    )
+    def takeover_finishes(
+        self, policy: str, dies_at: int, with_running: bool, force: bool, between: bool
+    ) -> None:
+        self.writes_between = between
+        was, runs = self.writer.record, self.kubelet.runs
+        done = self.act(lambda r, s: finish(r, s, policy, with_running=with_running, force=force), dies_at)
+        self.writes_between = False
+        if done:
+            assert self.writer.record.stage is Stage.FINISHED
+            assert File.of(self.kubelet.path.read_text()).policy == policy
+            assert (force or was.stage is Stage.FINISHED) or not runs
+
+    @rule(dies_at=DEATHS, force=st.booleans())
+    def takeover_reverts(self, dies_at: int, force: bool) -> None:
+        if self.kubelet.runs and force:
+            return  # a kubelet that runs under none would write its file again: for those who know
+        done = self.act(lambda r, s: revert(r, s, force=force), dies_at)
+        if done:
+            assert self.writer.record.stage is Stage.NONE
+        elif not self.kubelet.runs:
+            assert self.act(lambda r, s: revert(r, s, force=False), 0), "can always be reverted"
+
+    @rule()
+    def daemon_dies(self) -> None:
+        self.boot()
+
+    # -- what must be -------------------------------------------------------------------------------------
+
+    @invariant()
+    def everything_is_in_order(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        assert self.writer.record.pending is None
+        found = read_cpu(self.kubelet.path.read_text())
+        assert found.version == 2, "the checksum is right at every moment"
+        assert violations(self.state) == []
+        owned = CpuSet()
+        for container in self.state.containers.values():
+            own = container.placement.own
+            assert own.isdisjoint(owned), "nobody's CPUs are given twice"
+            owned |= own
+            if own:
+                assert self.state.owners[container.owner].cpus == own
+        assert self.state.pools.shared.isdisjoint(owned)
+        record = self.writer.record
+        file = File.of(self.kubelet.path.read_text())
+        if record.stage is Stage.FINISHED and file.text == record.written and record.target == "static":
+            assert file.held is not None
+            assert file.held.default >= KEEPS_BACK
+
+
+def test_takeovers(make_kubelet: Any, make_ledger: Any) -> None:
+    Takeovers.make_kubelet = staticmethod(make_kubelet)
+    Takeovers.make_ledger = staticmethod(make_ledger)
+    run_state_machine_as_test(
+        Takeovers,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

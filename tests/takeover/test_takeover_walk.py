@@ -1,0 +1,323 @@
+"""The commands against a daemon as a process, a stand-in runtime, and a kubelet that is played."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli.main import command_line
+from proxy.demo.client import CriClient
+from proxy.kubelet.rewriting import none_state
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+
+DOCS = Path(__file__).parents[2] / "docs/takeover.md"
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(node: Any, *words: str) -> Done:
+    """Run ``topoproxy takeover`` in this process; the daemon is another."""
+    config = ["--config", str(node.folder / "config.yaml")]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = command_line(["takeover", *words, *config])
+    assert isinstance(code, int)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def data(node: Any, *words: str) -> Any:
+    done = run(node, *words, "--json")
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(node: Any, *words: str) -> str:
+    done = run(node, *words)
+    assert (done.returncode, done.stdout) == (1, ""), done.stdout + done.stderr
+    return done.stderr
+
+
+def did(node: Any, *words: str) -> str:
+    done = run(node, *words)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def until(check: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end, "waited for 60 s"
+        time.sleep(0.05)
+
+
+def pods_at(node: Any, *pods: Any) -> list[str]:
+    return [node.cpus(pod) for pod in pods]
+
+
+def stop_kubelet(node: Any) -> None:
+    node.kubelet.stop()
+    node.kubelet_runs(runs=False)
+
+
+def start_kubelet(node: Any, policy: str) -> None:
+    """Start it; it raises where it would crash-loop."""
+    node.kubelet.start(policy)
+    node.kubelet_runs(runs=True)
+
+
+def test_the_whole_way_and_back(kubelet_node: Any) -> None:
+    node = kubelet_node
+    old, short = node.launch("old"), node.launch("short")
+    assert pods_at(node, old, short) == ["2-3", "4-5"]
+    untouched = node.kubelet.path.read_text()
+    plan = data(node, "plan")
+    assert (plan["stage"], plan["can_start"], plan["conflicts"]) == ("none", True, [])
+    assert [(a["container"], a["cpus"], a["in_force"], a["state"]) for a in plan["allocations"]] == [
+        ("demo/old/main", "2-3", "2-3", "runs"),
+        ("demo/short/main", "4-5", "4-5", "runs"),
+    ]
+    assert plan["kubelet"]["running"] == ["process 4711 is kubelet"]
+    assert run(node, "plan").returncode == 0
+
+    assert "2 allocations of kubelet's CPU manager" in did(node, "start")
+    assert "nothing to do" in did(node, "start")
+    new = node.launch("new")
+    named = node.kubelet.held[new.config.metadata.uid]["main"]
+    assert str(named) == "6-7"
+    assert node.cpus(new) == "6,14", "a whole core of our choice, not the CPUs that kubelet named"
+    node.reconcile(old, short, new)
+    assert pods_at(node, old, short, new) == ["2-3", "4-5", "6,14"]
+    status = data(node, "status")
+    assert [each["container"] for each in status["left"]] == ["demo/old/main", "demo/short/main"]
+    assert any("runs on CPUs 6,14, and kubelet's file says 6-7" in words for words in status["notes"])
+    assert any("write static there" in words for words in status["notes"])
+
+    assert "kubelet runs (process 4711 is kubelet)" in refused(node, "finish", "--with-running")
+    node.end(short)
+    until(lambda: len(data(node, "status")["left"]) == 1)
+    stop_kubelet(node)
+    words = refused(node, "finish")
+    assert "1 of kubelet's allocations are still in use (demo/old/main)" in words
+    assert "or finish --with-running" in words
+    assert "for policy none" in (
+        said := did(node, "finish", "--with-running").replace("of policy", "for policy")
+    )
+    assert "cpuManagerPolicy: none" in said
+    assert node.kubelet.path.read_text() == none_state()
+    assert (node.folder / "state/takeover/cpu_manager_state.before-finish").read_text() != untouched
+    start_kubelet(node, "none")
+    assert "nothing to do" in did(node, "finish")
+    node.proxy.kill()
+    node.proxy.start()
+    later = node.launch("later")
+    assert pods_at(node, old, new) == ["2-3", "6,14"]
+    assert len(CpuSet.parse(node.cpus(later))) == 2
+    assert data(node, "status")["stage"] == "finished"
+
+    assert "kubelet runs" in refused(node, "revert")
+    stop_kubelet(node)
+    assert "policy static" in did(node, "revert")
+    assert "nothing to do" in did(node, "revert")
+    start_kubelet(node, "static")
+    everyone = {pod.config.metadata.uid: node.cpus(pod) for pod in (old, new, later)}
+    assert {uid: str(pod["main"]) for uid, pod in node.kubelet.held.items()} == everyone
+    last = node.launch("last")
+    assert node.cpus(last) == str(node.kubelet.held[last.config.metadata.uid]["main"])
+    assert data(node, "status")["stage"] == "none"
+
+
+def test_finish_for_a_kubelet_that_stays_static(kubelet_node: Any) -> None:
+    node = kubelet_node
+    old = node.launch("old")
+    did(node, "start")
+    new = node.launch("new")
+    stop_kubelet(node)
+    did(node, "finish", "--with-running", "--kubelet-policy", "static")
+    start_kubelet(node, "static")
+    held = {uid: str(pod["main"]) for uid, pod in node.kubelet.held.items()}
+    assert held == {pod.config.metadata.uid: node.cpus(pod) for pod in (old, new)}
+    assert data(node, "status")["target"] == "static"
+    third = node.launch("third")
+    assert CpuSet.parse(node.cpus(third)).isdisjoint(CpuSet.parse(f"{node.cpus(old)},{node.cpus(new)}"))
+
+
+def test_a_start_can_be_reverted_while_kubelet_runs(kubelet_node: Any) -> None:
+    node = kubelet_node
+    old = node.launch("old")
+    text = node.kubelet.path.read_text()
+    did(node, "start")
+    assert "right as it is" in did(node, "revert")
+    assert (node.kubelet.path.read_text(), node.cpus(old)) == (text, "2-3")
+    assert data(node, "status")["stage"] == "none"
+    new = node.launch("new")
+    assert node.cpus(new) == "4-5", "kubelet names the CPUs again"
+
+
+def test_a_kubelet_that_writes_meanwhile_is_found_out(kubelet_node: Any) -> None:
+    """Its process cannot be seen, and it writes its file from memory."""
+    node = kubelet_node
+    node.launch("old")
+    did(node, "start")
+    node.kubelet_runs(runs=False)
+    config = ["--config", str(node.folder / "config.yaml")]
+    command = [sys.executable, "-m", "proxy", "takeover", "finish", "--with-running", *config]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as finishing:
+        end = time.monotonic() + 60
+        while node.kubelet.path.read_text() != none_state() and time.monotonic() < end:
+            time.sleep(0.01)
+        node.kubelet.write()
+        _, said = finishing.communicate(timeout=60)
+    assert finishing.returncode == 1
+    assert "did not stay as it was written, so kubelet runs after all" in said
+    assert data(node, "status")["stage"] == "started"
+
+
+def test_what_stands_against_a_start(kubelet_node: Any) -> None:
+    node = kubelet_node
+    node.kubelet.path.write_text(node.kubelet.path.read_text().replace("0-15", "0-14"))
+    plan = run(node, "plan")
+    assert plan.returncode == 1
+    assert "Against it\n  - kubelet's state file" in plan.stdout
+    assert "its checksum is wrong" in plan.stdout
+    assert plan.stderr == "topoproxy: cannot start the takeover: see what stands against it\n"
+    assert "its checksum is wrong" in refused(node, "start")
+    assert data(node, "start")["done"] is False
+    node.kubelet.path.write_text(none_state())
+    assert "policy is none: it holds no CPUs" in refused(node, "start")
+    assert "it has not started" in refused(node, "finish")
+    assert "nothing to do" in did(node, "revert")
+    assert data(node, "status")["stage"] == "none"
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "proxy", "takeover", "status", "--admin", f"unix://{tmp_path}/no.sock"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "nobody listens there" in done.stderr) == (69, True)
+
+
+MORTAL = """
+import os, signal, sys
+from proxy.takeover import writer
+calls = [int(sys.argv.pop(1))]
+def mortal(write):
+    def wrapped(*args):
+        for act in (lambda: None, lambda: write(*args)):
+            act()
+            calls[0] -= 1
+            if calls[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return wrapped
+writer.write_text = mortal(writer.write_text)
+keep = writer.Writer._keep
+writer.Writer._keep = mortal(keep)
+from proxy.cli.main import main
+main()
+"""
+"""A daemon that kills itself before or after one of the writes of a step."""
+
+
+def start_mortal(node: Any, dies_at: int) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-c",
+        MORTAL,
+        str(dies_at),
+        "serve",
+        "--config",
+        str(node.folder / "config.yaml"),
+    ]
+    env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
+
+    def answers() -> bool:
+        assert process.poll() is None
+        try:
+            with CriClient(str(node.proxy.socket), timeout=0.5) as client:
+                client.version()
+        except TopoproxyError:
+            return False
+        return True
+
+    until(answers)
+    return process
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 4, 6])
+def test_a_daemon_that_is_killed_in_a_step(kubelet_node: Any, dies_at: int) -> None:
+    """Before and after each of: the record, kubelet's file, the record."""
+    node = kubelet_node
+    old = node.launch("old")
+    did(node, "start")
+    new = node.launch("new")
+    places = pods_at(node, old, new)
+    stop_kubelet(node)
+    node.proxy.stop()
+    process = start_mortal(node, dies_at)
+    words = ("finish", "--with-running") if dies_at % 2 else ("finish", "--with-running", "--force")
+    assert run(node, *words).returncode == 69
+    assert process.wait(30) == -9
+    node.proxy.start()
+    until(lambda: bool(data(node, "plan")["kubelet"]["file_policy"]))
+    written = dies_at >= 4
+    assert data(node, "status")["stage"] == ("finished" if written else "started")
+    assert (node.kubelet.path.read_text() == none_state()) is written
+    did(node, "finish", "--with-running")
+    assert node.kubelet.path.read_text() == none_state()
+    start_kubelet(node, "none")
+    assert pods_at(node, old, new) == places
+    stop_kubelet(node)
+    node.proxy.stop()
+    process = start_mortal(node, dies_at)
+    assert run(node, "revert").returncode == 69
+    assert process.wait(30) == -9
+    node.proxy.start()
+    did(node, "revert")
+    start_kubelet(node, "static")
+    assert pods_at(node, old, new) == places
+    assert sorted(str(pod["main"]) for pod in node.kubelet.held.values()) == places
+
+
+def test_the_document_shows_what_the_commands_say(kubelet_node: Any) -> None:
+    """Each block of docs/takeover.md that begins with a command is that command's output, line by line."""
+    node = kubelet_node
+    node.launch("db")
+    node.launch("web")
+    stages = {"stop kubelet": lambda: stop_kubelet(node), "launch": lambda: node.launch("api")}
+    seen = 0
+    for block in re.findall(r"^```console\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE):
+        command, _, shown = block.partition("\n")
+        if command == "$ systemctl stop kubelet":
+            stages["stop kubelet"]()
+            continue
+        if command.startswith("$ systemctl start kubelet"):
+            start_kubelet(node, command.rpartition(" ")[2])
+            continue
+        if command == "$ kubectl apply -f api.yaml":
+            stages["launch"]()
+            continue
+        done = run(node, *command.removeprefix("$ topoproxy takeover ").split())
+        said = done.stdout + done.stderr
+        said = said.replace(str(node.folder / "kubelet"), "/var/lib/kubelet")
+        said = re.sub(r"since [0-9: -]+", "since 2026-11-20 10:00:00", said)
+        assert said == shown, f"{command}\n{said}"
+        seen += 1
+    assert seen > 5
