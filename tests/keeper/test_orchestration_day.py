@@ -231,7 +231,7 @@ class Day:
         ours = self.w.keeper.state.containers.get(container_id)
         if ours is not None and ours.placement.pool is Pool.OWN:
             self.started[container_id] = ours.placement.own
-            if ours.placement.hard:
+            if ours.placement.hard or ours.pod.qos is QosClass.LSE:
                 self.hard.add(container_id)
         self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
         self.w._state(container_id, "RUNNING")

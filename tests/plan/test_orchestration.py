@@ -290,7 +290,12 @@ class Life:
             assert pod.qos in (QosClass.NONE, *STRICT)
             assert pod.kube_qos is KubeQos.GUARANTEED
         else:
-            assert placement.pool is pool_by_the_table(pod, bound=bool(pod.nodes) and named is None)
+            bound = bool(pod.nodes) and named is None
+            assert placement.pool is pool_by_the_table(pod, bound=bound)
+            if pod.cpuset and pod.qos is QosClass.BE and not pod.problem:
+                assert placement.within == pod.cpuset
+            elif bound and not pod.problem:
+                assert placement.nodes == pod.nodes
         if placement.pool is Pool.OWN:
             kept = before.owners.get(container.owner)  # kubelet held them for this very container
             assert placement.own.isdisjoint(others - kept.cpus if kept else others)
