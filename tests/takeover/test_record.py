@@ -1,0 +1,85 @@
+"""The record of a takeover: what counts of kubelet's account, settling a write, keeping it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from proxy.model.idset import CpuSet
+from proxy.takeover.record import Pending, Record, Stage, completed, dump, load, settled
+
+OLD = {"a": {"x": CpuSet([2]), "y": CpuSet([3])}, "b": {"z": CpuSet([4])}}
+STARTED = Record(
+    Stage.STARTED,
+    1.5,
+    2.5,
+    "static",
+    CpuSet([0]),
+    strict=True,
+    backup="was",
+    old=OLD,
+    target="none",
+    written="w",
+)
+FINISH = dataclasses.replace(STARTED, pending=Pending("finish", "before", "after", "none"))
+REVERT = dataclasses.replace(STARTED, pending=Pending("revert", None, "after", "static"))
+
+
+@pytest.mark.parametrize("record", [Record(), STARTED, FINISH, REVERT])
+def test_it_is_kept_and_read_back(record: Record) -> None:
+    kept = dump(record)
+    assert (kept is None) is (record == Record())
+    assert load(None if kept is None else json.loads(json.dumps(kept))) == record
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"stage": "begun"}, {"pending": {"step": "x"}}, {"old": {"a": {"x": "y"}}}, {"old": 1}]
+)
+def test_what_is_no_record(odd: dict[str, object]) -> None:
+    whole = dump(STARTED) or {}
+    assert load({**whole, **odd} if odd else {}) is None
+
+
+def test_what_counts_of_kubelets_account() -> None:
+    new = {"new": {"x": CpuSet([5])}}
+    changed = {"a": {"x": CpuSet([2]), "y": CpuSet([6])}, "b": {"z": CpuSet([7])}}
+    assert Record().standing({**OLD, **new}) == {**OLD, **new}
+    assert STARTED.standing({**OLD, **new}) == OLD
+    assert STARTED.standing(changed) == {"a": {"x": CpuSet([2])}}
+    assert dataclasses.replace(STARTED, stage=Stage.FINISHED).standing(OLD) == {}
+    assert [Record().ours, STARTED.ours] == [False, True]
+
+
+def test_a_write_that_came_to_its_end_is_completed() -> None:
+    record, said = settled(FINISH, "after", 9.0)
+    assert (record.stage, record.since, record.target, record.written, record.pending) == (
+        Stage.FINISHED,
+        9.0,
+        "none",
+        "after",
+        None,
+    )
+    assert "finish was completed" in said
+    assert settled(REVERT, "after", 9.0)[0] == Record()
+    assert completed(FINISH, 9.0) == record
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "words"),
+    [
+        (FINISH, "before", "had not come to its write"),
+        (REVERT, None, "had not come to its write"),
+        (FINISH, "other", "somebody else wrote"),
+        (FINISH, None, "somebody else wrote"),
+    ],
+)
+def test_a_write_that_did_not_is_undone(record: Record, text: str | None, words: str) -> None:
+    after, said = settled(record, text, 9.0)
+    assert after == STARTED
+    assert words in said
+
+
+def test_nothing_under_way_is_nothing_to_settle() -> None:
+    assert settled(STARTED, "whatever", 9.0) == (STARTED, "")

@@ -1,0 +1,275 @@
+"""The steps as rules: what stands against each, what it makes of the record, what kubelet's file becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.kubelet.checkpoints import CheckpointError, read_cpu
+from proxy.kubelet.contents import held_cpus
+from proxy.kubelet.rewriting import none_state, pods_of, static_state
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager, Held
+from proxy.takeover.pages import allocations, next_steps, notes, plan_page, status_page
+from proxy.takeover.record import Record, Stage
+from proxy.takeover.rules import StepRefusedError, conflicts, finish, left, revert, settings, start
+from proxy.takeover.scene import File, Owning, Scene
+from proxy.takeover.truth import truth
+
+EIGHT = CpuSet(range(8))
+HELD = {"a": {"x": CpuSet([2, 3])}, "b": {"y": CpuSet([4])}}
+OWNING = (Owning("a", "x", "ns/a/x", CpuSet([2, 3])), Owning("b", "y", "ns/b/y", CpuSet([4])))
+PODS = {"a": "ns/a", "b": "ns/b"}
+
+
+def scene(held: Held | None = None, **more: Any) -> Scene:
+    text = static_state(EIGHT, HELD if held is None else held)
+    values: dict[str, Any] = {
+        "file": File.of(text),
+        "manager": CpuManager("static", reserved=CpuSet([0])),
+        "owning": OWNING,
+        "pods": PODS,
+        "online": EIGHT,
+        "shareable": EIGHT,
+        **more,
+    }
+    return Scene(Path("/k"), **values)
+
+
+def begun(found: Scene | None = None) -> Record:
+    return start(Record(), found or scene(), 5.0).record
+
+
+def odd_file(**fields: object) -> File:
+    """A file whose sets contradict each other, with the checksum that kubelet would give it."""
+    from proxy.kubelet.checkpoints import fnv1a, text_of
+
+    raw: dict[str, Any] = {"policyName": "static", "defaultCpuSet": "0-1,5-7", **fields}
+    lower = {key.lower(): value for key, value in raw.items()}
+    return File.of(json.dumps({**raw, "checksum": fnv1a(text_of(lower, 2))}))
+
+
+def sets(text: str) -> dict[str, dict[str, str]]:
+    found = read_cpu(text)
+    assert found.version is not None
+    return {uid: {n: str(c) for n, c in pod.items()} for uid, pod in held_cpus(found).held.items()}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"enforce": False}, "the mode is observe"),
+        ({"ready": False}, "has not compared its state with the runtime"),
+        ({"file": File.of(None)}, "cannot be used: there is none"),
+        ({"file": File.of("{}")}, "its checksum is wrong"),
+        ({"file": File.of("{")}, "cannot read kubelet's cpu_manager_state"),
+        ({"file": File.of(none_state())}, "policy is none: it holds no CPUs"),
+        ({"file": File.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))}, "version 1"),
+        ({"online": CpuSet(range(4))}, "CPUs 4 that kubelet gave to ns/b/y are not online"),
+        ({"shareable": CpuSet([2, 3, 4])}, "the shared pool would be empty"),
+        (
+            {"owning": (Owning("c", "z", "ns/c/z", CpuSet([3, 6])),)},
+            "CPUs 3 that kubelet gave to ns/a/x are owned by ns/c/z",
+        ),
+        (
+            {"file": odd_file(entries={"a": {"x": "2-3"}, "b": {"y": "3-4"}})},
+            "kubelet gave CPUs 3 to ns/a/x and to ns/b/y",
+        ),
+        (
+            {"file": odd_file(entries={"a": {"x": "1-2"}})},
+            "CPUs 1 that kubelet gave to ns/a/x are in its default",
+        ),
+    ],
+)
+def test_what_stands_against_a_start(more: dict[str, Any], words: str) -> None:
+    found = scene(**more)
+    assert any(words in why for why in conflicts(found)), conflicts(found)
+    with pytest.raises(StepRefusedError, match="cannot start the takeover"):
+        start(Record(), found, 5.0)
+    assert plan_page(Record(), found)["can_start"] is False
+
+
+def test_what_does_not_stand_against_a_start() -> None:
+    assert conflicts(scene()) == ()
+    elsewhere = (Owning("c", "z", "ns/c/z", CpuSet([3])),)
+    assert conflicts(scene(owning=elsewhere, elsewhere=frozenset("a"))) == ()
+    assert conflicts(scene(manager=CpuManager("none"))) == (), "its configuration may be changed already"
+
+
+def test_a_start() -> None:
+    outcome = start(
+        Record(), scene(manager=CpuManager("static", {"strict-cpu-reservation": "true"}, CpuSet([0]))), 5.0
+    )
+    record = outcome.record
+    assert (record.stage, record.began, record.since, record.policy) == (Stage.STARTED, 5.0, 5.0, "static")
+    assert (record.reserved, record.strict, record.old) == (CpuSet([0]), True, HELD)
+    assert record.backup == scene().file.text
+    assert outcome.told[0].startswith("2 allocations")
+    assert start(record, scene(), 6.0).record == record
+
+
+def test_a_finish_needs_a_start_a_stopped_kubelet_and_old_pods_that_have_ended() -> None:
+    with pytest.raises(StepRefusedError, match="it has not started"):
+        finish(Record(), scene(), "none", with_running=True, force=True)
+    with pytest.raises(
+        StepRefusedError, match=r"2 of kubelet's allocations are still in use \(ns/a/x, ns/b/y\)"
+    ):
+        finish(begun(), scene(), "none", with_running=False, force=True)
+    with pytest.raises(StepRefusedError, match=r"kubelet runs \(sign\)"):
+        finish(begun(), scene(running=("sign",)), "none", with_running=True, force=False)
+    with pytest.raises(StepRefusedError, match="read-only") as caught:
+        finish(begun(), scene(unwritable="/k is read-only"), "none", with_running=True, force=True)
+    assert "ReadWritePaths=/k" in caught.value.hints[0]
+    done = finish(begun(), scene(pods={}, owning=()), "none", with_running=False, force=False)
+    assert done.record.pending is not None
+    assert done.record.pending.after == none_state()
+    forced = finish(begun(), scene(running=("sign",)), "none", with_running=True, force=True)
+    assert forced.record.pending is not None
+    assert forced.record.pending.before == scene().file.text
+
+
+def test_a_finish_for_static_has_what_is_in_force() -> None:
+    new = Owning("c", "z", "ns/c/z", CpuSet([6]))
+    found = scene({**HELD, "c": {"z": CpuSet([5])}}, owning=(*OWNING, new))
+    done = finish(begun(), found, "static", with_running=True, force=False)
+    assert done.record.pending is not None
+    assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}, "c": {"z": "6"}}
+
+
+def test_a_finish_that_is_done_is_nothing_to_do() -> None:
+    record = dataclasses.replace(begun(), stage=Stage.FINISHED, target="none", written=none_state())
+    there = scene(file=File.of(none_state()), running=("sign",))
+    assert finish(record, there, "none", with_running=False, force=False).record == record
+    with pytest.raises(StepRefusedError):
+        finish(record, scene(running=("sign",)), "none", with_running=False, force=False)
+    again = finish(record, scene(), "none", with_running=False, force=False)
+    assert again.record.pending is not None
+    other = finish(record, dataclasses.replace(there, running=()), "static", with_running=False, force=False)
+    assert other.record.pending is not None
+    assert other.record.pending.target == "static"
+
+
+def test_a_revert() -> None:
+    assert revert(Record(), scene(), force=False).record == Record()
+    assert revert(begun(), scene(running=("sign",)), force=False).record == Record()
+    new = (*OWNING, Owning("c", "z", "ns/c/z", CpuSet([6])))
+    with pytest.raises(StepRefusedError, match="cannot revert the takeover: kubelet runs"):
+        revert(begun(), scene(running=("sign",), owning=new), force=False)
+    done = revert(begun(), scene(owning=new), force=False)
+    assert done.record.pending is not None
+    assert sets(done.record.pending.after)["c"] == {"z": "6"}
+
+
+def test_the_truth_keeps_what_only_kubelet_knows_where_it_meets_nobody() -> None:
+    coming = {"a": {"x": CpuSet([2, 3])}, "new": {"n": CpuSet([5])}, "lost": {"l": CpuSet([6])}}
+    found = scene(coming, owning=(OWNING[0], Owning("c", "z", "ns/c/z", CpuSet([6]))))
+    assert sets(truth(begun(), found, "static").text) == {
+        "a": {"x": "2-3"},
+        "new": {"n": "5"},
+        "c": {"z": "6"},
+    }
+    init = {"a": {"init": CpuSet([2]), "x": CpuSet([2, 3])}}
+    assert sets(truth(begun(), scene(init), "static").text)["a"] == {"init": "2", "x": "2-3"}
+
+
+def test_the_truth_leaves_kubelet_a_cpu_for_all_others() -> None:
+    file = File.of(static_state(EIGHT, {"new": {"n": CpuSet([6, 7])}}))
+    owning = (Owning("a", "x", "ns/a/x", CpuSet([1, 2, 3, 4, 5])),)
+    none_kept = scene(file=file, owning=owning, manager=CpuManager("static"))
+    assert "new" in sets(truth(Record(), none_kept, "static").text), "CPU 0 is left"
+    owning = (Owning("a", "x", "ns/a/x", CpuSet([0, 1, 2, 3, 4, 5])),)
+    assert "new" not in sets(
+        truth(Record(), scene(file=file, owning=owning, manager=CpuManager()), "static").text
+    )
+
+
+def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
+    owning = (Owning("a", "x", "ns/a/x", CpuSet([0, 1])), Owning("b", "y", "ns/b/y", CpuSet([9])))
+    made = truth(begun(), scene({}, owning=owning), "static")
+    assert sets(made.text) == {}
+    assert made.left_out == (
+        "ns/a/x has CPUs 0-1: CPUs 0 are kept back by kubelet",
+        "ns/b/y has CPUs 9: none of them is online",
+    )
+    told = revert(begun(), scene(HELD, owning=owning), force=False).told
+    assert any("ns/a/x has CPUs 0-1" in words for words in told)
+
+
+def test_a_strict_reserve_is_remembered_where_kubelet_does_not_tell() -> None:
+    record = dataclasses.replace(begun(), strict=True)
+    text = truth(record, scene(manager=CpuManager()), "static").text
+    assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])
+
+
+def test_version_3_keeps_pods_as_a_whole_where_that_is_true() -> None:
+    pods = {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6]), "gone": CpuSet([7])}
+    file = File.of(static_state(EIGHT, HELD, pods=pods, version=3))
+    assert (file.version, file.policy) == (3, "static")
+    made = truth(begun(), scene(file=file), "static")
+    assert pods_of(read_cpu(made.text)) == {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6])}
+    moved = (OWNING[0], Owning("b", "y", "ns/b/y", CpuSet([5])))
+    assert pods_of(read_cpu(truth(begun(), scene(file=file, owning=moved), "static").text)) == {}
+    assert read_cpu(truth(begun(), scene(file=file), "none").text).version == 3
+
+
+def test_a_file_by_container_ids_is_not_written() -> None:
+    file = File.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))
+    with pytest.raises(CheckpointError, match="before 1.18"):
+        truth(begun(), scene(file=file), "static")
+
+
+def test_without_a_readable_file_a_revert_has_the_owners() -> None:
+    done = revert(begun(), scene(file=File.of("{")), force=False)
+    assert done.record.pending is not None
+    assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}}
+
+
+def test_settings_to_change() -> None:
+    manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet([0]), "restricted")
+    said = " ".join(settings(scene(manager=manager), "none"))
+    for words in ("cpuManagerPolicy: none", "(full-pcpus-only) must go", "reservedSystemCPUs: 0 may stay"):
+        assert words in said
+    assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in said
+    assert settings(scene(manager=CpuManager("static")), "static") == ()
+    from_file = CpuManager("static", sources={"policy": "/k/cpu_manager_state"})
+    assert "must say cpuManagerPolicy: static" in settings(scene(manager=from_file), "static")[0]
+
+
+def test_the_pages() -> None:
+    found = scene(
+        running=("sign",),
+        from_files=frozenset("a"),
+        memory_policy="Static",
+        unwritable="read-only",
+        pods={"a": "ns/a"},
+    )
+    rows = allocations(Record(), found)
+    assert [(row["container"], row["state"], row["from_file"]) for row in rows] == [
+        ("ns/a/x", "runs", True),
+        ("ns/b/y", "runs", False),
+    ]
+    gone = allocations(Record(), scene(owning=(), pods={"a": "ns/a"}))
+    assert [(row["container"], row["state"]) for row in gone] == [("ns/a/x", "waits"), ("pod b/y", "gone")]
+    words = " ".join(notes(Record(), found))
+    for part in (
+        "static pods keep their uid",
+        "memory manager is Static",
+        "could not write kubelet's file: read-only",
+    ):
+        assert part in words
+    record = begun()
+    assert [each.ref for each in left(record, found)] == ["ns/a/x"]
+    status = status_page(record, found)
+    assert (status["stage"], status["old"], len(status["left"])) == ("started", 2, 1)  # type: ignore[arg-type]
+    assert "systemctl stop kubelet" in next_steps(record, found)
+    finished = dataclasses.replace(record, stage=Stage.FINISHED, target="none", written=none_state())
+    there = scene(file=File.of(none_state()), configured="static")
+    assert next_steps(finished, there)[-1] == "systemctl start kubelet"
+    assert next_steps(finished, dataclasses.replace(there, running=("sign",))) == []
+    assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"
+    assert any("somebody else wrote it" in words for words in notes(finished, scene()))
+    assert next_steps(Record(), scene(ready=False)) == ["remove what stands against it"]

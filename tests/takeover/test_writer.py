@@ -1,0 +1,138 @@
+"""The writer: what is kept when, and what it says where it cannot write."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.kubelet.rewriting import read_text
+from proxy.model.errors import CannotCreateError
+from proxy.takeover import writer as module
+from proxy.takeover.record import KEY, Pending, Record, Stage
+from proxy.takeover.rules import Outcome, StepRefusedError
+from proxy.takeover.writer import Writer, text_in
+
+STARTED = Record(Stage.STARTED, 1.0, 1.0, "static")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "kubelet").mkdir()
+    (tmp_path / "kubelet/cpu_manager_state").write_text("before")
+    return tmp_path / "kubelet"
+
+
+def writer_of(ledger: Any, folder: Path, pause: Any = lambda seconds: None) -> Writer:
+    made = Writer(ledger, folder, folder.parent / "ours/takeover", pause, lambda: 7.0)
+    made.recover()
+    return made
+
+
+def finishing(record: Record = STARTED) -> Outcome:
+    return Outcome(
+        dataclasses.replace(record, pending=Pending("finish", "before", "after", "none")), ("told",)
+    )
+
+
+def test_a_step_that_writes(ledger: Any, folder: Path) -> None:
+    writer = writer_of(ledger, folder)
+    writer.take(Outcome(STARTED, ()))
+    assert ledger.entries[KEY]["stage"] == "started"
+    done = writer.take(finishing())
+    assert (done.told, done.record) == (("told",), writer.record)
+    assert (writer.record.stage, writer.record.since, writer.record.written) == (Stage.FINISHED, 7.0, "after")
+    assert read_text(folder) == "after"
+    copy = folder.parent / "ours/takeover/cpu_manager_state.before-finish"
+    assert copy.read_text() == "before"
+    assert oct(copy.stat().st_mode & 0o777) == "0o600"
+    assert writer_of(ledger, folder).record == writer.record
+    writer.take(Outcome(Record(), ()))
+    assert ledger.entries == {}
+
+
+def test_a_file_that_does_not_stay_undoes_the_step(ledger: Any, folder: Path) -> None:
+    def kubelet_writes(seconds: float) -> None:
+        (folder / "cpu_manager_state").write_text("from memory")
+
+    writer = writer_of(ledger, folder, kubelet_writes)
+    with pytest.raises(StepRefusedError, match="did not stay as it was written"):
+        writer.take(finishing())
+    assert writer.record == STARTED
+    assert writer_of(ledger, folder).record == STARTED
+
+
+def test_a_file_that_cannot_be_written_undoes_the_step(
+    ledger: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(where: Path, text: str) -> None:
+        raise CannotCreateError("cannot write it: no space")
+
+    writer = writer_of(ledger, folder)
+    monkeypatch.setattr(module, "write_text", full)
+    with pytest.raises(CannotCreateError, match="no space"):
+        writer.take(finishing())
+    assert (writer.record, read_text(folder)) == (STARTED, "before")
+
+
+def test_nothing_is_written_where_the_record_cannot_be_kept(ledger: Any, folder: Path) -> None:
+    with pytest.raises(CannotCreateError, match="keeps no state"):
+        writer_of(None, folder).take(finishing())
+
+    def full(changes: object) -> None:
+        raise CannotCreateError("cannot write the ledger")
+
+    writer = writer_of(ledger, folder)
+    ledger.write = full
+    with pytest.raises(CannotCreateError, match="the ledger"):
+        writer.take(finishing())
+    assert (writer.record, read_text(folder)) == (Record(), "before")
+
+
+def test_a_record_that_cannot_be_read_is_told(ledger: Any, folder: Path) -> None:
+    ledger.entries[KEY] = {"stage": "odd"}
+    writer = Writer(ledger, folder, folder.parent / "ours")
+    assert "cannot read the takeover's record" in writer.recover()
+    assert writer.record == Record()
+
+
+def test_what_was_under_way_is_settled_at_the_start(ledger: Any, folder: Path) -> None:
+    writer = writer_of(ledger, folder)
+    writer._keep(finishing().record)
+    (folder / ".cpu_manager_state.topoproxy").write_text("half")
+    later = Writer(ledger, folder, folder.parent / "ours", now=lambda: 8.0)
+    assert "had not come to its write" in later.recover()
+    assert os.listdir(folder) == ["cpu_manager_state"]
+    writer._keep(finishing().record)
+    (folder / "cpu_manager_state").write_text("after")
+    assert "was completed" in Writer(ledger, folder, folder.parent / "ours").recover()
+    assert ledger.entries[KEY]["stage"] == "finished"
+    writer._keep(finishing().record)
+    (folder / "cpu_manager_state").unlink()
+    (folder / "cpu_manager_state").mkdir()
+    assert "Is a directory" in Writer(ledger, folder, folder.parent / "ours").recover()
+
+
+def test_a_folder_that_cannot_be_written(ledger: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert writer_of(ledger, folder).unwritable() == ""
+    assert "No such file" in writer_of(ledger, folder / "absent").unwritable()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "may not write" in writer_of(ledger, folder).unwritable()
+
+    class ReadOnly:
+        f_flag = os.ST_RDONLY
+
+    monkeypatch.setattr(os, "statvfs", lambda path: ReadOnly)
+    assert "is read-only for the daemon" in writer_of(ledger, folder).unwritable()
+
+
+def test_reading(folder: Path) -> None:
+    assert text_in(folder) == ("before", "")
+    assert text_in(folder / "absent") == (None, "")
+    (folder / "cpu_manager_state").unlink()
+    (folder / "cpu_manager_state").mkdir()
+    assert text_in(folder)[0] is None
+    assert "Is a directory" in text_in(folder)[1]
