@@ -169,7 +169,7 @@ class Takeovers(RuleBasedStateMachine):
         running = plan.container.in_phase(Phase.RUNNING)
         self.state = plan.state.changed(put=(running,))
 
-    @precondition(lambda self: len(self.state.containers))
+    @precondition(lambda self: len(self.state.containers) > 0)
     @rule(data=st.data())
     def pod_ends(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.state.containers)))

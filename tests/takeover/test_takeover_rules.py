@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.kubelet.checkpoints import CheckpointError, read_cpu
+from proxy.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, text_of
 from proxy.kubelet.contents import held_cpus
 from proxy.kubelet.rewriting import none_state, pods_of, static_state
 from proxy.model.idset import CpuSet
@@ -46,8 +46,6 @@ def begun(found: Scene | None = None) -> Record:
 
 def odd_file(**fields: object) -> File:
     """A file whose sets contradict each other, with the checksum that kubelet would give it."""
-    from proxy.kubelet.checkpoints import fnv1a, text_of
-
     raw: dict[str, Any] = {"policyName": "static", "defaultCpuSet": "0-1,5-7", **fields}
     lower = {key.lower(): value for key, value in raw.items()}
     return File.of(json.dumps({**raw, "checksum": fnv1a(text_of(lower, 2))}))
@@ -218,7 +216,7 @@ def test_version_3_keeps_pods_as_a_whole_where_that_is_true() -> None:
 
 def test_a_file_by_container_ids_is_not_written() -> None:
     file = File.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))
-    with pytest.raises(CheckpointError, match="before 1.18"):
+    with pytest.raises(CheckpointError, match=r"before 1\.18"):
         truth(begun(), scene(file=file), "static")
 
 

@@ -301,18 +301,17 @@ def test_the_document_shows_what_the_commands_say(kubelet_node: Any) -> None:
     node = kubelet_node
     node.launch("db")
     node.launch("web")
-    stages = {"stop kubelet": lambda: stop_kubelet(node), "launch": lambda: node.launch("api")}
     seen = 0
     for block in re.findall(r"^```console\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE):
         command, _, shown = block.partition("\n")
         if command == "$ systemctl stop kubelet":
-            stages["stop kubelet"]()
+            stop_kubelet(node)
             continue
         if command.startswith("$ systemctl start kubelet"):
             start_kubelet(node, command.rpartition(" ")[2])
             continue
         if command == "$ kubectl apply -f api.yaml":
-            stages["launch"]()
+            node.launch("api")
             continue
         done = run(node, *command.removeprefix("$ topoproxy takeover ").split())
         said = done.stdout + done.stderr
