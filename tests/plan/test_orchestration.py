@@ -259,7 +259,9 @@ class Life:
         if plan.container.placement.pool is Pool.OWN:
             assert set(plan.shrink) == set(moves(before, plan.state)[0])
         self.move(plan.state)
-        if run:
+        if dice.random() < 0.15:  # the runtime could not make it
+            self.move(self.state.changed(drop=[key]))
+        elif run:
             self.enters(key, Phase.RUNNING)
 
     def judge(self, before: NodeState, pod: Pod, container: Container | None, reason: str) -> None:
