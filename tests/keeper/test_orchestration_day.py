@@ -214,6 +214,8 @@ class Day:
         await self.breathe()
         self.w.wire.response(call, pb.CreateContainerResponse(container_id=container_id).SerializeToString())
         self.w.wire.finished(call, 0)
+        if self.dice.random() < 0.5:
+            await self.starts(container_id)
 
     async def starts(self, container_id: str) -> None:
         call = await self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
@@ -340,6 +342,8 @@ class Day:
         if not behind:
             assert self.w.keeper.state.owners == before.owners
             assert self.w.keeper.state.pools == before.pools
+            for container in self.w.keeper.state.containers.values():
+                assert container.placement == before.containers[container.id].placement
 
     # -- the day ------------------------------------------------------------------------------------------
 

@@ -282,6 +282,8 @@ class Life:
             assert reason in ("InvalidCPUSet", "CPUsInUse", "SharedPoolExhausted")
         if fits:
             assert container is not None, "refused without need"
+        if named is not None and pod.qos not in STRICT:
+            assert container is not None, "who is not strict runs on a pool"
         if container is None:
             return
         placement = container.placement
@@ -311,6 +313,8 @@ class Life:
         uid = dice.choice(self.pods())
         pod = self.state.pods[f"s-{uid}"]
         key = f"x{next(self.serial)}"
+        if self.state.owners and dice.random() < 0.5:
+            pinned = str(dice.choice(sorted(self.state.owners.items()))[1].cpus)
         plan = adopt(self.state, key, pod, key, 0, request_of(self.amounts[uid], pinned), phase)
         assert plan.container is not None
         self.move(plan.state)
@@ -355,6 +359,9 @@ class Life:
         containers = [c for one in self.state.containers.values() if (c := load_container(dump(one)))]
         again = NodeState.of(self.state.node, pods, containers, self.state.kubelet, self.state.be_limit)
         assert (again.owners, again.pools) == (self.state.owners, self.state.pools)
+        for container in again.containers.values():
+            old = self.state.containers[container.id]
+            assert (container.placement, container.owner) == (old.placement, old.owner)
         assert moves(self.state, again) == ((), ())
         self.move(again)
 
