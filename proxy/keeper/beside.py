@@ -156,7 +156,7 @@ def clashes(state: NodeState) -> list[str]:
             if gone := cpus - present:
                 words.append(f"this machine has no CPUs {gone}")
             own = state.owners.get(f"{uid}/{name}")
-            if own is not None and not own.cpus <= cpus:
+            if not words and own is not None and not own.cpus <= cpus:
                 words.append(f"it has {own.cpus} already")
             lacks = cpus.bits & online.bits & ~its
             if lacks and not words and (uid, name) not in here:
