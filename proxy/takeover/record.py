@@ -72,6 +72,7 @@ class Record:
         old: Whom kubelet had given CPUs at the start.
         target: The policy that ``finish`` wrote; empty before.
         written: What ``finish`` wrote; empty before.
+        forced: kubelet ran while that was written, so it may have something else in memory.
         pending: The write that is under way.
     """
 
@@ -85,6 +86,7 @@ class Record:
     old: Held = field(default_factory=dict)
     target: str = ""
     written: str = ""
+    forced: bool = False
     pending: Pending | None = None
 
     @property
@@ -162,6 +164,7 @@ def dump(record: Record) -> dict[str, object] | None:
         "old": shown(record.old),
         "target": record.target,
         "written": record.written,
+        "forced": record.forced,
         **({} if pending is None else {"pending": pending}),
     }
 
@@ -183,6 +186,7 @@ def load(data: Mapping[str, Any] | None) -> Record | None:
             {uid: {n: CpuSet.parse(cpus) for n, cpus in names.items()} for uid, names in data["old"].items()},
             str(data["target"]),
             str(data["written"]),
+            data["forced"] is True,
             None if pending is None else Pending(**pending),
         )
     except (KeyError, ValueError, TypeError, AttributeError):

@@ -167,7 +167,7 @@ def finish(record: Record, scene: Scene, target: str, *, with_running: bool, for
     made = truth(record, scene, target)
     pending = Pending("finish", scene.file.text, made.text, target)
     return Outcome(
-        dataclasses.replace(record, pending=pending),
+        dataclasses.replace(record, pending=pending, forced=bool(scene.running)),
         (f"kubelet's file is now that of policy {target}", *_told(made.left_out)),
     )
 
@@ -182,7 +182,9 @@ def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
     if record.stage is Stage.NONE:
         return Outcome(record, ("nothing to do: there is no takeover",))
     made = truth(record, scene, "static")
-    if made.text == scene.file.text:
+    # What a kubelet has in memory is what counts: the same as in its file, unless we wrote that as it ran.
+    unread = record.forced and scene.running and scene.file.text == record.written
+    if made.text == scene.file.text and not unread:
         return Outcome(Record(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",))
     _may_write(scene, "revert the takeover", force=force)
     pending = Pending("revert", scene.file.text, made.text, "static")
@@ -196,6 +198,11 @@ def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
 
 
 def _may_write(scene: Scene, what: str, *, force: bool) -> None:
+    if not scene.ready:
+        raise StepRefusedError(
+            f"cannot {what}: the daemon has not compared its state with the runtime yet",
+            ("repeat this in a moment; topoproxy status tells why if it stays so",),
+        )
     if scene.unwritable:
         raise StepRefusedError(
             f"cannot {what}: {scene.unwritable}",

@@ -162,6 +162,18 @@ def test_a_revert() -> None:
     assert sets(done.record.pending.after)["c"] == {"z": "6"}
 
 
+def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
+    running = scene(running=("sign",))
+    forced = finish(begun(), running, "static", with_running=True, force=True).record
+    record = dataclasses.replace(
+        forced, stage=Stage.FINISHED, written=scene().file.text or "", target="static", pending=None
+    )
+    with pytest.raises(StepRefusedError, match="kubelet runs"):
+        revert(record, running, force=False)
+    assert revert(record, scene(), force=False).record == Record()
+    assert revert(dataclasses.replace(record, forced=False), running, force=False).record == Record()
+
+
 def test_the_truth_keeps_what_only_kubelet_knows_where_it_meets_nobody() -> None:
     coming = {"a": {"x": CpuSet([2, 3])}, "new": {"n": CpuSet([5])}, "lost": {"l": CpuSet([6])}}
     found = scene(coming, owning=(OWNING[0], Owning("c", "z", "ns/c/z", CpuSet([6]))))

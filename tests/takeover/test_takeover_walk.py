@@ -9,18 +9,18 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.admin.client import ask
 from proxy.cli.main import command_line
-from proxy.demo.client import CriClient
 from proxy.kubelet.rewriting import none_state
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet
 
 DOCS = Path(__file__).parents[2] / "docs/takeover.md"
@@ -208,6 +208,36 @@ def test_what_stands_against_a_start(kubelet_node: Any) -> None:
     assert data(node, "status")["stage"] == "none"
 
 
+def test_odd_questions(kubelet_node: Any) -> None:
+    """The commands ask nothing like that; others who use the socket may."""
+    admin = kubelet_node.proxy.admin
+    for route, params, words in (
+        ("/takeover/finish", {"kubelet-policy": "odd"}, "there is no policy 'odd'"),
+        ("/takeover/finish", {"force": "yes"}, "force is true or false"),
+        ("/takeover/start", {"force": "true"}, "there is no parameter 'force'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            ask(admin, route, 60, params, act=True)
+    with pytest.raises(InputError, match="there is no view 'odd'"):
+        ask(admin, "/takeover", 60, {"view": "odd"})
+    with pytest.raises(UnavailableError, match="only POST is answered"):
+        ask(admin, "/takeover/start", 60)
+    assert data(kubelet_node, "status")["stage"] == "none"
+
+
+def test_the_status_of_the_daemon_tells_of_a_takeover(kubelet_node: Any) -> None:
+    admin = kubelet_node.proxy.admin
+    page: Any = ask(admin, "/status", 60)
+    assert "takeover" not in page
+    did(kubelet_node, "start")
+    page = ask(admin, "/status", 60)
+    assert (page["takeover"], page["settings"]["cpuManagerPolicy"]) == ("started", "static")
+    assert page["settings"]["reservedSystemCPUs"] == "0-1"
+    did(kubelet_node, "revert")
+    page = ask(admin, "/status", 60)
+    assert (page["settings"]["cpuManagerPolicy"], page["settings"]["reservedSystemCPUs"]) == ("none", "")
+
+
 def test_nobody_answers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "proxy", "takeover", "status", "--admin", f"unix://{tmp_path}/no.sock"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -229,36 +259,38 @@ def mortal(write):
 writer.write_text = mortal(writer.write_text)
 keep = writer.Writer._keep
 writer.Writer._keep = mortal(keep)
+from proxy.admin.client import ask
 from proxy.cli.main import main
 main()
 """
 """A daemon that kills itself before or after one of the writes of a step."""
 
 
-def start_mortal(node: Any, dies_at: int) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-c",
-        MORTAL,
-        str(dies_at),
-        "serve",
-        "--config",
-        str(node.folder / "config.yaml"),
-    ]
+@contextmanager
+def mortal(node: Any, dies_at: int) -> Iterator[None]:
+    """Such a daemon in the place of the other one, which is there again afterwards."""
+    node.proxy.stop()
+    config = ["--config", str(node.folder / "config.yaml")]
+    command = [sys.executable, "-c", MORTAL, str(dies_at), "serve", *config]
     env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
+    try:
+        until(lambda: is_ready(node))
+        yield
+        assert process.wait(30) == -9
+    finally:
+        process.kill()
+        process.wait()
+    node.proxy.start()
+    until(lambda: is_ready(node))
 
-    def answers() -> bool:
-        assert process.poll() is None
-        try:
-            with CriClient(str(node.proxy.socket), timeout=0.5) as client:
-                client.version()
-        except TopoproxyError:
-            return False
-        return True
 
-    until(answers)
-    return process
+def is_ready(node: Any) -> bool:
+    try:
+        page: Any = ask(node.proxy.admin, "/status", 60)
+    except TopoproxyError:
+        return False
+    return bool(page["ready"])
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 4, 6])
@@ -270,13 +302,8 @@ def test_a_daemon_that_is_killed_in_a_step(kubelet_node: Any, dies_at: int) -> N
     new = node.launch("new")
     places = pods_at(node, old, new)
     stop_kubelet(node)
-    node.proxy.stop()
-    process = start_mortal(node, dies_at)
-    words = ("finish", "--with-running") if dies_at % 2 else ("finish", "--with-running", "--force")
-    assert run(node, *words).returncode == 69
-    assert process.wait(30) == -9
-    node.proxy.start()
-    until(lambda: bool(data(node, "plan")["kubelet"]["file_policy"]))
+    with mortal(node, dies_at):
+        assert run(node, "finish", "--with-running").returncode == 69
     written = dies_at >= 4
     assert data(node, "status")["stage"] == ("finished" if written else "started")
     assert (node.kubelet.path.read_text() == none_state()) is written
@@ -285,11 +312,8 @@ def test_a_daemon_that_is_killed_in_a_step(kubelet_node: Any, dies_at: int) -> N
     start_kubelet(node, "none")
     assert pods_at(node, old, new) == places
     stop_kubelet(node)
-    node.proxy.stop()
-    process = start_mortal(node, dies_at)
-    assert run(node, "revert").returncode == 69
-    assert process.wait(30) == -9
-    node.proxy.start()
+    with mortal(node, dies_at):
+        assert run(node, "revert").returncode == 69
     did(node, "revert")
     start_kubelet(node, "static")
     assert pods_at(node, old, new) == places
