@@ -4,9 +4,9 @@ Theory (Koordinator's document; reference koordinator c.1, e.1, e.5, h). What an
 object comes first, and what our configuration says next. Where neither says anything, what kubelet was told
 about the same thing holds, so that a node that is taken over from kubelet goes on as it did:
 ``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is ``DistributeEvenly``, the policy
-of its topology manager is ours, with its scope. Koordinator's code lets kubelet's ``full-pcpus-only`` win
-over a label; its document has it as it is here, and the scheduler's configuration, which is for all nodes,
-last.
+of its topology manager is ours, with its scope, and what its static policy keeps back is owned by nobody.
+Koordinator's code lets kubelet's ``full-pcpus-only`` win over a label; its document has it as it is here, and
+the scheduler's configuration, which is for all nodes, last.
 
 ``None`` in a label is an answer: nothing is prescribed, whatever kubelet and the configuration say. An empty
 text is none. What cannot be read counts as absent, and what is wrong with it stays beside the value that
@@ -69,7 +69,7 @@ def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuM
     """
     said, told = meta or NodeMeta(), kubelet or CpuManager()
     policy, scope = _policy(base, said, told)
-    reserved, apply_policy = _reservation(base, machine, said)
+    kept, apply_policy = _reservation(base, machine, said)
     system, alone = _system(base, machine, said)
     ratios, no_ratios = amplification_ratios(said.annotations)
     return Prescribed(
@@ -77,7 +77,8 @@ def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuM
         _strategy(base, said, told),
         policy,
         scope,
-        reserved,
+        _reserved(base, machine, told),
+        kept,
         apply_policy,
         system,
         alone,
@@ -141,6 +142,14 @@ def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[Value[Policy]
         return Value(Policy(kubelets), source, problem), scope
     own = base.policy is not Policy.NONE
     return Value(base.policy, _configured("topologyManagerPolicy", own), problem), scope
+
+
+def _reserved(base: Node, machine: Machine, told: CpuManager) -> Value[CpuSet]:
+    own = _configured("reservedSystemCPUs, or the amounts,", base.reserved)
+    kubelets = told.reserved & machine.present
+    if base.reserved or told.policy != "static" or not kubelets:
+        return Value(base.reserved, own)
+    return Value(kubelets, _kubelets("reserve", told, "reserved"))
 
 
 def _reservation(base: Node, machine: Machine, said: NodeMeta) -> tuple[Value[CpuSet], Value[str]]:

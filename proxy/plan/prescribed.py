@@ -41,6 +41,7 @@ class Prescribed:
         bind: How CPUs of owners are bound.
         strategy: Which NUMA nodes are filled first.
         policy, scope: Of the topology manager.
+        reserved: CPUs that nobody owns (``reservedSystemCPUs``).
         reservation: CPUs that neither pools nor owners use.
         apply_policy: What a scheduler does with the reservation; the node keeps the CPUs in any case.
         system: CPUs of class SYSTEM.
@@ -53,6 +54,7 @@ class Prescribed:
     strategy: Value[NumaStrategy]
     policy: Value[Policy]
     scope: Value[Scope]
+    reserved: Value[CpuSet]
     reservation: Value[CpuSet]
     apply_policy: Value[str]
     system: Value[CpuSet]
@@ -68,6 +70,7 @@ class Prescribed:
             strategy=self.strategy.value,
             policy=self.policy.value,
             scope=self.scope.value,
+            reserved=self.reserved.value,
             reservation=self.reservation.value,
             system=self.system.value,
             system_alone=self.system_alone.value,
@@ -81,6 +84,7 @@ class Prescribed:
             "numaAllocateStrategy": self.strategy,
             "topologyManagerPolicy": self.policy,
             "topologyManagerScope": self.scope,
+            "reservedSystemCPUs": self.reserved,
             "reservedCPUs": self.reservation,
             "applyPolicy": self.apply_policy,
             "systemCPUs": self.system,

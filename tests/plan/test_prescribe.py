@@ -144,6 +144,19 @@ def test_topology_policy_and_its_scope() -> None:
     assert found.policy.value is Policy.NONE
 
 
+def test_what_kubelet_keeps_back_is_owned_by_nobody() -> None:
+    kubelet = CpuManager("static", reserved=CpuSet((0, 1, 900)), sources={"reserved": "configz"})
+    found = told(None, kubelet)
+    assert (found.reserved.value, found.reserved.source) == (CpuSet((0, 1)), "kubelet's reserve (configz)")
+    assert found.on(NODE).cpu.reserved == CpuSet((0, 1))
+    ours = told(None, kubelet, reserved=CpuSet((2,))).reserved
+    assert (ours.value, ours.source) == (
+        CpuSet((2,)),
+        "reservedSystemCPUs, or the amounts, of the configuration",
+    )
+    assert told(None, CpuManager("none", reserved=CpuSet((0,)))).reserved.value == CpuSet()
+
+
 def annotated(key: str, value: object) -> NodeMeta:
     return NodeMeta(annotations={key: value if isinstance(value, str) else json.dumps(value)})
 
