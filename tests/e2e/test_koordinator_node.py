@@ -289,10 +289,11 @@ def check_turns(story: Story) -> None:
 
 @pytest.mark.usefixtures("with_system")
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("be", ["narrow", "erase"])
 def test_sets_stay_exact_under_reconcile_traffic(
-    bed: Bed, proxies: Callable[..., Daemon], capsys: pytest.CaptureFixture[str]
+    bed: Bed, proxies: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], be: str
 ) -> None:
-    daemon = proxies(reconcilePeriod="1s")
+    daemon = proxies(reconcilePeriod="1s", koordinator={"beCpuset": be})
     with daemon.client() as client:
         node = Node(bed, daemon, client)
         with watched(node) as (watch, kubelet):
