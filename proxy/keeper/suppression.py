@@ -5,8 +5,8 @@ Every period the counters of CPU time are read; two readings make the CPUs in us
 
 * ``cpuset``: the state's BE pool is narrowed. Whoever is in it follows, by kernel writes only: a set that
   changes every second is not made lasting (``proxy.keeper.settle``). Containers that come get the narrowed
-  set by themselves. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Only containers'
-  groups are narrowed, and no group above them, so that no order of writes is needed.
+  set by themselves. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
+  containers are narrowed only where requests are erased (``proxy.keeper.be_groups``).
 * ``cfs-quota``: the group above all BE pods gets a quota (``proxy.keeper.be_quota``).
 
 Everything is given back when the daemon stops, when the other way (or none) is configured, and when nobody
@@ -215,6 +215,8 @@ class Suppression:
         shrink, grow = moves(before, keeper.state)
         if shrink or grow:
             await keeper.follow([*shrink, *grow])
+        else:  # groups above BE containers may hold the pool too
+            await keeper.kernel.run(keeper.enforcer.enforce, ())
 
     # -- quota --------------------------------------------------------------------------------------------
 

@@ -207,6 +207,24 @@ def test_an_idle_node_gives_be_the_whole_of_a_small_pool(live: Any) -> None:
     live(day)
 
 
+def test_groups_of_pods_without_containers_follow(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def day(w: Any) -> None:
+        bed, seen = Bed(w), []
+        await w.pod("be", "BE", "besteffort")
+        enforce = w.keeper.enforcer.enforce
+
+        def noted(ids: Iterable[str]) -> Any:
+            seen.append(w.keeper.state.pools.be_now)
+            return enforce(ids)
+
+        monkeypatch.setattr(w.keeper.enforcer, "enforce", noted)
+        await bed.rounds(2)
+        await bed.it.stop()
+        assert [limit and len(limit) for limit in seen] == [11, None]
+
+    live(day)
+
+
 def test_who_comes_and_who_is_updated_gets_the_narrowed_set(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
