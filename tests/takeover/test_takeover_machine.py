@@ -224,17 +224,29 @@ class Takeovers(RuleBasedStateMachine):
         if done:
             assert self.writer.record.stage is Stage.FINISHED
             assert File.of(self.kubelet.path.read_text()).policy == policy
+            if policy == "static" and was.target != policy:
+                self.check_file()
             assert (force or was.stage is Stage.FINISHED) or not runs
 
     @rule(dies_at=DEATHS, force=st.booleans())
     def takeover_reverts(self, dies_at: int, force: bool) -> None:
         if self.kubelet.runs and force:
             return  # a kubelet that runs under none would write its file again: for those who know
+        was = self.writer.record
         done = self.act(lambda r, s: revert(r, s, force=force), dies_at)
         if done:
             assert self.writer.record.stage is Stage.NONE
+            if was.ours:
+                self.check_file()
         elif not self.kubelet.runs:
             assert self.act(lambda r, s: revert(r, s, force=False), 0), "can always be reverted"
+
+    def check_file(self) -> None:
+        """Whoever owns CPUs is in kubelet's file with them."""
+        held = File.of(self.kubelet.path.read_text()).held
+        assert held is not None
+        for each in owning_of(self.state):
+            assert held.held.get(each.uid, {}).get(each.name) == each.cpus, "nobody is lost"
 
     @rule()
     def daemon_dies(self) -> None:
