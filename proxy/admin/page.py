@@ -69,6 +69,8 @@ def _rules(data: Mapping[str, object]) -> Iterable[str]:
         words.append("memory Static")
     if reserved := _text(settings.get("reservedSystemCPUs")):
         words.append(f"reserved CPUs {reserved}")
+    if stage := _text(data.get("takeover")):
+        words.append(f"takeover from kubelet {stage}")
     if words:
         yield f"rules: {'; '.join(words)}"
 

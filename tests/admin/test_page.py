@@ -162,3 +162,8 @@ def test_rules_memory_and_what_is_set_aside() -> None:
 
 def test_rules_that_ask_for_nothing_are_not_told() -> None:
     assert "rules" not in render({"settings": {"cpuManagerPolicy": "none", "topologyManagerPolicy": "none"}})
+
+
+def test_a_takeover_is_one_of_the_rules() -> None:
+    page = render({"settings": {"cpuManagerPolicy": "static"}, "takeover": "started"})
+    assert "rules: CPUs static; takeover from kubelet started\n" in page
