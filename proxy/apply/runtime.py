@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from proxy.apply.detail import parse_detail
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.ports import SOURCE, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.facts import POD_KEYS
@@ -176,5 +176,5 @@ class GrpcRuntime:
 
 
 def _only(keys: Mapping[str, str]) -> dict[str, str]:
-    """Keep what placement reads: a pod may carry a hundred kilobytes of annotations."""
-    return {key: keys[key] for key in POD_KEYS if key in keys}
+    """Keep what is read: a pod may carry a hundred kilobytes of annotations."""
+    return {key: keys[key] for key in (*POD_KEYS, SOURCE) if key in keys}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from proxy.model.asks import PodAsk
 from proxy.model.idset import CpuSet, Mask
@@ -161,9 +161,13 @@ class CpuGroups(Protocol):
         """
 
 
+SOURCE = "kubernetes.io/config.source"
+"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimePod:
-    """A sandbox as the runtime lists it."""
+    """A sandbox as the runtime lists it, with the labels and annotations that are read here."""
 
     id: str
     uid: str
@@ -237,6 +241,34 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Close the channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeEvent:
+    """What a runtime tells by itself of a container or of a sandbox; the id tells neither which.
+
+    ``exit``: its first process has ended, and so the others; ``start``: it runs; ``delete``: it is gone.
+    """
+
+    kind: Literal["exit", "start", "delete"]
+    container_id: str
+
+
+class Events(Protocol):
+    """What the runtime tells by itself."""
+
+    def listen(self) -> Iterator[RuntimeEvent]:
+        """Subscribe; returns when the subscription stands, so that what happens from then on is told.
+
+        The iterator blocks until there is something, and ends when the runtime ends it.
+
+        Raises:
+            UnavailableError: The runtime cannot be reached, or has gone (by the iterator), or ``close`` came.
+            RuntimeCallError: It refuses; with code 12 (UNIMPLEMENTED) it tells no events.
+        """
+
+    def close(self) -> None:
+        """End all listening, from any thread."""
 
 
 class Ledger(Protocol):

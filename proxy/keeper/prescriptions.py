@@ -7,15 +7,17 @@ tried again each time, since owners come and go.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from proxy.keeper.worker import Worker
+from proxy.model.idset import CpuSet
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.plan.enact import enact
 from proxy.plan.node import Node
 from proxy.plan.prescribe import prescribe
-from proxy.plan.prescribed import Prescribed
+from proxy.plan.prescribed import Prescribed, Value
 from proxy.plan.state import moves
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Prescriptions:
     Attributes:
         meta: What the Node object said last; None where there is none, or it could never be read.
         told: What is in force.
+        kept: CPUs that a takeover keeps back besides, because kubelet did.
     """
 
     def __init__(self, keeper: Keeper, configured: Node) -> None:
@@ -43,6 +46,7 @@ class Prescriptions:
         self._source: NodeObject | None = None
         self._options = TopologyOptions()
         self.meta: NodeMeta | None = None
+        self.kept = CpuSet()
         self.told: Prescribed = prescribe(configured, configured.machine, None, None)
 
     def ask(self, source: NodeObject | None, options: TopologyOptions) -> None:
@@ -59,14 +63,15 @@ class Prescriptions:
         try:
             if self._source is not None:
                 self.meta = await worker.run(self._source.read)
-            self._put_into_force()
+            self.put_into_force()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
             self._keeper.broken(error)
 
-    def _put_into_force(self) -> None:
+    def put_into_force(self) -> None:
+        """Have the state follow what is prescribed, by what is known."""
         keeper, before = self._keeper, self._keeper.state
         machine = before.node.machine
-        told = prescribe(self._configured, machine, self.meta, keeper.beside.manager)
+        told = self._with_kept(prescribe(self._configured, machine, self.meta, keeper.beside.manager))
         done = enact(before, told, self.told, self._options)
         old, self.told, keeper.state = self.told.named(), done.told, done.state
         for words in [*self._unread(), *(v.problem for v in done.told.named().values()), *done.notes]:
@@ -84,6 +89,13 @@ class Prescriptions:
         shrink, grow = moves(before, done.state)
         if shrink or grow:
             keeper.later([*shrink, *grow])
+
+    def _with_kept(self, told: Prescribed) -> Prescribed:
+        reserved = told.reserved
+        if self.kept <= reserved.value:
+            return told
+        words = f"{reserved.source}, and the takeover from kubelet"
+        return dataclasses.replace(told, reserved=Value(reserved.value | self.kept, words, reserved.problem))
 
     def _unread(self) -> list[str]:
         """Say what of the Node object could not be read."""

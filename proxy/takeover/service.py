@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.keeper.ports import SOURCE
 from proxy.keeper.worker import Worker
 from proxy.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.model.errors import InputError, TopoproxyError
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
 
 MEMORY_STATE = "memory_manager_state"
-SOURCE = "kubernetes.io/config.source"
-"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class Takeover:
         self._one = asyncio.Lock()
         self._acting: set[asyncio.Future[dict[str, object]]] = set()
         self._static = keeper.state.node.static
-        self._reserved = keeper.state.node.reserved
         keeper.beside.counts = lambda held: self.record.standing(held)
 
     @property
@@ -144,15 +142,16 @@ class Takeover:
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""
         keeper, record = self._keeper, self.record
-        node = keeper.state.node
         static = self._static or record.ours
-        reserved = self._reserved | record.reserved if record.ours else self._reserved
-        if (node.static, node.reserved) != (static, reserved):
-            changed = dataclasses.replace(
-                node, static=static, reserved=reserved, alike=dict[object, Placement]()
-            )
+        if keeper.state.node.static != static:
+            changed = dataclasses.replace(keeper.state.node, static=static, alike=dict[object, Placement]())
             keeper.state = keeper.state.under(changed)
             keeper.later(list(keeper.state.containers))
+        keeper.prescriptions.kept = record.reserved
+        try:
+            keeper.prescriptions.put_into_force()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
+            keeper.broken(error)
 
     async def _scene(self) -> Scene:
         await self._keeper.beside.refresh(self._worker)

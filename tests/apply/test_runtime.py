@@ -14,7 +14,7 @@ import pytest
 
 from proxy.apply.runtime import GrpcRuntime
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeDetail
+from proxy.keeper.ports import SOURCE, RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
@@ -116,7 +116,7 @@ def test_lists(server: Server, runtime: GrpcRuntime) -> None:
         id="p1",
         state=pb.SANDBOX_READY,
         labels={QOS_LABEL: "LS", "a": "b"},
-        annotations={RESOURCE_STATUS: "{}", "c": "d"},
+        annotations={RESOURCE_STATUS: "{}", SOURCE: "file", "c": "d"},
     )
     pod.metadata.CopyFrom(pb.PodSandboxMetadata(name="web", namespace="shop", uid="u1", attempt=2))
     pods.items.add(id="p2", state=pb.SANDBOX_NOTREADY)
@@ -124,7 +124,10 @@ def test_lists(server: Server, runtime: GrpcRuntime) -> None:
     first, second = runtime.list_pods()
     assert (first.id, first.uid, first.namespace, first.name, first.attempt) == ("p1", "u1", "shop", "web", 2)
     assert (first.ready, second.ready) == (True, False)
-    assert (first.labels, first.annotations) == ({QOS_LABEL: "LS"}, {RESOURCE_STATUS: "{}"})
+    assert (first.labels, first.annotations) == (
+        {QOS_LABEL: "LS"},
+        {RESOURCE_STATUS: "{}", SOURCE: "file"},
+    )
 
     containers = pb.ListContainersResponse()
     for number in range(5):

@@ -110,7 +110,9 @@ def main() -> None:
     wait("the shared pool to leave them", lambda: bed.place("part/main").cpus == ALL - old.cpus)
     step(f"kubelet gave {old.cpus} to old")
 
-    assert bed.takeover("plan").returncode == 0
+    plan = bed.takeover("plan")
+    assert plan.returncode == 0
+    assert "default/old-bed/main (static pod)" in plan.stdout
     assert bed.takeover("start").returncode == 0
     bed.add("new", container("main", "2"))
     new = bed.place("new/main")
