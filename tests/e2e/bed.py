@@ -28,6 +28,9 @@ import images
 from cri import Cri, RpcError
 
 CGROUPS = Path("/sys/fs/cgroup")
+RUNTIME = os.environ.get("TOPOPROXY_CONTAINERD") or ""
+"""A folder with another containerd than the machine's (``runtimes.sh`` makes some); runc may be in it too."""
+PATH = os.pathsep.join([*([RUNTIME] if RUNTIME else []), os.environ.get("PATH") or os.defpath])
 TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
 START_LIMIT = 30.0
 STOP_LIMIT = 10.0
@@ -37,7 +40,9 @@ def why_not() -> str:
     """Give the reason why no bed can be made here, or an empty string."""
     if os.geteuid() != 0:
         return "a container runtime needs root"
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if RUNTIME and not Path(RUNTIME, "containerd").is_file():
+        return f"no containerd in {RUNTIME} (TOPOPROXY_CONTAINERD)"
+    missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (tests/e2e/install.sh installs them on Debian)"
     if len(os.sched_getaffinity(0)) < 2:
@@ -200,7 +205,8 @@ class Bed:
     def inside(self, command: Sequence[str]) -> list[str]:
         """Give the command line that runs a command in the bed's namespaces."""
         assert self._holder is not None
-        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", *command]
+        # The runtime and its shims find their programs by PATH.
+        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", "env", f"PATH={PATH}", *command]
 
     def run(self, command: Sequence[str], limit: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command in the bed's namespaces; its output, errors too, is in ``stdout``."""
