@@ -6,15 +6,22 @@ no hint of it. A hint is preferred if no smaller set did for its resource; under
 score says how full (``MostAllocated``) or how empty (any other strategy) the nodes would be: for each
 resource the used or the free part in percent, rounded down, and of these the weighted mean.
 
-Koordinator tries all ``2**nodes - 1`` sets. So do we up to ``ALL_SETS`` nodes. Beyond that sizes end with the
-first at which every resource has got a hint, and the set of all nodes comes last: larger sets are never
-preferred (and under ``restricted`` never win over the smaller ones), so that only a pod whose other resources
-lie on more nodes than its CPUs need is aligned worse than it could be.
+Koordinator tries all ``2**nodes - 1`` sets. So do we up to ``ALL_SETS`` nodes. Beyond that:
+
+- Sizes end with the first at which every resource has got a hint, and the set of all nodes comes last:
+  larger sets are never preferred (and under ``restricted`` never win over the smaller ones), so that only a
+  pod whose other resources lie on more nodes than its CPUs need is aligned worse than it could be.
+- Sizes at which even the richest nodes have too little are left out, and so is all between one node and all
+  nodes where the pod has to be on one.
+- Of a size with more than ``MOST_SETS`` sets a few for each node are tried: neighbours by id, and the richest
+  nodes of each resource, with poorer ones put in their places one by one, as long as the pod fits. So the
+  time grows with the square of the nodes, and a pod that fits on the richest nodes is not turned away.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from proxy.model.idset import Mask
@@ -27,6 +34,8 @@ from proxy.place.binding.wish import PolicyConflictError
 
 ALL_SETS = 8
 """Up to so many nodes every set of them is tried."""
+MOST_SETS = 700
+"""Of a size with more sets than this only some are tried; it is a little more than the pairs of 36 nodes."""
 
 WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
 
@@ -90,7 +99,10 @@ def offers(
     known = {resource for own in available.values() for resource in own}
     found: dict[str, list[ScoredHint]] = {resource: [] for resource in sorted(known & requests.keys())}
     least: dict[str, int] = {}
-    for nodes in _sets(Mask(available), lambda: bool(found) and all(found.values())):
+    if not found:
+        return found
+    search = _Search(requests, available, fits, single=policy is Policy.SINGLE_NUMA_NODE)
+    for nodes in search.sets(lambda: all(found.values())):
         if not fits(nodes):
             continue
         worth = score(nodes)
@@ -135,10 +147,72 @@ def score_of(
     return points // weight_sum if weight_sum else 0
 
 
-def _sets(nodes: Mask, enough: Callable[[], bool]) -> Iterator[Mask]:
-    """Give sets of nodes by size; on large machines until there is enough, and then all nodes."""
-    for size in range(1, len(nodes) + 1):
-        if len(nodes) > ALL_SETS and enough():
-            yield nodes
+class _Search:
+    """Which sets of nodes are tried, and in which order."""
+
+    def __init__(
+        self,
+        requests: Amounts,
+        available: Mapping[int, Amounts],
+        fits: Callable[[Mask], bool],
+        *,
+        single: bool,
+    ) -> None:
+        self._available = available
+        self._fits = fits
+        self._single = single
+        self._nodes = sorted(available)
+        self._asked = sorted(
+            r for r, amount in requests.items() if amount and any(r in own for own in available.values())
+        )
+        self._fewest = max((self._needed(r, requests[r]) for r in self._asked), default=1)
+
+    def sets(self, enough: Callable[[], bool]) -> Iterator[Mask]:
+        """Give sets of nodes by size.
+
+        Args:
+            enough: Tells, after each size, whether no more are wanted but all nodes together.
+        """
+        nodes = self._nodes
+        if len(nodes) <= ALL_SETS:
+            for size in range(1, len(nodes) + 1):
+                yield from map(Mask, itertools.combinations(nodes, size))
             return
-        yield from map(Mask, itertools.combinations(nodes, size))
+        for size in range(self._fewest, 2 if self._single else len(nodes)):
+            if math.comb(len(nodes), size) <= MOST_SETS:
+                yield from map(Mask, itertools.combinations(nodes, size))
+            else:
+                yield from self._some(size)
+            if enough():
+                break
+        yield Mask(nodes)
+
+    def _needed(self, resource: str, amount: int) -> int:
+        """Give how many of the richest nodes have enough of a resource; all where they have not."""
+        for count, node in enumerate(self._by_riches(resource), 1):
+            amount -= self._has(resource, node)
+            if amount <= 0:
+                return count
+        return len(self._nodes)
+
+    def _some(self, size: int) -> Iterator[Mask]:
+        """Give some sets of a size, each once."""
+        nodes = self._nodes
+        neighbours = (Mask(nodes[first : first + size]) for first in range(len(nodes) - size + 1))
+        found = dict.fromkeys(neighbours)
+        for resource in self._asked:
+            order = self._by_riches(resource)
+            chosen = order[:size]
+            found[Mask(chosen)] = None
+            for at, poorer in zip(reversed(range(size)), reversed(order[size:]), strict=False):
+                other = [*chosen[:at], poorer, *chosen[at + 1 :]]
+                if self._fits(Mask(other)):
+                    chosen = other
+                    found[Mask(chosen)] = None
+        yield from found
+
+    def _by_riches(self, resource: str) -> list[int]:
+        return sorted(self._nodes, key=lambda node: -self._has(resource, node))
+
+    def _has(self, resource: str, node: int) -> int:
+        return self._available[node].get(resource, 0)

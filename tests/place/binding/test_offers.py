@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaPolicy, NumaStrategy
@@ -111,6 +115,74 @@ def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> No
     assert [hint.preferred for hint in hints] == [True] * 36 + [False]
     few = {node: many[node] for node in range(ALL_SETS)}
     assert len(offers({"cpu": 2000}, few, lambda _: True, Policy.BEST_EFFORT)["cpu"]) == 255
+
+
+MANY = {node: {"cpu": 14_000, "memory": 1 + node % 5} for node in range(36)}
+
+
+@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+@pytest.mark.parametrize(
+    "requests",
+    [
+        *({"cpu": 1000 * cpus} for cpus in (1, 14, 15, 28, 29, 100, 252, 504, 505)),
+        {"cpu": 60_000, "memory": 90},
+        {"memory": 109},
+        {"cpu": 1, "disk": 1},
+        {"disk": 1},
+        {},
+    ],
+)
+def test_no_pod_takes_long_on_a_machine_with_36_nodes(policy: Policy, requests: dict[str, int]) -> None:
+    tried: list[Mask] = []
+
+    def fit(nodes: Mask) -> bool:
+        tried.append(nodes)
+        return all(sum(MANY[n].get(r, 0) for n in nodes) >= amount for r, amount in requests.items())
+
+    found = offers(requests, MANY, fit, policy)
+    assert len(tried) <= 2500
+    assert found.keys() == requests.keys() & {"cpu", "memory"}
+    for hints in found.values():
+        assert len({hint.affinity for hint in hints}) == len(hints)
+        assert bool(hints) == fit(Mask(MANY))
+        assert all(hint.affinity is not None and fit(hint.affinity) for hint in hints)
+
+
+ROOMS = st.lists(st.integers(0, 9), min_size=ALL_SETS + 1, max_size=11)
+
+
+@given(ROOMS, st.integers(1, 60), st.sampled_from([1, 10, 50]))
+def test_what_fits_on_few_nodes_is_found_on_as_few_however_few_sets_are_tried(
+    rooms: list[int], amount: int, most: int
+) -> None:
+    available = {3 * at: {"cpu": room} for at, room in enumerate(rooms)}
+
+    def fit(nodes: Mask) -> bool:
+        return sum(available[n]["cpu"] for n in nodes) >= amount
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxy.place.binding.offers.MOST_SETS", most)
+        hints = offers({"cpu": amount}, available, fit, Policy.BEST_EFFORT)["cpu"]
+    sums = itertools.accumulate(sorted(rooms, reverse=True))
+    fewest = next((count for count, total in enumerate(sums, 1) if total >= amount), None)
+    without_empty = fewest is not None and rooms.count(0) == 0
+    assert {len(h.affinity or ()) for h in hints if h.preferred} == ({fewest} if fewest else set())
+    assert (Mask(available) in [h.affinity for h in hints]) == without_empty
+
+
+def test_of_many_sets_those_are_tried_that_leave_the_least() -> None:
+    rooms = (9, 9, 9, 9, 9, 9, 5, 4, 3, 9, 9, 9)
+    available = {node: {"cpu": room} for node, room in enumerate(rooms)}
+
+    def fit(nodes: Mask) -> bool:
+        return sum(rooms[n] for n in nodes) >= 22
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxy.place.binding.offers.MOST_SETS", 12)
+        hints = offers(
+            {"cpu": 22}, available, fit, Policy.RESTRICTED, lambda ns: 99 - sum(rooms[n] for n in ns)
+        )
+    assert max(hint.score for hint in hints["cpu"]) == 99 - 22
 
 
 @pytest.mark.parametrize(
