@@ -164,7 +164,9 @@ class Daemon:
         routes["/metrics"] = self.metrics
         takeover = self._takeover or Late(self.config, None, None)
         routes |= takeover.routes()
-        self._admin = AdminServer(self.config.admin_path, routes, takeover.actions())
+        self._admin = AdminServer(
+            self.config.admin_path, routes, takeover.actions(), patient=takeover.routes()
+        )
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------

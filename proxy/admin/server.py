@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
@@ -45,7 +45,11 @@ class AdminServer:
     """Answers questions about the daemon on a unix socket with mode 0600."""
 
     def __init__(
-        self, path: Path, routes: Mapping[str, Route], actions: Mapping[str, Route] | None = None
+        self,
+        path: Path,
+        routes: Mapping[str, Route],
+        actions: Mapping[str, Route] | None = None,
+        patient: Collection[str] = (),
     ) -> None:
         """Prepare a server; nothing is opened until ``start``.
 
@@ -56,11 +60,13 @@ class AdminServer:
                 an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
                 client as status 400. ``/healthz`` is there by default and says that the loop turns.
             actions: The same for POST. One must see to it itself that it goes on when its client leaves.
+            patient: Routes that may take as long as an action, because they ask others.
         """
         self._path = path
         everything: dict[str, Route] = {"/healthz": lambda: "ok\n", **routes}
         self._routes = {name: _with_params(route) for name, route in everything.items()}
         self._actions = {name: _with_params(route) for name, route in (actions or {}).items()}
+        self._patient = frozenset(patient)
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -139,7 +145,8 @@ class AdminServer:
         route = self._routes.get(path)
         if route is None:
             return _response(404, f"there is {', '.join(sorted(self._routes))}\n")
-        return await self._serve(route, path, query, CLIENT_SECONDS)
+        seconds = ACTION_SECONDS if path in self._patient else CLIENT_SECONDS
+        return await self._serve(route, path, query, seconds)
 
     async def _serve(self, route: Callable[[str], Answer], path: str, query: str, seconds: float) -> bytes:
         try:

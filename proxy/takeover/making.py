@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -56,14 +58,27 @@ class Late:
 
     def routes(self) -> Mapping[str, Route]:
         """Give what the admin socket answers."""
-        return {"/takeover": lambda params: self.get().page(params)}
+        return {"/takeover": self._page}
 
     def actions(self) -> Mapping[str, Route]:
         """Give what the admin socket does."""
         return {f"/takeover/{step}": self._action(step) for step in STEPS}
 
     def _action(self, step: str) -> Route:
-        return lambda params: self.get().act(step, params)
+        async def act(params: Mapping[str, str]) -> dict[str, object]:
+            await self._loaded()
+            return await self.get().act(step, params)
+
+        return act
+
+    async def _page(self, params: Mapping[str, str]) -> dict[str, object]:
+        await self._loaded()
+        return await self.get().page(params)
+
+    async def _loaded(self) -> None:
+        """Import what a takeover needs beside the loop: calls of kubelet must not wait for that."""
+        if self._made is None:
+            await asyncio.to_thread(importlib.import_module, "proxy.takeover.service")
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows: nothing without a takeover."""

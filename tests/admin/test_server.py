@@ -310,3 +310,23 @@ def test_actions_are_for_post_and_for_the_owner(at: Path, monkeypatch: pytest.Mo
             await server.stop()
 
     asyncio.run(body())
+
+
+def test_a_patient_page_has_the_time_of_an_action(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENT_SECONDS", 0.2)
+
+    async def slow() -> object:
+        await asyncio.sleep(0.5)
+        return {"slow": True}
+
+    async def body() -> None:
+        server = AdminServer(at, {"/slow": slow, "/patient": slow}, {"/do": slow}, patient=["/patient"])
+        await server.start()
+        try:
+            assert b" 504 " in (await send(at, b"GET /slow HTTP/1.1\r\n\r\n")).splitlines()[0]
+            assert b" 200 " in (await send(at, b"GET /patient HTTP/1.1\r\n\r\n")).splitlines()[0]
+            assert b" 200 " in (await send(at, b"POST /do HTTP/1.1\r\n\r\n")).splitlines()[0]
+        finally:
+            await server.stop()
+
+    asyncio.run(body())
