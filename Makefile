@@ -95,9 +95,9 @@ bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
 
 proto: venv ## generate proxy/*/pb from proto/*/*.proto
-	@for room in cri kubelet; do \
-	  $(BIN)/python -m grpc_tools.protoc -I proto/$$room --python_out=proxy/$$room/pb --pyi_out=proxy/$$room/pb \
-	    $$(cd proto/$$room && ls *.proto); \
+	@for pair in cri:cri kubelet:kubelet containerd:apply; do \
+	  from=proto/$${pair%:*}; to=proxy/$${pair#*:}/pb; \
+	  $(BIN)/python -m grpc_tools.protoc -I $$from --python_out=$$to --pyi_out=$$to $$(cd $$from && ls *.proto); \
 	done
 
 # No index addresses are written, so that the file says the same wherever it is made.

@@ -40,10 +40,12 @@ def keeper_of(
         reread: Whether the machine is looked at again now and then; one that is described never changes.
     """
     from proxy import logs
+    from proxy.apply.events import ContainerdEvents
     from proxy.apply.kernel import open_cgroups
     from proxy.apply.runtime import GrpcRuntime
     from proxy.keeper.keeper import Keeper, Voice
     from proxy.keeper.node import node_of
+    from proxy.keeper.watching import Watching
 
     groups, lack = _cpu_groups(config, cgroups)
     node = node_of(config, machine)
@@ -65,6 +67,7 @@ def keeper_of(
     keeper.scout = _scout(config, keeper)
     keeper.prescriptions.ask(_node_object(config), config.topology_manager_policy_options)
     keeper.beside = _beside(config, keeper)
+    keeper.watching = Watching(keeper, ContainerdEvents(str(config.runtime), config.call_timeout))
     return keeper
 
 

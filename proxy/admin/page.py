@@ -51,6 +51,7 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
     if "listen" in data or runtime:
         state = {True: "connected", False: "NOT CONNECTED"}.get(bool(runtime.get("connected")), "")
         shown = [_text(runtime.get("version")), state if isinstance(runtime.get("connected"), bool) else ""]
+        shown.append(f"events {_text(runtime['events'])}" if "events" in runtime else "")
         more = f" ({', '.join(s for s in shown if s)})" if any(shown) else ""
         yield f"{_text(data.get('listen')) or '?'} -> {_text(runtime.get('endpoint')) or '?'}{more}"
 

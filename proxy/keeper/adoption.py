@@ -74,6 +74,7 @@ class Adoption:
         keeper = self._keeper
         try:
             listing = await self._worker.run(listed, keeper.runtime, container_id)
+            listing = keeper.watching.corrected(listing)
             await self.adopt(list(listing.containers.values()), listing)
         except (UnavailableError, RuntimeCallError) as error:
             keeper.problems.note(str(error))

@@ -33,6 +33,7 @@ from proxy.keeper.problems import Problems
 from proxy.keeper.quotas import Quotas
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
+from proxy.keeper.watching import Watching
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -117,6 +118,7 @@ class Keeper:
         self.beside = BesideKubelet(self, None)
         self.sandboxes = Sandboxes(self)
         self.quotas = Quotas(self)
+        self.watching = Watching(self, None)
         self.problems = Problems(self.wall, voice.warn)
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
@@ -370,6 +372,7 @@ class Keeper:
 
     async def close(self) -> None:
         """Write what waits and end the workers."""
+        await self.watching.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,9 +1,9 @@
 """Containers that have ended without a word, looked for when the next one of their pod is made.
 
-The runtime tells nobody that a container has ended; a comparison finds out, seconds later. Kubelet makes the
-next container as soon as an init container has ended (kubelet 1.36, reference C.6), and where kubelet does
-not tell which containers those are, the runtime is all there is to ask. So whoever of the pod still holds
-something is asked about before a decision.
+Where the runtime tells no events, only a comparison finds that a container has ended, seconds later; and an
+event may come after what it tells matters. Kubelet makes the next container as soon as an init container has
+ended (kubelet 1.36, reference C.6), and where kubelet does not tell which containers those are, the runtime
+is all there is to ask. So whoever of the pod still holds something is asked about before a decision.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ lost are resolved, and every live container's kernel value is compared with what
 after a start is the recovery: until it is done, calls that need a decision wait. Passes run on a timer, soon
 after something odd was seen, and as soon as a runtime that was gone is back.
 
-The runtime's event stream (GetContainerEvents) would tell of ends at once, but it is not ours to take:
-containerd 1.7 has one queue for all who listen, so every event that we got would be missing at kubelet.
+Where the runtime tells of ends by itself (``watching``), passes find them done already.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ class Sync:
     async def run(self) -> None:
         """Compare for ever."""
         keeper = self._keeper
+        keeper.watching.start()
         back_off = 0.05
         while True:
             wait = keeper.options.reconcile_period
@@ -125,7 +125,7 @@ class Sync:
             keeper.machine_changed(machine)
         await keeper.beside.refresh(self._worker)
         await keeper.prescriptions.follow(self._worker)
-        listing = await self._worker.run(listed, keeper.runtime)
+        listing = keeper.watching.corrected(await self._worker.run(listed, keeper.runtime))
         self.connected, self._waits = True, False
         self._resolve(listing)
         self._compare(listing, known, known_pods, began)
@@ -139,6 +139,7 @@ class Sync:
             if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
         ]
         await self.adoption.adopt(foreign, listing)
+        keeper.watching.caught_up()
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             self._say_drift(done.drifted)

@@ -25,6 +25,9 @@ _COUNTERS = {
     "adopted": "Containers that were there already and were taken in.",
     "cpusets_written": "Cpusets of containers that were written to the kernel.",
     "drift_repaired": "Cpusets that somebody else had written and that were put back.",
+    "exits_by_event": "Containers whose end the runtime told by an event.",
+    "event_streams": "Times that listening to the runtime's events began.",
+    "event_floods": "Times that more events came than could wait.",
     "settled": "Cpusets that were made lasting at the runtime.",
     "specs_freshened": "Containers whose saved cpuset was brought up to date before their start.",
     "machine_changes": "Times that CPUs came or went.",
@@ -59,9 +62,14 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
         ("uptime_seconds", "Seconds since the daemon started.", status.get("uptime_s")),
         ("ready", "Whether the first comparison with the runtime is done.", status.get("ready")),
         ("runtime_connected", "Whether the runtime answers.", runtime.get("connected")),
+        ("runtime_events", "Whether the runtime's events reach us.", _hears(runtime.get("events"))),
         ("clients", "Connections of clients.", status.get("clients")),
     )
     yield from _plain(told)
+
+
+def _hears(events: object) -> object:
+    return events if events is None else int(events == "connected")
 
 
 def _plain(told: Iterable[tuple[str, str, object]]) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Message classes generated from ``proto/containerd/*.proto`` by ``make proto``; not edited by hand."""
