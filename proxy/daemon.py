@@ -223,6 +223,7 @@ class Daemon:
                 "endpoint": str(config.runtime),
                 "connected": self.sync.connected,
                 "version": self.sync.runtime_version,
+                "events": self.keeper.watching.hearing.value,
             }
             if self._suppression is not None:
                 from proxy.keeper.be_words import page as suppression_page
