@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from proxy.cri.pb import api_pb2 as pb
@@ -11,7 +12,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase
 
 
 class ContainerCalls:
@@ -94,10 +95,26 @@ class ContainerCalls:
             call.release()
             return
         want = self.keeper.state.wanted(container)
+        self._note_asked(container, request.linux)
         call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
         quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
         told = None if self.keeper.state.node.erases(container.placement) else want
         call.release(call.body + update_suffix(told, container.placement.mems, quota))
+
+    def _note_asked(self, container: Container, asked: pb.LinuxContainerResources) -> None:
+        """Remember a set that a client names: it is what the container gets back when we leave.
+
+        What kubelet's static policy names is in its state file, and comes all the time.
+        """
+        known = container.request
+        cpus, mems = asked.cpuset_cpus or known.cpuset_cpus, asked.cpuset_mems or known.cpuset_mems
+        if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
+            return
+        if self.keeper.beside.manager.policy != "static":
+            request = dataclasses.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
+            changed = dataclasses.replace(container, request=request)
+            self.keeper.state = self.keeper.state.changed(put=(changed,))
+            self.keeper.journal.put(f"c/{container.id}", changed)
 
     def _update_done(self, trip: Trip, status: int | None) -> None:
         if trip.flight is None:

@@ -72,6 +72,9 @@ class CreateCalls:
             self._decide(call, pod, meta.name, meta.attempt, request)
 
     def _decide(self, call: Call, pod: Pod, name: str, attempt: int, request: Request) -> None:
+        if self.keeper.enforcer.paused:
+            call.release()
+            return
         self.keeper.sandboxes.moved_on(pod, name)
         plan = self.keeper.place(pod, name, attempt, request)
         if plan.container is None:

@@ -51,7 +51,9 @@ class Interceptors:
 
     def request(self, call: Call) -> None:
         """A call is held: decide, and send it on now or later."""
-        if self.keeper.synced.is_set():
+        if self.keeper.enforcer.paused:
+            call.release()  # the node is released: this is only a relay
+        elif self.keeper.synced.is_set():
             self._handle(call)
         else:
             self._hold(call, self._when_synced(call))

@@ -41,10 +41,16 @@ class Enforced:
 
 
 class Enforcer:
-    """Writes wanted sets to cgroups."""
+    """Writes wanted sets to cgroups.
+
+    Attributes:
+        cgroups: Where.
+        paused: True while nothing is to be written: what is queued already does nothing either.
+    """
 
     def __init__(self, cgroups: Cgroups, state: Callable[[], NodeState]) -> None:
-        self._cgroups = cgroups
+        self.cgroups = cgroups
+        self.paused = False
         self._state = state
         self._paths: dict[str, str] = {}
         self._missed: dict[str, int] = {}
@@ -58,6 +64,8 @@ class Enforcer:
         Those that are not live are passed over; those that hold the right set are not written.
         """
         done = Enforced()
+        if self.paused:
+            return done
         for container_id in ids:
             container = self._state().containers.get(container_id)
             if container is not None and container.phase in LIVE:
@@ -90,18 +98,24 @@ class Enforcer:
         """
         return self._missed.get(container_id, 0) >= 2 and self._passes % 32 != 0
 
-    def _one(self, container: Container, done: Enforced) -> None:
+    def path_of(self, container: Container) -> str | None:
+        """Give a container's group; None where it has none that can be found."""
         path = self._paths.get(container.id) or container.cgroup or None
         if path is None:
-            path = self._cgroups.find(container.pod.cgroup_parent, container.id)
-            if path is None:
-                self._miss(container, done)
-                return
-            self._paths[container.id] = path
+            path = self.cgroups.find(container.pod.cgroup_parent, container.id)
+            if path is not None:
+                self._paths[container.id] = path
+        return path
+
+    def _one(self, container: Container, done: Enforced) -> None:
+        path = self.path_of(container)
+        if path is None:
+            self._miss(container, done)
+            return
         want = self._state().wanted(container)
         self._missed.pop(container.id, None)
         try:
-            if self._cgroups.write(path, want, None):
+            if self.cgroups.write(path, want, None):
                 done.written.append(container.id)
                 if self._held.get(container.id) == want:
                     done.drifted.append(container.id)

@@ -53,6 +53,7 @@ class Quotas:
         groups: The cpu controller's tree; None where there is none: then nothing is done.
         records: What was there, by the ledger's key.
         untold: Ids of containers whose quota the runtime must still be told.
+        leaving: True while all quotas are put back, whoever owns CPUs.
     """
 
     def __init__(self, keeper: Keeper, groups: CpuGroups | None = None) -> None:
@@ -60,6 +61,7 @@ class Quotas:
         self.groups = groups
         self.records: dict[str, Record] = {}
         self.untold: set[str] = set()
+        self.leaving = False
         self._lock = asyncio.Lock()
         self._taking, self._giving = BackOff(), BackOff()
         self._stirred = False
@@ -67,7 +69,7 @@ class Quotas:
     @property
     def active(self) -> bool:
         """True where quotas are written at all."""
-        return self.groups is not None and self._keeper.options.enforce
+        return self.groups is not None and (self._keeper.options.enforce or self.leaving)
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over what the ledger holds; the first pass compares it."""
@@ -83,7 +85,7 @@ class Quotas:
 
     def off(self, container: Container) -> bool:
         """Tell whether a container's quota is to be off now."""
-        if not self.active or container.phase is Phase.EXITED:
+        if not self.active or self.leaving or container.phase is Phase.EXITED:
             return False
         state, count = self._keeper.state, 1
         keep = state.node.keep_quota

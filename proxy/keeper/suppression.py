@@ -114,7 +114,9 @@ class Suppression:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
                     await self.quota.give_back()
-                if settings.mode is SuppressMode.OFF:
+                if not self._keeper.options.enforce:
+                    await self._give_back("the node is released")
+                elif settings.mode is SuppressMode.OFF:
                     if not self.quota.written:
                         return
                     wait = min(2 * wait, BACK_OFF_S)

@@ -1,0 +1,148 @@
+"""Giving cpusets back in the kernel: from the top, and only wider. Runs in the kernel worker's thread.
+
+A group's set lies within its parent's on cgroup v1, so who is above is written first: the group of class
+BestEffort, those of its pods and what is in them, where they hold the BE pool (``beCpuset: erase``), then
+containers. What a container is to have is added to what it has. On v2 a group without a list of its own has
+that of its parent already, and is left so.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from proxy.keeper.be_groups import CLASS
+from proxy.keeper.enforce import LIVE, Enforcer
+from proxy.keeper.ports import Cgroups, CpusetValue
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, KubeQos
+from proxy.plan.state import NodeState
+from proxy.release.targets import Target
+
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What one container is to have, with the group above it looked at.
+
+    Attributes:
+        cpus, mems: What the runtime is to save.
+        exact: Whether the kernel has no more than that.
+    """
+
+    cpus: CpuSet
+    mems: Mask
+    exact: bool = True
+
+
+@dataclass(slots=True)
+class Given:
+    """What a sweep did.
+
+    Attributes:
+        due: What containers are to have, by id.
+        written: Ids of containers, and paths of groups, that were widened.
+        errors: What could not be, in words.
+    """
+
+    due: dict[str, Due] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Container, Target]]) -> Given:
+    """Widen everybody to what he is to have.
+
+    Args:
+        enforcer: Knows the groups.
+        state: The node.
+        targets: Who is to have what.
+    """
+    done, cgroups = Given(), enforcer.cgroups
+    if state.node.be_cpuset is BeCpuset.ERASE:
+        _give_groups(cgroups, state, done)
+    for container, target in targets:
+        path = enforcer.path_of(container) if container.phase in LIVE else None
+        try:
+            if path is None:
+                done.due[container.id] = _unborn(cgroups, state.node.machine, container, target)
+            else:
+                done.due[container.id] = _widen(cgroups, state.node.machine, container.id, path, target, done)
+        except CgroupError as error:
+            if error.errno in _GONE:
+                done.due[container.id] = _unborn(cgroups, state.node.machine, container, target)
+            else:
+                done.errors.append(str(error))
+    return done
+
+
+def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
+    """Leave out what is offline where a list with such a CPU is refused."""
+    return named & machine.online or machine.online if cgroups.version == 1 else named
+
+
+def _widen(
+    cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: Target, done: Given
+) -> Due:
+    """Give a container that has a group what it is to have."""
+    has, above = cgroups.read(path), _above(cgroups, path)
+    cpus = above.effective_cpus if target.cpus is None else _there(cgroups, machine, target.cpus)
+    mems = above.effective_mems if target.mems is None else target.mems
+    more_cpus = has.cpus | cpus if has.cpus or target.cpus is not None else None
+    more_mems = has.mems | mems if has.mems or target.mems is not None else None
+    if cgroups.write(path, more_cpus, more_mems):
+        done.written.append(container_id)
+    return Due(cpus, mems, has.cpus <= cpus and has.mems <= mems)
+
+
+def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: Target) -> Due:
+    """Tell what a container without a group is to start with."""
+    cpus, mems = machine.online, machine.memory_nodes
+    pod = cgroups.pod_group(container.pod.cgroup_parent)
+    if pod is not None:
+        try:
+            value = cgroups.read(pod)
+            cpus, mems = value.effective_cpus or cpus, value.effective_mems or mems
+        except CgroupError as error:
+            if error.errno not in _GONE:
+                raise
+    if target.cpus is not None:
+        cpus = _there(cgroups, machine, target.cpus)
+    return Due(cpus, target.mems or mems)
+
+
+def _above(cgroups: Cgroups, path: str) -> CpusetValue:
+    return cgroups.read(path.rpartition("/")[0])
+
+
+def _give_groups(cgroups: Cgroups, state: NodeState, done: Given) -> None:
+    """Give the groups above BE containers what lies above them, and what is in them the same."""
+    parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
+    pods = {path for parent in parents if (path := cgroups.pod_group(parent))}
+    roots = {path.rpartition("/")[0] for path in pods}
+    ours = {container.id for container in state.containers.values()}
+    for root in sorted(root for root in roots if root.rpartition("/")[2].endswith(CLASS)):
+        todo = [(root, 0)]
+        while todo:
+            path, depth = todo.pop(0)
+            try:
+                want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
+                if has and not want <= has and cgroups.write(path, has | want, None):
+                    done.written.append(path)
+                below = cgroups.children(path) if depth < 2 else ()
+            except CgroupError as error:
+                if error.errno not in _GONE:
+                    done.errors.append(str(error))
+                continue
+            # Containers that we know are given back by themselves, with what their requests say.
+            todo += [(f"{path}/{name}", depth + 1) for name in below if not _is_ours(name, ours)]
+
+
+def _is_ours(name: str, ids: set[str]) -> bool:
+    stem = name.removesuffix(".scope")
+    return stem in ids or stem.rpartition("-")[2] in ids

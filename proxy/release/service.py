@@ -1,0 +1,342 @@
+"""The release in the daemon: one way out, cut into steps that a crash cannot break.
+
+Order. The record goes into the ledger; the keeper rests (from that moment no call is held and nobody is
+moved, also by what is queued already: ``Enforcer.paused``); CFS quotas and BE suppression are given back;
+everybody's cpuset is widened in the kernel; then the runtime is told, one container at a time, so that what
+it has saved agrees. A call that was at the runtime when this began may bring a set of ours to a container
+afterwards, so such calls are waited for, and at the end everybody is looked at once more: it is over when a
+sweep after a fresh list of the runtime finds nothing to do. Then the record says *released*. A daemon that
+starts with a record goes on where it was, and stays out of the way, until ``undo``.
+
+A sweep costs what a comparison costs, and a container that has its set already costs the runtime nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.worker import Worker
+from proxy.model.errors import InputError, RuntimeCallError, UnavailableError
+from proxy.model.workload import Container, Phase
+from proxy.release.kernel import Due, Given, give_back
+from proxy.release.targets import target_of
+
+KEY = "r/release"
+RELEASING, RELEASED = "releasing", "released"
+PER_SECOND = 10.0
+"""How many containers a second are told where the configuration does not settle at all."""
+PAUSE_S, PAUSE_LIMIT_S = 0.1, 30.0
+PASS_LIMIT_S = 10.0
+NOT_FOUND = 5
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it has come.
+
+    Attributes:
+        told: Containers that the runtime was told, with what.
+        left: What could not be done in the last sweep, by container or group, in words.
+        sweeps: How often everybody was looked at.
+        pending: Ids that the last sweep found and that are not told yet.
+    """
+
+    told: dict[str, Due] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    sweeps: int = 0
+    pending: list[str] = field(default_factory=list)
+
+
+def rest(keeper: Keeper, *, resting: bool) -> None:
+    """Have a keeper hold no call and move nobody, or place again."""
+    keeper.enforcer.paused = resting
+    keeper.quotas.leaving = resting
+    keeper.options = dataclasses.replace(keeper.options, enforce=not resting)
+
+
+class Release:
+    """Gives everything back, and stays out of the way until it is undone.
+
+    Attributes:
+        stage: ``releasing``, ``released``, or empty.
+        since: When that began, seconds since the epoch.
+    """
+
+    def __init__(
+        self, keeper: Keeper, stirred: Callable[[], object], idle: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Take note of the parts; ``recover`` or ``begin`` follows.
+
+        Args:
+            keeper: Whose containers.
+            stirred: Told when the keeper rests or wakes.
+            idle: Tells whether nothing of BE suppression is in force.
+        """
+        self._keeper = keeper
+        self._stirred = stirred
+        self._idle = idle
+        self._worker = Worker("release", keeper.broken)
+        self._running: asyncio.Task[None] | None = None
+        self._lasting = True
+        self.progress = Progress()
+        self.stage = ""
+        self.since = 0.0
+
+    # -- the record ---------------------------------------------------------------------------------------
+
+    def recover(self, record: Mapping[str, object]) -> None:
+        """Go on where the last daemon ended; before the keeper takes anybody in."""
+        stage, since = record.get("stage"), record.get("since")
+        # A record that cannot be read is one of a release: nobody's containers are moved on a guess.
+        self.stage = RELEASED if stage == RELEASED else RELEASING
+        self.since = float(since) if isinstance(since, int | float) else self._keeper.wall()
+        rest(self._keeper, resting=True)
+        self._keeper.voice.warn(
+            f"the node is {self.stage}: containers are not placed, although the mode is enforce"
+            " (topoproxy release --undo)"
+        )
+        if self.stage == RELEASING:
+            self._start()
+
+    async def _record(self) -> None:
+        journal = self._keeper.journal
+        kept = self._lasting and self.stage
+        journal.put(KEY, {"stage": self.stage, "since": self.since} if kept else None)
+        await journal.flush()
+
+    # -- what commands ask --------------------------------------------------------------------------------
+
+    async def begin(self, *, lasting: bool = True) -> None:
+        """Begin to give back; what has begun goes on.
+
+        Args:
+            lasting: Whether the next daemon keeps out of the way too; not at a stop.
+        """
+        if not self.stage:
+            self._lasting = lasting
+            self.stage, self.since = RELEASING, self._keeper.wall()
+            self.progress = Progress()
+            await self._record()
+            rest(self._keeper, resting=True)
+            self._stirred()
+            self._keeper.voice.info("release: every container gets back what it would have had without us")
+        self._start()
+
+    async def undo(self) -> None:
+        """Take over again, as at a start: calls wait until everybody is compared.
+
+        Raises:
+            InputError: There is nothing to undo.
+        """
+        if not self.stage:
+            raise InputError("cannot undo the release: the node is not released")
+        await self._end()
+        keeper = self._keeper
+        self.stage, self.progress = "", Progress()
+        await self._record()
+        keeper.synced.clear()
+        rest(keeper, resting=False)
+        keeper.attention.set()
+        self._stirred()
+        keeper.voice.info("release undone: containers are placed again")
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy release`` and ``status`` show."""
+        progress, refs = self.progress, self._keeper.state.containers
+        return {
+            "stage": self.stage,
+            "since": self.since,
+            "containers": sum(c.phase is not Phase.EXITED for c in refs.values()),
+            "told": len(progress.told),
+            "pending": len(progress.pending),
+            "left": [progress.left[key] for key in sorted(progress.left)],
+        }
+
+    # -- doing --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self.stage == RELEASING and (self._running is None or self._running.done()):
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        pause = PAUSE_S
+        try:
+            while not await self.sweep(self._pace):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSE_LIMIT_S) if self.progress.left else PAUSE_S
+        except Exception as error:  # noqa: BLE001 - told, and tried again when somebody asks or at a start
+            self._keeper.broken(error)
+            self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
+
+    async def _pace(self) -> None:
+        per_second = self._keeper.options.settle_per_second
+        await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
+
+    async def finish(self, limit: float) -> bool:
+        """Give back without pauses, for at most so many seconds; for a stop.
+
+        Returns:
+            True when all is done.
+        """
+        await self._end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while not await self.sweep(lambda: asyncio.sleep(0)):
+                    await asyncio.sleep(PAUSE_S)
+                return True
+        return False
+
+    async def sweep(self, pace: Callable[[], Awaitable[None]]) -> bool:
+        """Look at everybody once, and do what is to be done.
+
+        Args:
+            pace: Waits between two containers that the runtime is told.
+
+        Returns:
+            True when nothing was left to do.
+        """
+        keeper, progress = self._keeper, self.progress
+        progress.left = {}
+        # Without a runtime the kernel is given back all the same, by the ledger's account.
+        listed = not progress.sweeps or await self._passed()
+        await keeper.beside.refresh(self._worker)
+        await keeper.quotas.once()
+        given = await self._kernel()
+        for number, error in enumerate(given.errors):
+            progress.left[f"kernel {number}"] = error
+        progress.pending = [i for i in given.due if self._is_due(i, given)]
+        clean = bool(progress.sweeps) and listed and not progress.pending and not given.written
+        progress.sweeps += 1
+        await self._tell_all(given, pace)
+        if not self._is_over(clean):
+            return False
+        self.stage = RELEASED
+        await self._record()
+        keeper.voice.info(f"released: {len(progress.told)} containers were told at the runtime")
+        return True
+
+    def _is_over(self, clean: bool) -> bool:
+        keeper, left = self._keeper, self.progress.left
+        if keeper.quotas.groups is not None and keeper.quotas.records:
+            left["quotas"] = f"{len(keeper.quotas.records)} CFS quotas are not back yet"
+        if not self._idle():
+            left["suppression"] = "the CFS quota of BE pods is not off yet"
+        flying = any(self._is_flying(c) for c in keeper.state.containers.values())
+        return clean and not (flying or left or keeper.lost)
+
+    async def _passed(self) -> bool:
+        """Have the runtime's list compared; False where that does not come about in time."""
+        keeper = self._keeper
+        passes = keeper.counters["passes"]
+        # One may be under way, with a list from before.
+        for _ in range(2):
+            keeper.attention.set()
+            try:
+                async with asyncio.timeout(PASS_LIMIT_S):
+                    while keeper.counters["passes"] == passes:
+                        await asyncio.sleep(0.02)
+            except TimeoutError:
+                self.progress.left["runtime"] = "the runtime does not answer"
+                return False
+            passes = keeper.counters["passes"]
+        return True
+
+    async def _kernel(self) -> Given:
+        keeper = self._keeper
+        state, manager = keeper.state, keeper.beside.manager
+        targets = [
+            (c, target_of(c, state.node.machine, manager))
+            for c in state.containers.values()
+            if c.phase not in (Phase.EXITED, Phase.CREATING)
+        ]
+        return await keeper.kernel.run(give_back, keeper.enforcer, state, targets)
+
+    # -- the runtime --------------------------------------------------------------------------------------
+
+    def _is_due(self, container_id: str, given: Given) -> bool:
+        """Tell whether the runtime may have something else saved than a container is to have."""
+        keeper, due = self._keeper, given.due[container_id]
+        container = keeper.state.containers.get(container_id)
+        if container is None:
+            return False
+        if container_id in keeper.quotas.untold or not due.exact or container_id in given.written:
+            return True
+        if keeper.state.node.erases(container.placement) and not container.request.cpuset_cpus:
+            return False  # nothing is saved for it but what its request says
+        told = self.progress.told.get(container_id)
+        mems = container.placement.mems if told is None else told.mems
+        return keeper.saved.get(container_id) != due.cpus or mems != due.mems
+
+    async def _tell_all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
+        pending = self.progress.pending
+        while pending:
+            container_id = pending[0]
+            try:
+                if await self._tell(container_id, given.due[container_id]):
+                    await pace()
+            except UnavailableError as error:
+                self.progress.left["runtime"] = str(error)
+                return  # nobody else would be told either
+            except RuntimeCallError as error:
+                self._keeper.quotas.refused(container_id)
+                if error.code != NOT_FOUND:
+                    self.progress.left[container_id] = str(error)
+            del pending[0]
+
+    async def _tell(self, container_id: str, due: Due) -> bool:
+        """Have the runtime save what a container is to have.
+
+        Returns:
+            True where that was an update; False where it was so, or has to wait for the next sweep.
+
+        Raises:
+            UnavailableError, RuntimeCallError: It does not.
+        """
+        keeper = self._keeper
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or self._is_flying(container):
+            return False
+        quota = keeper.quotas.carried(container)
+        if container_id not in keeper.saved and due.exact and not quota:
+            detail = await self._worker.run(keeper.runtime.detail, container_id)
+            if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
+                keeper.saved[container_id] = due.cpus
+                self.progress.told[container_id] = due
+                return False
+        flight = keeper.flights.depart(container_id, due.cpus)
+        try:
+            keeper.saved.pop(container_id, None)
+            await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
+            keeper.saved[container_id] = due.cpus
+            keeper.quotas.told(container_id, quota)
+        finally:
+            keeper.flights.land(flight)
+        self.progress.told[container_id] = due
+        keeper.counters["released"] += 1
+        return True
+
+    def _is_flying(self, container: Container) -> bool:
+        return container.phase is Phase.CREATING or bool(self._keeper.flights.of(container.id))
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        """End what runs; a call that is at the runtime is waited for."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            self._running = None
+        await self._worker.run(lambda: None)
+
+    async def stop(self) -> None:
+        """End what runs; the record has the next daemon go on."""
+        await self._end()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()

@@ -1,0 +1,83 @@
+"""What each container would have had without us.
+
+Theory (kubelet 1.36, reference C.8 and F; runc 1.1). Three sides say where a container runs when nobody
+stands between kubelet and the runtime:
+
+* kubelet's CPU manager under policy ``static``: the CPUs of the container's entry in its state file, for
+  all others its default set. It sends them with the create, and again in each of its reconcile periods.
+* the request that made the container, and the last update that named a set. Nobody but such a kubelet names
+  CPUs on most nodes; kubelet's memory manager names memory nodes.
+* the group above it. A container for which nobody named a set runs on all that its pod's group has: on
+  cgroup v1 runc copies it when it makes the group, on v2 an empty list means the same.
+
+A container that was taken in after its create (``plan.adopt``) has as its request what the runtime had
+saved then: that is what it gets back. So where the ledger was lost while containers were on sets of ours,
+these sets are what is known of them.
+
+What is given back only grows in the kernel: a container first has what it has and what it is to have, so
+that nobody is ever left on fewer CPUs than he had (``proxy.release.kernel``). Where what it is to have is
+narrower, which only kubelet's static policy or a named set can say, the runtime's own update makes it so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.kubelet import CpuManager
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a container is to have.
+
+    Attributes:
+        cpus: The CPUs; None for those of the group above it.
+        mems: The memory nodes; None for those of the group above it.
+        why: Who says so, in words.
+    """
+
+    cpus: CpuSet | None
+    mems: Mask | None
+    why: str
+
+
+def target_of(container: Container, machine: Machine, manager: CpuManager) -> Target:
+    """Tell what a container is to have.
+
+    Args:
+        container: Whom it is about.
+        machine: The hardware.
+        manager: What kubelet's CPU manager does.
+    """
+    mems = named_mems(container.request, machine)
+    if manager.policy == "static":
+        held = manager.held.get(container.pod.uid, {}).get(container.name)
+        if held and held <= machine.present:
+            return Target(held, mems, "kubelet's CPU manager gave them to it")
+        if manager.default and manager.default <= machine.present:
+            return Target(manager.default, mems, "kubelet's default set")
+    named = named_cpus(container.request, machine)
+    if named is not None:
+        return Target(named, mems, "its request names them")
+    return Target(None, mems, "as the group above it")
+
+
+def named_cpus(request: Request, machine: Machine) -> CpuSet | None:
+    """Give the CPUs that a request names; None where it names none that are here."""
+    try:
+        named = CpuSet.parse(request.cpuset_cpus)
+    except ValueError:
+        return None
+    return named if named and named <= machine.present else None
+
+
+def named_mems(request: Request, machine: Machine) -> Mask | None:
+    """Give the memory nodes that a request names; None where it names none that are here."""
+    try:
+        named = Mask.parse(request.cpuset_mems)
+    except ValueError:
+        return None
+    return named if named and named <= Mask(machine.node_by_id) else None
