@@ -23,6 +23,7 @@ import os
 from pathlib import Path
 
 from proxy.apply.files import Files, OsFiles
+from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.kubepods import Driver, pod_uid
 from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
@@ -60,6 +61,10 @@ class KernelCpuGroups:
     def find(self, parent: str, container_id: str) -> str | None:
         """Find a container's group; see ``proxy.keeper.ports.CpuGroups.find``."""
         return self._finder.find(parent, container_id)
+
+    def learn(self, container_id: str, path: str) -> None:
+        """Remember where a container's group is; see ``proxy.apply.locate``."""
+        self._finder.learn(container_id, path)
 
     def pod_group(self, parent: str) -> str | None:
         """Find a pod's own group; see ``proxy.keeper.ports.CpuGroups.pod_group``."""
@@ -127,12 +132,14 @@ def _is_pods(name: str) -> bool:
     return True
 
 
-def open_cpu_groups(root: Path) -> KernelCpuGroups:
+def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups:
     """Find the hierarchy with the cpu controller.
 
     Args:
         root: What ``proxy.apply.kernel.open_cgroups`` is given: usually ``/sys/fs/cgroup``; a v1 mount of the
             cpuset controller, beside which that of the cpu controller lies; a folder that imitates a tree.
+            Where it is at none of its usual places, it is the mounts that tell.
+        procfs: Where our own mounts are told.
 
     Raises:
         CgroupError: There is none, or it cannot be written.
@@ -142,7 +149,9 @@ def open_cpu_groups(root: Path) -> KernelCpuGroups:
     if is_folder_tree(root):
         tree = FolderCgroups.open(root)
         return KernelCpuGroups(root, tree.version, tree.files)
-    found = _mounted(root)
+    found = _at(root) or next(
+        (KernelCpuGroups(*at) for at in mounted(elsewhere(root, procfs), "cpu", _V1_FILE)), None
+    )
     if found is None:
         raise CgroupError(
             f"cannot find the cpu controller below {root}: neither a v1 mount {root / 'cpu'} with {_V1_FILE} "
@@ -153,16 +162,12 @@ def open_cpu_groups(root: Path) -> KernelCpuGroups:
     return found
 
 
-def _mounted(root: Path) -> KernelCpuGroups | None:
+def _at(root: Path) -> KernelCpuGroups | None:
     beside = [root.parent / name for name in _V1_NAMES] if (root / "cpuset.cpus").is_file() else []
     for mount in (*(root / name for name in _V1_NAMES), root, *beside):
         if (mount / _V1_FILE).is_file() and not (mount / "cgroup.controllers").exists():
             return KernelCpuGroups(mount, 1)
     for mount in (root, root / "unified"):
-        try:
-            controllers = (mount / "cgroup.controllers").read_text().split()
-        except OSError:
-            continue
-        if "cpu" in controllers:
+        if has(mount, "cpu"):
             return KernelCpuGroups(mount, 2)
     return None

@@ -2,8 +2,8 @@
 
 The status itself carries resources since CRI of 1.25, where the runtime fills them in (containerd 1.7).
 Beyond that containerd and CRI-O put a JSON document under ``info["info"]`` whose ``runtimeSpec`` is the OCI
-specification as it is saved. Its layout is not promised by anybody, so whatever is missing, of another type,
-or no JSON at all counts as "not told".
+specification as it is saved, and whose ``pid`` is the container's first process. Its layout is not promised
+by anybody, so whatever is missing, of another type, or no JSON at all counts as "not told".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
         document = None
     linux = _get(document, "runtimeSpec", "linux")
     cgroups_path = _text(_get(linux, "cgroupsPath"))
+    pid = _number(_get(document, "pid"))
     status = answer.status
     if status.resources.HasField("linux"):
         told = status.resources.linux
@@ -33,6 +34,7 @@ def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
             memory_limit=told.memory_limit_in_bytes,
             cpuset_cpus=told.cpuset_cpus,
             cpuset_mems=told.cpuset_mems,
+            pid=pid,
         )
     cpu = _get(linux, "resources", "cpu")
     return RuntimeDetail(
@@ -43,6 +45,7 @@ def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
         memory_limit=_number(_get(linux, "resources", "memory", "limit")),
         cpuset_cpus=_text(_get(cpu, "cpus")),
         cpuset_mems=_text(_get(cpu, "mems")),
+        pid=pid,
     )
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.apply.files import Files, OsFiles
+from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
 from proxy.apply.words import explain
@@ -84,6 +85,14 @@ class KernelCgroups:
     def find(self, parent: str, container_id: str) -> str | None:
         """Find a container's group; see ``proxy.keeper.ports.Cgroups.find`` and ``proxy.apply.search``."""
         return self._finder.find(parent, container_id)
+
+    def learn(self, container_id: str, path: str) -> None:
+        """Remember where a container's group is; see ``proxy.apply.locate``."""
+        self._finder.learn(container_id, path)
+
+    def is_group(self, path: str) -> bool:
+        """Tell whether there is such a group."""
+        return self._files.is_group(path)
 
     def pod_group(self, parent: str) -> str | None:
         """Find the group that a pod's ``cgroup_parent`` names; see ``proxy.keeper.ports.Cgroups``."""
@@ -223,13 +232,14 @@ class KernelCgroups:
         )
 
 
-def open_cgroups(root: Path) -> KernelCgroups:
+def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     """Find the hierarchy with the cpuset controller.
 
     Args:
         root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a folder made by ``FolderCgroups`` are
             taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
-            side.
+            side. Where neither is at its usual place, it is the mounts that tell.
+        procfs: Where our own mounts are told.
 
     Raises:
         CgroupError: There is none; the message says what to do.
@@ -242,12 +252,10 @@ def open_cgroups(root: Path) -> KernelCgroups:
         if (mount / "cpuset.cpus").is_file() and not (mount / "cgroup.controllers").exists():
             return KernelCgroups(mount, 1)
     for mount in (root, root / "unified"):
-        try:
-            controllers = (mount / "cgroup.controllers").read_text().split()
-        except OSError:
-            continue
-        if "cpuset" in controllers:
+        if has(mount, "cpuset"):
             return KernelCgroups(mount, 2)
+    for mount, version in mounted(elsewhere(root, procfs), "cpuset", "cpuset.cpus"):
+        return KernelCgroups(mount, version)
     raise CgroupError(
         f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "
         "hierarchy whose cgroup.controllers lists cpuset; mount one, or name its folder with --cgroup-root"

@@ -62,6 +62,19 @@ class GrpcRuntime:
         answer = self._call("ask the version", "Version", pb.VersionRequest(), pb.VersionResponse)
         return f"{answer.runtime_name} {answer.runtime_version}"
 
+    def cgroup_driver(self) -> str:
+        """Ask who makes its cgroups; see ``proxy.keeper.ports.Runtime``. CRI of 1.28; containerd 2.0."""
+        what = "ask the cgroup driver"
+        try:
+            answer = self._call(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
+        except RuntimeCallError as error:
+            if error.code != _UNIMPLEMENTED:
+                raise
+            return ""
+        if not answer.HasField("linux"):
+            return ""
+        return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
+
     def list_pods(self) -> Sequence[RuntimePod]:
         """List all sandboxes; see ``proxy.keeper.ports.Runtime``."""
         request = pb.ListPodSandboxRequest()

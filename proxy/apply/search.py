@@ -29,7 +29,7 @@ class Finder:
 
     def find(self, parent: str, container_id: str) -> str | None:
         """Give a container's group, or None where it has none; see ``proxy.keeper.ports.Cgroups.find``."""
-        if not container_id or "/" in container_id or not names.is_plain(container_id):
+        if not _is_id(container_id):
             return None
         for path in names.candidates(parent, container_id):
             if self._files.is_group(path):
@@ -41,10 +41,15 @@ class Finder:
             self._found.pop(container_id, None)
         found = self._search(parent, container_id)
         if found is not None:
+            self.learn(container_id, found)
+        return found
+
+    def learn(self, container_id: str, path: str) -> None:
+        """Remember a group that somebody else found; one that is not in this tree is not kept."""
+        if _is_id(container_id) and self._files.is_group(path):
             if len(self._found) >= _REMEMBERED:
                 self._found.clear()
-            self._found[container_id] = found
-        return found
+            self._found[container_id] = path
 
     def _search(self, parent: str, container_id: str) -> str | None:
         home = names.home(parent, container_id)
@@ -63,3 +68,7 @@ class Finder:
                     return path
                 todo.append(path)
         return None
+
+
+def _is_id(container_id: str) -> bool:
+    return bool(container_id) and "/" not in container_id and names.is_plain(container_id)

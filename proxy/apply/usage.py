@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from proxy.apply import names
+from proxy.apply.hierarchies import elsewhere, mounted
 from proxy.apply.values import cpu_usage
 from proxy.keeper.ports import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
@@ -158,13 +159,14 @@ class CgroupUsage:
             os.close(fd)
 
 
-def open_usage(root: Path, procfs: Path = Path("/proc")) -> CgroupUsage:
+def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/proc")) -> CgroupUsage:
     """Find the hierarchy that counts CPU time.
 
     Args:
         root: What ``cgroupRoot`` says: usually ``/sys/fs/cgroup``; a v1 cpuset mount itself and a folder with
             an imitated tree are taken too.
         procfs: Where /proc is.
+        mounts: The /proc where our own mounts are told, for a hierarchy that is at none of its usual places.
 
     Raises:
         CgroupError: There is none.
@@ -175,6 +177,8 @@ def open_usage(root: Path, procfs: Path = Path("/proc")) -> CgroupUsage:
     for mount in (root, root / "unified"):
         if (mount / "cgroup.controllers").is_file() and (mount / V2).is_file():
             return CgroupUsage(mount, V2, procfs)
+    for mount, version in mounted(elsewhere(root, mounts), "cpuacct", V1, always=V2):
+        return CgroupUsage(mount, V1 if version == 1 else V2, procfs)
     raise CgroupError(
         f"cannot find the kernel's CPU times below {root}: neither a v1 mount with {V1} nor a v2 hierarchy"
     )

@@ -199,6 +199,7 @@ class RuntimeDetail:
             empty where the runtime does not tell it.
         cpu_shares, cpu_quota, cpu_period, memory_limit: As in LinuxContainerResources, 0 where not told.
         cpuset_cpus, cpuset_mems: What the runtime has saved for it.
+        pid: Its first process, as the runtime counts; 0 where there is none or it is not told.
     """
 
     cgroups_path: str = ""
@@ -208,6 +209,27 @@ class RuntimeDetail:
     memory_limit: int = 0
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a container's group is.
+
+    Attributes:
+        path: Below the root of the cpuset controller's hierarchy; empty where it was not found.
+        why: Why not, in words.
+    """
+
+    path: str = ""
+    why: str = ""
+
+
+class Places(Protocol):
+    """Finds the groups of containers whose names do not tell where they are."""
+
+    def locate(self, container_id: str, told: RuntimeDetail) -> Located:
+        """Find a container's group from what the runtime tells of it; what is found is remembered."""
 
 
 class Runtime(Protocol):
@@ -219,6 +241,9 @@ class Runtime(Protocol):
 
     def version(self) -> str:
         """Ask ``name version``, as ``containerd 1.6.20``."""
+
+    def cgroup_driver(self) -> str:
+        """Ask who makes its cgroups: ``cgroupfs`` or ``systemd``; empty where it does not tell."""
 
     def list_pods(self) -> Sequence[RuntimePod]:
         """List all sandboxes."""

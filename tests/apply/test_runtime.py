@@ -110,6 +110,26 @@ def test_a_method_that_nobody_has(server: Server, runtime: GrpcRuntime) -> None:
     assert server.seen[-1][0].startswith("/runtime.v1.")
 
 
+@pytest.mark.parametrize(
+    ("answer", "driver"),
+    [
+        (pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=pb.CGROUPFS)), "cgroupfs"),
+        (pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration()), "systemd"),
+        (pb.RuntimeConfigResponse(), ""),
+        (refuse(grpc.StatusCode.UNIMPLEMENTED, "unknown method"), ""),
+    ],
+)
+def test_the_cgroup_driver(server: Server, runtime: GrpcRuntime, answer: Any, driver: str) -> None:
+    server.v1("RuntimeConfig", answer)
+    assert runtime.cgroup_driver() == driver
+
+
+def test_a_cgroup_driver_that_cannot_be_told(server: Server, runtime: GrpcRuntime) -> None:
+    server.v1("RuntimeConfig", refuse(grpc.StatusCode.INTERNAL, "no"))
+    with pytest.raises(RuntimeCallError, match="cannot ask the cgroup driver"):
+        runtime.cgroup_driver()
+
+
 def test_lists(server: Server, runtime: GrpcRuntime) -> None:
     pods = pb.ListPodSandboxResponse()
     pod = pods.items.add(
@@ -151,6 +171,7 @@ def test_an_answer_of_many_megabytes(server: Server, runtime: GrpcRuntime) -> No
 
 
 SPEC = {
+    "pid": 4711,
     "runtimeSpec": {
         "linux": {
             "cgroupsPath": "/kubepods/podx/c1",
@@ -159,13 +180,13 @@ SPEC = {
                 "memory": {"limit": 1024},
             },
         }
-    }
+    },
 }
 
 
 def test_detail_from_the_specification(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("ContainerStatus", pb.ContainerStatusResponse(info={"info": json.dumps(SPEC)}))
-    assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 512, -1, 100000, 1024, "0-1", "0")
+    assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 512, -1, 100000, 1024, "0-1", "0", 4711)
     request = pb.ContainerStatusRequest.FromString(server.seen[-1][1])
     assert (request.container_id, request.verbose) == ("c1", True)
 
@@ -175,7 +196,7 @@ def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> N
     linux = answer.status.resources.linux
     linux.cpu_shares, linux.cpuset_cpus, linux.memory_limit_in_bytes = 2, "7", 5
     server.v1("ContainerStatus", answer)
-    assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 2, 0, 0, 5, "7", "")
+    assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 2, 0, 0, 5, "7", "", 4711)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +208,7 @@ def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> N
         {"info": "[" * 100_000},
         {"info": "[1]"},
         {"info": '{"runtimeSpec": 5}'},
+        {"info": '{"pid": "7"}'},
         {"info": '{"runtimeSpec": {"linux": {"cgroupsPath": 7}}}'},
         {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": {"shares": "x", "quota": true}}}}}'},
         {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": null, "memory": []}}}}'},

@@ -141,6 +141,10 @@ class PlayedRuntime:
         self._up()
         return "played 1"
 
+    def cgroup_driver(self) -> str:
+        self._up()
+        return "cgroupfs"
+
     def list_pods(self) -> Sequence[RuntimePod]:
         self._up()
         return list(self.pods.values())

@@ -1,0 +1,112 @@
+"""A container's group from the runtime's own answer, where its name does not tell the place.
+
+The verbose status holds the ``cgroupsPath`` of the OCI spec, and the pid of the container's first process.
+The path is a name as any other, so it is looked at first. The pid leads to ``/proc/PID/cgroup``, which is
+true whatever anybody calls it: kubelet in a container, a custom cgroup root, a runtime with a cgroup manager
+of its own. What is read there is the group of a process, and only what carries the container's id is the
+container's:
+
+* a process may have moved below the container's group (systemd as first process: ``ID/init.scope``; crun's
+  ``ID.scope/container``), so the path is cut after the part that holds the id;
+* the first process of a container in a virtual machine is the machine's, in a group of the sandbox, which all
+  containers of the pod share. No group is better than that one.
+
+Runs in a worker: the runtime has been asked before, here files are read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxy.apply import names
+from proxy.apply.cpu_groups import KernelCpuGroups
+from proxy.apply.hierarchies import read_mounts, root_of
+from proxy.apply.kernel import KernelCgroups
+from proxy.apply.mounts import Below, below, group_line
+from proxy.keeper.ports import Located, RuntimeDetail
+
+_LIMIT = 1024
+"""So many groups are looked at for a place whose beginning nobody tells."""
+
+
+class Locator:
+    """Implements ``proxy.keeper.ports.Places``; safe to use from several threads."""
+
+    def __init__(
+        self,
+        groups: KernelCgroups,
+        others: Sequence[KernelCpuGroups] = (),
+        procfs: Path = Path("/proc"),
+        mounts: Path = Path("/proc"),
+    ) -> None:
+        """Take the trees.
+
+        Args:
+            groups: The cpuset controller's.
+            others: Trees that are told a place, too, where it is in them.
+            procfs: Where processes are: that of the pid namespace in which the runtime counts.
+            mounts: The /proc where our own mounts are told.
+        """
+        self._groups = groups
+        self._others = others
+        self._procfs = procfs
+        self._mounts = mounts
+
+    def locate(self, container_id: str, told: RuntimeDetail) -> Located:
+        """Find a container's group; see ``proxy.keeper.ports.Places.locate``."""
+        path, why = self._by_name(container_id, told.cgroups_path), ""
+        if not path:
+            path, why = self._by_pid(container_id, told.pid)
+        if path:
+            self._groups.learn(container_id, path)
+            for tree in self._others:
+                tree.learn(container_id, path)
+        return Located(path, why)
+
+    def _by_name(self, container_id: str, cgroups_path: str) -> str:
+        if not cgroups_path or not names.is_plain(container_id):
+            return ""
+        candidates = names.candidates(cgroups_path, container_id)
+        return next((path for path in candidates if self._groups.is_group(path)), "")
+
+    def _by_pid(self, container_id: str, pid: int) -> tuple[str, str]:
+        if pid <= 0:
+            return "", "the runtime does not tell its first process"
+        try:
+            text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
+        except OSError as error:
+            return "", f"its first process {pid} cannot be looked at ({error.strerror})"
+        told = group_line(text, self._groups.version)
+        if told is None:
+            return "", f"its first process {pid} is in no group of the cpuset controller"
+        parts = told.split("/")
+        own = next((i for i, part in enumerate(parts) if names.holds_id(part, container_id)), None)
+        if own is None:
+            return "", f"its first process {pid} is in {told}, which is not its own (a virtual machine?)"
+        told = "/".join(parts[: own + 1])
+        place = below(told, root_of(read_mounts(self._mounts), self._groups.root))
+        path = self._spelled(place) if place is not None else ""
+        if not path:
+            return "", f"its first process {pid} is in {told}, which is not seen below {self._groups.root}"
+        return path, ""
+
+    def _spelled(self, place: Below) -> str:
+        """Give the whole path of a place, if there is just one such group."""
+        if not place.path or not names.is_plain(place.path):
+            return ""
+        if not place.hidden:
+            return place.path if self._groups.is_group(place.path) else ""
+        found: list[str] = []
+        todo = deque([("", 0)])
+        for _ in range(_LIMIT):
+            if not todo:
+                break
+            at, depth = todo.popleft()
+            if depth == place.hidden:
+                whole = f"{at}/{place.path}"
+                found += [whole] if self._groups.is_group(whole) else []
+                continue
+            todo += [(f"{at}/{name}" if at else name, depth + 1) for name in self._groups.children(at)]
+        return found[0] if len(found) == 1 else ""
