@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
+    from proxy.release.making import Leaving
     from proxy.takeover.making import Late
 
 SETTLE_LIMIT_S = 3.0
@@ -76,6 +77,7 @@ class Daemon:
         self._launch: Launch | None = None
         self._takeover: Late | None = None
         self._suppression: Suppression | None = None
+        self._leaving: Leaving | None = None
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class Daemon:
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
         from proxy.ledger import open_ledger
+        from proxy.release.making import Leaving
         from proxy.takeover.making import Late
         from proxy.wiring import keeper_of, suppression_of
 
@@ -145,6 +148,8 @@ class Daemon:
         self._suppression = suppression_of(config, keeper, entries.get("b/suppress"))
         if self._suppression is not None:
             self._task(self._suppression.run())
+        self._leaving = Leaving(config, keeper, self._suppression)
+        self._leaving.recover(entries)
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
 
@@ -158,15 +163,17 @@ class Daemon:
 
     async def _start_admin(self) -> None:
         from proxy.admin import AdminServer
+        from proxy.release.making import Leaving
         from proxy.takeover.making import Late
 
         routes: dict[str, Route] = {"/status": self.status, "/explain": self.explain, "/report": self.report}
         routes["/metrics"] = self.metrics
         takeover = self._takeover or Late(self.config, None, None)
         routes |= takeover.routes()
-        self._admin = AdminServer(
-            self.config.admin_path, routes, takeover.actions(), patient=takeover.routes()
-        )
+        leaving = self._leaving or Leaving(self.config, None, None)
+        routes |= leaving.routes()
+        actions = {**takeover.actions(), **leaving.actions()}
+        self._admin = AdminServer(self.config.admin_path, routes, actions, patient=takeover.routes())
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
@@ -231,6 +238,8 @@ class Daemon:
                 page["beSuppress"] = suppression_page(self._suppression, self.keeper.state)
             if self._takeover is not None:
                 page.update(self._takeover.page())
+            if self._leaving is not None:
+                page.update(self._leaving.page())
         return page
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
@@ -272,12 +281,19 @@ class Daemon:
     # -- stop ---------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Let calls in flight end (with a limit), then leave. Containers stay as they are."""
+        """Let calls in flight end (with a limit), then leave.
+
+        Containers stay as they are, unless they are to be released at a stop.
+        """
         self._notifier.stopping("draining")
         if self._listener is not None:
             self._listener.close(keep_lock=True)
-        if self._front is not None:
-            await self._front.drain(self.config.drain_timeout)
+        limit = self.config.drain_timeout
+        leaving = self._leaving if self.config.release_at_stop else None
+        await asyncio.gather(
+            *([self._front.drain(limit)] if self._front is not None else []),
+            *([leaving.at_stop(limit)] if leaving is not None else []),
+        )
         await self._undo()
 
     async def _undo(self) -> None:
@@ -286,13 +302,16 @@ class Daemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._admin is not None:
             await self._admin.stop()
+        if self._leaving is not None:
+            await self._leaving.stop()
         if self.keeper is not None:
             if self._suppression is not None:
                 await self._suppression.stop()
                 if self._settler is not None:
                     await self._settler.finish(SETTLE_LIMIT_S)
             await self.keeper.close()
-            for part in (self.sync, self._settler, self._launch, self._suppression, self._takeover):
+            parts = (self.sync, self._settler, self._launch, self._suppression, self._takeover, self._leaving)
+            for part in parts:
                 if part is not None:
                     await asyncio.to_thread(part.close)
             self.keeper.runtime.close()

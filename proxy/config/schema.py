@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, choice, duration, whole
+from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.sections import (
     BeSuppressConfig,
     KoordinatorConfig,
@@ -221,6 +221,15 @@ class Config:
     drain_timeout: float = field(
         default=20.0,
         metadata=key("drainTimeout", duration(0, 600), "After SIGTERM, how long calls in flight may go on."),
+    )
+    release_at_stop: bool = field(
+        default=False,
+        metadata=key(
+            "releaseAtStop",
+            TRUTH,
+            "SIGTERM gives all containers back what they would have without us, within drainTimeout; the "
+            "next start places them again.",
+        ),
     )
     explain_history: int = field(
         default=500,

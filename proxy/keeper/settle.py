@@ -31,7 +31,7 @@ class Settler:
     async def run(self) -> None:
         """Settle for ever."""
         keeper = self._keeper
-        if not keeper.options.enforce or keeper.options.settle_per_second <= 0:
+        if keeper.options.settle_per_second <= 0:
             return
         while True:
             await keeper.to_settle.wait()

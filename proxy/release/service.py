@@ -24,9 +24,9 @@ from proxy.keeper.worker import Worker
 from proxy.model.errors import InputError, RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import Due, Given, give_back
+from proxy.release.making import KEY
 from proxy.release.targets import target_of
 
-KEY = "r/release"
 RELEASING, RELEASED = "releasing", "released"
 PER_SECOND = 10.0
 """How many containers a second are told where the configuration does not settle at all."""
@@ -67,18 +67,14 @@ class Release:
         since: When that began, seconds since the epoch.
     """
 
-    def __init__(
-        self, keeper: Keeper, stirred: Callable[[], object], idle: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, keeper: Keeper, idle: Callable[[], bool] = lambda: True) -> None:
         """Take note of the parts; ``recover`` or ``begin`` follows.
 
         Args:
             keeper: Whose containers.
-            stirred: Told when the keeper rests or wakes.
             idle: Tells whether nothing of BE suppression is in force.
         """
         self._keeper = keeper
-        self._stirred = stirred
         self._idle = idle
         self._worker = Worker("release", keeper.broken)
         self._running: asyncio.Task[None] | None = None
@@ -123,7 +119,6 @@ class Release:
             self.progress = Progress()
             await self._record()
             rest(self._keeper, resting=True)
-            self._stirred()
             self._keeper.voice.info("release: every container gets back what it would have had without us")
         self._start()
 
@@ -142,7 +137,6 @@ class Release:
         keeper.synced.clear()
         rest(keeper, resting=False)
         keeper.attention.set()
-        self._stirred()
         keeper.voice.info("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
