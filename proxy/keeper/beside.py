@@ -58,8 +58,9 @@ class BesideKubelet:
         """Tell whether a container may be given CPUs of its own, so that kubelet's must be known."""
         if self._port is None:
             return False
-        known = whole_cpus(request) > 0 or pod.asks is not None
-        return bool(pod.cpuset) or pod.qos in STRICT or (known and may_own(pod))
+        if pod.cpuset or pod.qos in STRICT:
+            return True
+        return may_own(pod) and (pod.asks is not None or whole_cpus(request) > 0)
 
     async def refresh(self, worker: Worker) -> None:
         """Find out kubelet's settings where that is due, in a worker whose thread may wait, then look."""

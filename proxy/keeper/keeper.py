@@ -144,7 +144,8 @@ class Keeper:
         """Decide a create and take the CPUs; ``clear`` must follow where the container owns some."""
         token = self.token("call")
         plan = place(self.state, pod, name, attempt, request, token)
-        plan = self._judged(plan, pod, name)
+        if plan.problem or pod.faults or plan.container is None:
+            plan = self._judged(plan, pod, name)
         if plan.container is None:
             self.counters["creates_refused"] += 1
             if plan.explanation is not None:
@@ -330,6 +331,8 @@ class Keeper:
     def go_on(self, after: NodeState) -> None:
         """Go on to a state whose pools may be others than before; whoever is in them follows soon."""
         before, self.state = self.state, after
+        if before.pools is after.pools and before.node is after.node:
+            return  # most containers own nothing
         shrink, grow = moves(before, after)
         if shrink or grow:
             self.later([*shrink, *grow])

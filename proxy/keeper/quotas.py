@@ -115,7 +115,8 @@ class Quotas:
         """A container has been made; where its request's quota was left out, that is remembered."""
         asked = container.request.cpu_quota
         # Another of its pod may have come since the request went on: then it is put back at once.
-        if self.active and asked > 0 and (container.placement.unlimited or self.off(container)):
+        owns = container.placement.pool is Pool.OWN
+        if owns and asked > 0 and self.active and (container.placement.unlimited or self.off(container)):
             self._keep(CONTAINER + container.id, Record(asked))
         self.stir()
 

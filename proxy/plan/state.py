@@ -135,7 +135,7 @@ class NodeState:
                 touched.append(before)
                 owners_change |= before.placement.pool is Pool.OWN
         memory = self._charged(self.pods, containers, (), touched)
-        if not owners_change and not any(c.pod.uid in self.kubelet for c in touched):
+        if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
             return self._with(containers, memory)
         owners = owners_of(self.node, containers.values(), self.kubelet, self.pods.values())
         pools = _pools(self.node, owners, self.be_limit)
@@ -314,7 +314,9 @@ def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
     Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
     """
     pool = pools.of(placement.pool)
-    limit = limit_of(node, placement.within, placement.nodes)
+    limit, nodes = placement.within, placement.nodes
+    if nodes is not None:
+        limit = node.machine.cpus_of(nodes)
     if limit is None:
         return pool
     whole = pools.be if placement.pool is Pool.BE else pool
