@@ -28,6 +28,7 @@ COMMANDS = {
     "report": "Print the node's picture for schedulers.",
     "explain": "Tell why a container is on its CPUs, or why it was refused.",
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
+    "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in force.",

@@ -1,0 +1,130 @@
+"""``topoproxy release``: leaving a node, so that every container has what it would have had without us."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from proxy.admin.client import ask
+from proxy.cli.settings import read_config, setting_options
+from proxy.config import Config, override
+from proxy.model.errors import TopoproxyError, UnavailableError
+
+ASK_S = 30.0
+LOOK_S = 0.5
+RELEASED = "released"
+
+
+@click.command()
+@setting_options
+@click.option("--undo", is_flag=True, help="Place containers again, as at a start.")
+@click.option("--offline", is_flag=True, help="Without a daemon: from its ledger and the runtime.")
+@click.option("--json", "as_json", is_flag=True, help="Print the end as JSON.")
+@click.option(
+    "--timeout", type=click.FloatRange(1, 86_400), default=300.0, show_default=True, help="Seconds to wait."
+)
+def release(
+    file: Path | None, undo: bool, offline: bool, as_json: bool, timeout: float, **words: str | None
+) -> None:
+    """Give every container back the cpuset that it would have had without topoproxy.
+
+    That is what kubelet's CPU manager gave it, under its policy static; else what its request names; else
+    what the group above it has. CFS quotas that were taken off come back, and so does what BE suppression
+    took. The kernel's cpusets grow at once; then the runtime is told, so that it lasts.
+
+    From then on the daemon only relays: no call is held and nobody is moved, also after a restart, until
+    topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start places
+    containers again. docs/release.md says more.
+
+    Ends with 0 when it is so, also where there is nothing to release; 1 when the time is over before (the
+    daemon goes on), 65 when there is nothing to undo, 69 when nobody answers, 75 when --offline meets a
+    daemon, 77 for who may not.
+    """
+    # With a socket named, a configuration that cannot be read is no reason to say nothing.
+    named = words.get("admin") if not offline else None
+    config = override(Config(), {"adminSocket": ("--admin", named)}) if named else read_config(file, words)
+    if offline:
+        answer = _undo_offline(config) if undo else _offline(config, timeout)
+    else:
+        answer = _act(config, "undo") if undo else _online(config, timeout)
+    if as_json:
+        click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+    elif undo:
+        click.echo("containers are placed again" + (" when the daemon starts" if offline else ""))
+    if undo or answer.get("nothing"):
+        if not as_json and not undo:
+            click.echo(answer["nothing"])
+        return
+    if answer.get("stage") != RELEASED:
+        left = answer.get("left")
+        cause = "; ".join(map(str, left)) if isinstance(left, list) and left else "it takes longer"
+        more = "run it again" if offline else "the daemon goes on; topoproxy status shows when it is done"
+        raise TopoproxyError(f"cannot release everything in {timeout:g} s: {cause} ({more})")
+    if not as_json:
+        click.echo(_end(answer))
+
+
+def _end(answer: Mapping[str, object]) -> str:
+    return (
+        f"released: {answer.get('containers')} containers have what they would have without topoproxy"
+        f" ({answer.get('told')} were told at the runtime)\n"
+        "calls are only relayed from now on, also after a restart: topoproxy release --undo takes over again"
+    )
+
+
+def _online(config: Config, timeout: float) -> Mapping[str, object]:
+    end = time.monotonic() + timeout
+    answer = _act(config, "start")
+    shown = ""
+    while answer.get("stage") == "releasing" and time.monotonic() < end:
+        shown = _progress(answer, shown)
+        time.sleep(LOOK_S)
+        answer = _ask(config, "/release")
+    return answer
+
+
+def _progress(answer: Mapping[str, object], shown: str) -> str:
+    """Say how far it is on standard error, where that is new."""
+    words = f"releasing: {answer.get('told')} of {answer.get('containers')} containers told"
+    if isinstance(left := answer.get("left"), list) and left:
+        words = f"{words}; {left[0]}"
+    if words != shown:
+        click.echo(words, err=True)
+    return words
+
+
+def _act(config: Config, step: str) -> Mapping[str, object]:
+    return _ask(config, f"/release/{step}", act=True)
+
+
+def _ask(config: Config, route: str, *, act: bool = False) -> Mapping[str, object]:
+    try:
+        answer = ask(config.admin_path, route, ASK_S, act=act)
+    except UnavailableError as error:
+        hint = "systemctl status topoproxy tells whether it runs; without it: topoproxy release --offline"
+        raise UnavailableError(f"{error} ({hint})") from error
+    return answer if isinstance(answer, dict) else {}
+
+
+def _offline(config: Config, timeout: float) -> Mapping[str, object]:
+    from proxy import logs
+    from proxy.release.offline import release as leave
+
+    logs.setup("warning", "text")
+    shown = ""
+
+    def say(page: Mapping[str, object]) -> None:
+        nonlocal shown
+        shown = _progress(page, shown)
+
+    return leave(config, timeout, say)
+
+
+def _undo_offline(config: Config) -> Mapping[str, object]:
+    from proxy.release.offline import undo
+
+    return undo(config)

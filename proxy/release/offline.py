@@ -1,0 +1,121 @@
+"""The release without a daemon: the same steps, from the ledger, the kernel and the runtime.
+
+The lock of the state folder keeps a daemon from starting meanwhile, and this from running beside one. What
+the ledger says is compared with the runtime, as at a daemon's start; where the runtime does not answer, the
+kernel is given back all the same, and what is left is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from proxy.config.schema import BeSuppressConfig, Config, Mode
+from proxy.cri.lock import Lock
+from proxy.keeper.launch import Launch
+from proxy.keeper.sync import Sync
+from proxy.ledger import open_ledger
+from proxy.ledger.journal import NAME
+from proxy.model.errors import InputError, LockedError
+from proxy.release.making import KEY
+from proxy.release.service import RELEASED, Release
+from proxy.topology.reader import read_machine
+from proxy.wiring import keeper_of, suppression_of
+
+LOOK_S = 0.2
+
+Page = dict[str, object]
+
+
+def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
+    """Give everything back.
+
+    Args:
+        config: Where things are.
+        limit: Seconds after which it ends, with what it has.
+        say: Told how far it is, now and then.
+
+    Returns:
+        As ``/release`` of a daemon answers.
+
+    Raises:
+        TopoproxyError: A daemon runs, or the state, the machine or its cgroups cannot be read.
+    """
+    if not (config.state_dir / NAME).exists():
+        return {"stage": "", "nothing": f"there is nothing to release: {config.state_dir} has no ledger"}
+    with _locked(config):
+        return asyncio.run(_release(config, limit, say))
+
+
+def undo(config: Config) -> Page:
+    """Have the next daemon place containers again.
+
+    Raises:
+        InputError: The node is not released.
+        TopoproxyError: A daemon runs, or the state cannot be written.
+    """
+    with _locked(config):
+        machine = read_machine(config.sysfs_root, config.procfs_root)
+        ledger, _ = open_ledger(config.state_dir, machine.fingerprint)
+        try:
+            if KEY not in ledger.entries:
+                raise InputError("cannot undo the release: the node is not released")
+            ledger.write({KEY: None})
+        finally:
+            ledger.close()
+    return {"stage": ""}
+
+
+@contextlib.contextmanager
+def _locked(config: Config) -> Iterator[None]:
+    try:
+        lock = Lock.take(config.state_dir / "lock", f"use the state folder {config.state_dir}")
+    except LockedError as error:
+        raise LockedError(f"{error} (a daemon that runs is asked without --offline)") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
+    machine = read_machine(config.sysfs_root, config.procfs_root)
+    # Whatever the configuration says today: the ledger is of a time when containers were moved.
+    config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
+    ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
+    entries = dict(ledger.entries)
+    keeper = keeper_of(config, machine, None, ledger, reread=False)
+    for note in notes:
+        keeper.problems.note(note)
+    suppression = suppression_of(config, keeper, entries.get("b/suppress"))
+    launch = Launch(keeper)
+    sync = Sync(keeper, launch)
+    sync.recover(entries)
+    going = Release(keeper, lambda: suppression is None or not suppression.quota.written)
+    comparing: asyncio.Task[None] | None = None
+    try:
+        await going.begin()
+        comparing = asyncio.get_running_loop().create_task(sync.run())
+        if suppression is not None:
+            await suppression.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while going.stage != RELEASED:
+                    say(going.page())
+                    await asyncio.sleep(LOOK_S)
+        return going.page()
+    finally:
+        await going.stop()
+        if comparing is not None:
+            comparing.cancel()
+            await asyncio.gather(comparing, return_exceptions=True)
+        await keeper.close()
+        sync.close()
+        launch.close()
+        going.close()
+        if suppression is not None:
+            suppression.close()
+        keeper.runtime.close()
+        ledger.close()
