@@ -93,7 +93,7 @@ class Kernel:
     def read(self, path: str) -> CpusetValue:
         return CpusetValue(self.sets[path], Mask((0,)), self.sets[path], Mask((0,)))
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         if cpus is None or self.sets[path] == cpus:
             return False
         self.sets[path] = cpus

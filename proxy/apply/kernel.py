@@ -5,9 +5,8 @@ Theory of writing.
 * A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
   global cpuset lock, a changed one 40 (measured), and whoever else writes here (runc, systemd, kubelet) must
   not be overlooked because we remember what we wrote last.
-* v1: a child must lie within its parent, or the write fails with EACCES. Then the ancestors are widened from
-  the top down to the union of what they hold and what is needed, and the write is tried again. They are never
-  narrowed, and the root is never written.
+* v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
+  stick out (EBUSY) are seen to by ``proxy.apply.nesting``. The root is never written.
 * v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list
   with such an id (EINVAL). Then what is online of it is written; the next comparison writes the rest when it
   is back.
@@ -25,6 +24,7 @@ import errno
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.apply import nesting
 from proxy.apply.files import Files, OsFiles
 from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.names import parent_path
@@ -136,7 +136,7 @@ class KernelCgroups:
 
     # Writing
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         """Set a group's CPUs and memory nodes; see ``proxy.keeper.ports.Cgroups.write``."""
         if not path.strip("/"):
             raise CgroupError("cannot write to the root cgroup: it belongs to the kernel", errno.EACCES)
@@ -150,18 +150,19 @@ class KernelCgroups:
                 )
         written = False
         for kind, value in pairs:
-            changed = (
-                self._set_v1(path, kind, value) if self._version == 1 else self._set_v2(path, kind, value)
-            )
+            if self._version == 1:
+                changed = self._set_v1(path, kind, value, inner=inner)
+            else:
+                changed = self._set_v2(path, kind, value)
             written = written or changed
         return written
 
-    def _set_v1(self, path: str, kind: _Kind, value: IdSet) -> bool:
+    def _set_v1(self, path: str, kind: _Kind, value: IdSet, *, inner: bool) -> bool:
         held = self._get(path, kind, kind.file)
         if held == value:
             return False
         try:
-            self._put_v1(path, kind, value)
+            self._put_v1(path, kind, value, inner=inner)
         except CgroupError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -170,17 +171,23 @@ class KernelCgroups:
                 raise
             if held == there:
                 return False
-            self._put_v1(path, kind, there)
+            value = there
+            self._put_v1(path, kind, value, inner=inner)
+        if inner and held and held <= value:
+            nesting.follow(self._lists(kind), path, held, value)
         return True
 
-    def _put_v1(self, path: str, kind: _Kind, value: IdSet) -> None:
-        """Write, widening the ancestors if need be, and read back."""
+    def _put_v1(self, path: str, kind: _Kind, value: IdSet, *, inner: bool) -> None:
+        """Write, seeing to the groups above and below if need be, and read back."""
         try:
             self._put(path, kind, value)
         except CgroupError as error:
-            if error.errno != errno.EACCES or not self._widen(path, kind, value):
+            if error.errno == errno.EBUSY and inner:
+                nesting.narrow(self._lists(kind), path, value, error)
+            elif error.errno == errno.EACCES and nesting.widen(self._lists(kind), path, value):
+                self._put(path, kind, value)
+            else:
                 raise
-            self._put(path, kind, value)
         self._check(path, kind, kind.file, value, value)
 
     def _set_v2(self, path: str, kind: _Kind, value: IdSet) -> bool:
@@ -190,23 +197,18 @@ class KernelCgroups:
             self._check(path, kind, kind.file, value, value)
         if self._get(path, kind, kind.effective) == value:
             return written
-        written = self._widen(path, kind, value) or written
+        written = nesting.widen(self._lists(kind), path, value) or written
         online = self._get("", kind, kind.effective, value)
         self._check(path, kind, kind.effective, value, value & online or value)
         return written
 
-    def _widen(self, path: str, kind: _Kind, value: IdSet) -> bool:
-        """Make the ancestors hold the value, from the top; True when one was written."""
-        widened = False
-        parts = path.strip("/").split("/")
-        for depth in range(1, len(parts)):
-            ancestor = "/".join(parts[:depth])
-            held = self._get(ancestor, kind, kind.file)
-            # An empty list means "as the parent" on v2, and "cannot be used" on v1.
-            if not value <= held and (held or self._version == 1):
-                self._put(ancestor, kind, held | value)
-                widened = True
-        return widened
+    def _lists(self, kind: _Kind) -> nesting.Lists:
+        return nesting.Lists(
+            lambda path: self._get(path, kind, kind.file),
+            lambda path, value: self._put(path, kind, value),
+            lambda path: [f"{path}/{name}" for name in self._files.children(path)],
+            self._version,
+        )
 
     def _put(self, path: str, kind: _Kind, value: IdSet) -> None:
         try:

@@ -49,7 +49,7 @@ class BeGroups:
                 groups = list(self._groups(root))
                 shall = _shall(state, own, paths, groups)
                 for step in steps(groups, shall):
-                    self._cgroups.write(step.path, step.cpus, None)
+                    self._cgroups.write(step.path, step.cpus, None, inner=False)
             except CgroupError as error:
                 if error.errno not in _GONE:  # else it is looked at again with the next write
                     errors.append(str(error))

@@ -59,11 +59,19 @@ class Cgroups(Protocol):
             CgroupError: It is gone (errno ENOENT) or cannot be read.
         """
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         """Set a cgroup's CPUs and memory nodes (None: leave) and read them back.
 
         Files that hold the value already are not written. Parents that are too narrow (v1: EACCES; v2: the
         value would not take effect) are widened first, from the top, never narrowed, and never the root.
+
+        Args:
+            path: Which.
+            cpus: The CPUs.
+            mems: The memory nodes.
+            inner: Whether groups below are the cgroup's own, as they are in a container: on v1 those that
+                would stick out are narrowed first, and those that had all of the set have all again after it
+                has grown. Else they are others' (a pod's containers), and stay as they are.
 
         Returns:
             True when something was written.

@@ -13,7 +13,7 @@ import pytest
 from proxy.apply.folder import FolderCgroups
 from proxy.apply.kernel import KernelCgroups
 from proxy.model.errors import CgroupError
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, IdSet, Mask
 
 MOUNT = Path("/sys/fs/cgroup/cpuset")
 
@@ -371,3 +371,83 @@ class TestRulesOfV2:
         bed.mkdir("a/b")
         bed.put("a", "cpuset.cpus", str(bed.few))
         assert bed.groups.read(bed.path("a/b")).effective_cpus == bed.few
+
+
+@every
+class TestGroupsInAContainer:
+    """A runtime or an init system in a container makes groups of its own."""
+
+    def dig(self, bed: Bed, depth: int) -> list[str]:
+        names = ["c" + "/d" * i for i in range(depth)]
+        for name in names:
+            bed.fill(name)
+        return names
+
+    def had(self, bed: Bed, names: list[str]) -> set[CpuSet]:
+        return {bed.groups.read(bed.path(name)).effective_cpus for name in names}
+
+    @pytest.mark.parametrize("depth", [2, 4])
+    def test_they_shrink_before_it_and_grow_after_it(self, bed: Bed, depth: int) -> None:
+        names = self.dig(bed, depth)
+        bed.put(names[-1], "cgroup.procs", str(bed.task()))
+        for cpus in (bed.few, bed.cpus, bed.rest, bed.few, bed.cpus):
+            assert bed.groups.write(bed.path("c"), cpus, None) is True
+            assert self.had(bed, names) == {cpus}
+            assert bed.groups.write(bed.path("c"), cpus, None) is False
+        if bed.groups.version == 2:
+            assert bed.groups.read(bed.path("c/d")).cpus == bed.cpus, "v2 needs no write of ours"
+
+    def test_those_with_a_part_of_it_keep_what_they_can(self, bed: Bed) -> None:
+        bed.fill("c")
+        bed.fill("c/d", bed.rest)
+        bed.fill("c/e", bed.few)
+        bed.groups.write(bed.path("c"), bed.rest, None)
+        assert self.had(bed, ["c", "c/d", "c/e"]) == {bed.rest}, "where nothing is left it is all of the new"
+        bed.groups.write(bed.path("c"), bed.cpus, None)
+        kept = bed.groups.read(bed.path("c/d")).effective_cpus
+        assert kept == (bed.rest if bed.groups.version == 2 else bed.cpus), "on v1 it had all of the set"
+
+    def test_groups_that_are_others_stay_as_they_are(self, bed: Bed) -> None:
+        self.dig(bed, 2)
+        if bed.groups.version == 1:
+            refusal = cgroup_error(
+                errno.EBUSY, lambda: bed.groups.write(bed.path("c"), bed.few, None, inner=False)
+            )
+            assert "a group below" in refusal
+            bed.groups.write(bed.path("c"), bed.few, None)
+        bed.groups.write(bed.path("c"), bed.cpus, None, inner=False)
+        had = bed.groups.read(bed.path("c/d"))
+        assert had.cpus == (bed.few if bed.groups.version == 1 else bed.cpus)
+
+    def test_a_parent_that_somebody_narrowed_is_no_obstacle(self, bed: Bed) -> None:
+        bed.fill("pod", bed.few)
+        bed.fill("pod/c", bed.few)
+        bed.fill("pod/c/d", bed.few)
+        assert bed.groups.write(bed.path("pod/c"), bed.rest, None) is True
+        assert self.had(bed, ["pod/c", "pod/c/d"]) == {bed.rest}
+        assert bed.groups.read(bed.path("pod")).cpus == bed.cpus, "widened, not narrowed"
+
+    def test_depth_has_a_bound(self, bed: Bed) -> None:
+        names = self.dig(bed, 12)
+        if bed.groups.version == 1:
+            cgroup_error(errno.EBUSY, lambda: bed.groups.write(bed.path("c"), bed.few, None))
+            assert self.had(bed, names) == {bed.cpus}, "nothing was begun that could not be ended"
+        else:
+            bed.groups.write(bed.path("c"), bed.few, None)
+            assert self.had(bed, names) == {bed.few}
+
+    def test_a_group_that_comes_meanwhile_is_seen(self, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dig(bed, 2)
+        if bed.groups.version == 2:
+            pytest.skip("v2 has nothing to do below")
+        put, late = bed.groups._put, iter(["c/new"])
+
+        def slowly(path: str, kind: object, value: IdSet) -> None:
+            put(path, kind, value)  # type: ignore[arg-type]
+            if path == bed.path("c/d") and (name := next(late, "")):
+                bed.fill(name)
+
+        monkeypatch.setattr(bed.groups, "_put", slowly)
+        assert bed.groups.write(bed.path("c"), bed.few, None) is True
+        assert self.had(bed, ["c", "c/d", "c/new"]) == {bed.few}
+        assert not list(late)

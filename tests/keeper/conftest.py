@@ -61,7 +61,7 @@ class MemoryCgroups:
     def read(self, path: str) -> CpusetValue:
         return CpusetValue(self.sets[path], Mask((0,)), self.sets[path], Mask((0,)))
 
-    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         if path not in self.sets:
             raise CgroupError("cannot write: gone", errno.ENOENT)
         if path in self.broken:

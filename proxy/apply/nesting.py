@@ -1,0 +1,134 @@
+"""Groups above and below the one that is written: on cgroup v1 none may stick out of the one above it.
+
+Theory. The kernel refuses a list that one of the group's children does not fit into (EBUSY), and one that
+does not fit into the parent's (EACCES); so sets grow from the top and shrink from the bottom. On v2 nothing
+is refused, and what counts is the effective list.
+
+* Above (kubelet's groups of pods and classes, or whatever else lies there): ancestors that are too narrow are
+  widened, from the top, to what they have and what is needed. They are never narrowed.
+* Below (a runtime or an init system in a container makes groups of its own): on v1 whoever makes such a group
+  copies its parent's list, and it keeps that. When the container's group shrinks, groups below keep what is
+  left of theirs, or get all of the new set where nothing is; when it grows, those that had all that the
+  container had have all again. A group that had less keeps what it has. On v2 all of that is the kernel's own
+  doing.
+
+Both directions are bounded; a group that comes while this is done is seen in the next round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from proxy.model.errors import CgroupError
+from proxy.model.idset import IdSet
+
+DEPTH = 8
+"""So many levels below a container are looked after; more are left as they are."""
+GROUPS = 1024
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """One of the two lists of all groups of a tree; every call raises CgroupError as the kernel refuses.
+
+    Attributes:
+        held: Reads a group's list.
+        put: Writes it, as it is.
+        children: Paths of the groups right below.
+        version: 1 or 2.
+    """
+
+    held: Callable[[str], IdSet]
+    put: Callable[[str, IdSet], None]
+    children: Callable[[str], Sequence[str]]
+    version: int
+
+
+def widen(lists: Lists, path: str, value: IdSet) -> bool:
+    """Make the ancestors of a group hold a value, from the top; True when one was written."""
+    widened = False
+    parts = path.strip("/").split("/")
+    for depth in range(1, len(parts)):
+        ancestor = "/".join(parts[:depth])
+        held = lists.held(ancestor)
+        # An empty list means "as the parent" on v2, and "cannot be used" on v1.
+        if not value <= held and (held or lists.version == 1):
+            lists.put(ancestor, held | value)
+            widened = True
+    return widened
+
+
+def narrow(lists: Lists, path: str, value: IdSet, refusal: CgroupError) -> None:
+    """Write a list that groups below do not fit into: after theirs (v1).
+
+    Args:
+        lists: Where.
+        path: The group.
+        value: What it shall hold.
+        refusal: What the kernel said to the write; raised again where nothing below is in the way.
+    """
+    budget = [GROUPS]
+    for _ in range(ROUNDS):
+        try:
+            _narrow(lists, path, value, 0, budget, refusal)
+        except CgroupError as error:
+            if error.errno != errno.EBUSY or error is refusal:
+                raise
+            refusal = error  # a group came while we were at it
+        else:
+            return
+    raise refusal
+
+
+def _narrow(
+    lists: Lists, path: str, value: IdSet, depth: int, budget: list[int], refusal: CgroupError
+) -> None:
+    below = lists.children(path)
+    budget[0] -= len(below)
+    if not below or depth >= DEPTH or budget[0] < 0:
+        raise refusal
+    held = lists.held(path)
+    if not value <= held:
+        widen(lists, path, value)
+        lists.put(path, held | value)  # so that those below can go over before the rest is taken away
+    for child in below:
+        try:
+            has = lists.held(child)
+            if has <= value:
+                continue
+            want = value if has == held else has & value or value
+            try:
+                lists.put(child, want)
+            except CgroupError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                _narrow(lists, child, want, depth + 1, budget, error)
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:
+                raise  # else it has just gone
+    lists.put(path, value)
+
+
+def follow(lists: Lists, path: str, before: IdSet, value: IdSet) -> None:
+    """Let groups below that had all of a group's list have all of it again after it has grown (v1).
+
+    Whoever cannot is left: nothing depends on it.
+    """
+    level = [path]
+    left = GROUPS
+    for _ in range(DEPTH):
+        found: list[str] = []
+        for above in level:
+            for child in lists.children(above):
+                left -= 1
+                with contextlib.suppress(CgroupError):
+                    if left >= 0 and lists.held(child) == before:
+                        lists.put(child, value)
+                        found.append(child)
+        if not found:
+            return
+        level = found
