@@ -43,8 +43,8 @@ QUEUE_LIMIT = 1024
 """Events that may wait for the loop; more are forgotten, and everything is compared instead."""
 AT_ONCE = 16
 """Events that are handled before others get their turn."""
-MOMENT_S = 0.5
-"""How long a call's answer may come after its event."""
+MOMENT_S, LATER_S = 0.5, 3.0
+"""How long a call's answer may come after its event; the second where doubts led to a comparison just now."""
 DOUBTS_LIMIT = 256
 BEHIND_S = 60.0
 """How long the runtime's list may be behind its events."""
@@ -87,6 +87,8 @@ class Watching:
         self._exits: dict[str, float] = {}
         self._doubts: dict[str, RuntimeEvent] = {}
         self._doubtful: asyncio.TimerHandle | None = None
+        self._crowd = False  # more are in doubt than are remembered
+        self._asked = float("-inf")
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -212,15 +214,18 @@ class Watching:
         if len(self._doubts) < DOUBTS_LIMIT:
             self._doubts[event.container_id] = event
         else:
-            self._keeper.attention.set()
+            self._crowd = True
         if self._doubtful is None:
-            self._doubtful = self._loop.call_later(MOMENT_S, self._resolve)
+            lately = self._loop.time() - self._asked < LATER_S
+            self._doubtful = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
 
     def _resolve(self) -> None:
         """A moment has passed: who is still in doubt?"""
         self._doubtful = None
         doubts, self._doubts = self._doubts, {}
-        if any(self._is_odd(event) for event in doubts.values()):
+        crowd, self._crowd = self._crowd, False
+        if crowd or any(self._is_odd(event) for event in doubts.values()):
+            self._asked = self._loop.time()
             self._keeper.attention.set()
 
     # -- for the comparison -------------------------------------------------------------------------------
