@@ -13,6 +13,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
 from proxy.keeper.siblings import holders, see_ended
 from proxy.model.workload import Container, Pod, Pool, Request
+from proxy.plan.admit import as_decided
 from proxy.plan.place import Plan
 
 NO_DEVICES = Given()
@@ -36,7 +37,7 @@ class CreateCalls:
             known = pod
             pod = pod_of(pb.PodSandboxConfig.FromString(message.sandbox_config), message.pod_sandbox_id)
             if known is not None:
-                pod = dataclasses.replace(pod, asks=known.asks, source=known.source, aside=known.aside)
+                pod = dataclasses.replace(as_decided(pod, known), asks=known.asks, source=known.source)
             if pod.uid:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)

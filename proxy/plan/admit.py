@@ -88,9 +88,7 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         return Admission(Verdict(), pod, state)
     before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
     if before is not None:
-        known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
-        if before.chosen:
-            known = dataclasses.replace(known, cpuset=before.cpuset, chosen=True)
+        known = as_decided(pod, before)
         return Admission(Verdict(), known, state.with_pod(known))
     if owns_as_a_whole(state.node, pod) and tells(pod, total):
         if problem := owning_problem(pod, total):
@@ -105,6 +103,12 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
     wanted = pod_cpus(asks) if owns else 0
     owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
     return _decide(state, pod, total, asks, wanted, owns=owns, whole=False)
+
+
+def as_decided(pod: Pod, before: Pod) -> Pod:
+    """Give a pod with what was decided for an earlier sandbox of it, or before more of it was known."""
+    known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
+    return dataclasses.replace(known, cpuset=before.cpuset, chosen=True) if before.chosen else known
 
 
 def concerns(node: Node, pod: Pod) -> bool:

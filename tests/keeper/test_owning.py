@@ -61,3 +61,25 @@ def test_what_was_chosen_is_in_the_ledger_before_the_sandbox_is_made(live) -> No
         assert (record["cpuset"], record["chosen"], record["aside"]["cpus"]) == ("0-1,8-9", True, "0-1,8-9")
 
     live(day, static=True)
+
+
+def test_a_pod_whose_cgroup_parent_nobody_tells_owns_what_was_chosen_all_the_same(live) -> None:
+    async def day(w) -> None:
+        metadata = pb.PodSandboxMetadata(name="lsr", uid="lsr", namespace="ns")
+        config = pb.PodSandboxConfig(metadata=metadata, labels={"koordinator.sh/qosClass": "LSR"})
+        resources = pb.LinuxContainerResources(**FOUR)
+        asked = pb.PodSandboxConfig(linux=pb.LinuxPodSandboxConfig(resources=resources))
+        asked.MergeFrom(config)
+        call = await w.call("RunPodSandbox", pb.RunPodSandboxRequest(config=asked))
+        w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
+        w.wire.finished(call, 0)
+        for name in ("main", "side"):
+            request = pb.CreateContainerRequest(pod_sandbox_id="s", sandbox_config=config)
+            request.config.metadata.name = name
+            request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**HALF))
+            call = await w.call("CreateContainer", request)
+            assert given(call) == "0-1,8-9"
+            w.finish(call, name)
+        assert list(w.keeper.state.owners) == ["lsr"]
+
+    live(day, static=True)
