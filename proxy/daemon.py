@@ -172,8 +172,10 @@ class Daemon:
         routes |= takeover.routes()
         leaving = self._leaving or Leaving(self.config, None, None)
         routes |= leaving.routes()
+        routes["/memory"] = self.memory
         actions = {**takeover.actions(), **leaving.actions()}
-        self._admin = AdminServer(self.config.admin_path, routes, actions, patient=takeover.routes())
+        patient = {*takeover.routes(), "/memory"}
+        self._admin = AdminServer(self.config.admin_path, routes, actions, patient=patient)
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
@@ -271,6 +273,12 @@ class Daemon:
         state, manager, meta = self.keeper.state, self.keeper.beside.manager, self.keeper.prescriptions.meta
         name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
+
+    async def memory(self) -> dict[str, object]:
+        """Give what ``topoproxy status --memory`` shows."""
+        if self.keeper is None:
+            raise InputError("cannot tell where memory is: in passthrough mode nobody's is looked after")
+        return await self.keeper.mems.page()
 
     def metrics(self) -> str:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""

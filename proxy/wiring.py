@@ -42,6 +42,7 @@ def keeper_of(
     from proxy import logs
     from proxy.apply.events import ContainerdEvents
     from proxy.apply.kernel import open_cgroups
+    from proxy.apply.memory import open_memory
     from proxy.apply.runtime import GrpcRuntime
     from proxy.keeper.keeper import Keeper, Voice
     from proxy.keeper.node import node_of
@@ -62,6 +63,7 @@ def keeper_of(
         lambda known: _changed(config, known) if reread else None,
     )
     keeper.quotas.groups = groups
+    keeper.mems.memory = open_memory(root) if (root := _root_of(config, cgroups)) is not None else None
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
     keeper.scout = _scout(config, keeper)
@@ -71,12 +73,18 @@ def keeper_of(
     return keeper
 
 
+def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
+    """Give the folder at which controllers are looked for; None where a tree does not tell its own."""
+    root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
+    return root if isinstance(root, Path) else None
+
+
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
     """Find the cpu controller's tree beside that of the cpuset controller; None, and why there is none."""
     from proxy.apply.cpu_groups import open_cpu_groups
 
-    root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
-    if not isinstance(root, Path):
+    root = _root_of(config, cgroups)
+    if root is None:
         return None, "the cpu controller's tree is not known"
     try:
         return open_cpu_groups(root), ""

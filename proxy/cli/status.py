@@ -12,7 +12,7 @@ from proxy.admin.client import ask
 from proxy.admin.page import render, table
 from proxy.cli.settings import config_option, read_config
 from proxy.config import Config, override
-from proxy.model.errors import UnavailableError
+from proxy.model.errors import UnavailableError, UsageError
 
 
 @click.command()
@@ -21,15 +21,25 @@ from proxy.model.errors import UnavailableError
     "--admin", metavar="unix://SOCKET", help="The daemon's admin socket, if the configuration does not tell."
 )
 @click.option("--cgroups", is_flag=True, help="Show what the kernel's cpusets say, group by group, too.")
+@click.option("--memory", is_flag=True, help="Show on which NUMA nodes the memory of containers is, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
 @click.option("--metrics", is_flag=True, help="Print its numbers as Prometheus reads them, and nothing else.")
 @click.option(
     "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
 )
 def status(
-    file: Path | None, admin: str | None, cgroups: bool, as_json: bool, metrics: bool, timeout: float
+    file: Path | None,
+    admin: str | None,
+    cgroups: bool,
+    memory: bool,
+    as_json: bool,
+    metrics: bool,
+    timeout: float,
 ) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
+
+    With --memory: where the memory of each container is, by the kernel's account, and how much of it is not
+    on the nodes that were decided (ANON with locked memory, CACHE of files, HUGE pages).
 
     Ends with 69 when nobody answers.
     """
@@ -38,13 +48,19 @@ def status(
         read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
     )
     try:
-        answer = ask(config.admin_path, "/metrics" if metrics else "/status", timeout)
+        answer = ask(config.admin_path, _route(memory=memory, metrics=metrics), timeout)
     except UnavailableError as error:
         hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
         raise UnavailableError(f"{error} ({hint})") from error
     if metrics:
         click.echo(answer, nl=False)
         return
+    if memory:
+        from proxy.admin.memory import memory_rows
+
+        if not as_json:
+            click.echo("\n".join(table(memory_rows(answer))))
+            return
     groups = _groups(config) if cgroups else []
     if as_json:
         if cgroups and isinstance(answer, dict):
@@ -55,6 +71,12 @@ def status(
         if cgroups:
             rows = [("CGROUP", "CPUS", "MEMS"), *((g["cgroup"], g["cpus"], g["mems"]) for g in groups)]
             click.echo("\n".join(["", *table(rows)]))
+
+
+def _route(*, memory: bool, metrics: bool) -> str:
+    if memory and metrics:
+        raise UsageError("cannot show memory in numbers for Prometheus: leave --memory or --metrics away")
+    return "/metrics" if metrics else "/memory" if memory else "/status"
 
 
 def _groups(config: Config) -> list[dict[str, str]]:

@@ -99,7 +99,7 @@ class ContainerCalls:
         call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
         quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
         told = None if self.keeper.state.node.erases(container.placement) else want
-        call.release(call.body + update_suffix(told, container.placement.mems, quota))
+        call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))
 
     def _note_asked(self, container: Container, asked: pb.LinuxContainerResources) -> None:
         """Remember a set that a client names: it is what the container gets back when we leave.

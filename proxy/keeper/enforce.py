@@ -98,9 +98,13 @@ class Enforcer:
         """
         return self._missed.get(container_id, 0) >= 2 and self._passes % 32 != 0
 
+    def known_path(self, container: Container) -> str | None:
+        """Give a container's group if a write has found it; callable from any thread."""
+        return self._paths.get(container.id) or container.cgroup or None
+
     def path_of(self, container: Container) -> str | None:
-        """Give a container's group; None where it has none that can be found."""
-        path = self._paths.get(container.id) or container.cgroup or None
+        """Give a container's group; None where it has none that can be found. For the kernel worker."""
+        path = self.known_path(container)
         if path is None:
             path = self.cgroups.find(container.pod.cgroup_parent, container.id)
             if path is not None:

@@ -27,6 +27,7 @@ from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
 from proxy.keeper.journal import Journal
+from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.ports import Cgroups, Ledger, Runtime
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.problems import Problems
@@ -118,6 +119,7 @@ class Keeper:
         self.beside = BesideKubelet(self, None)
         self.sandboxes = Sandboxes(self)
         self.quotas = Quotas(self)
+        self.mems = MemoryNodes(self)
         self.watching = Watching(self, None)
         self.problems = Problems(self.wall, voice.warn)
         self.bad_input = BadInput(self.counters, self.problems.note)
@@ -384,3 +386,4 @@ class Keeper:
         await asyncio.to_thread(self.scout.close)
         await asyncio.to_thread(self.prescriptions.close)
         await asyncio.to_thread(self.beside.close)
+        await asyncio.to_thread(self.mems.close)

@@ -174,6 +174,45 @@ SOURCE = "kubernetes.io/config.source"
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Where the memory of a container is: bytes by NUMA node, without nodes that have none.
+
+    Attributes:
+        anon: Anonymous memory, locked memory with it.
+        file: Page cache.
+        huge: Huge pages.
+    """
+
+    anon: Mapping[int, int]
+    file: Mapping[int, int]
+    huge: Mapping[int, int]
+
+    def outside(self, nodes: Mask) -> tuple[int, int]:
+        """Give the bytes on other nodes: of anonymous and huge pages, and of page cache."""
+        there = [{n: size for n, size in each.items() if n not in nodes} for each in (self.anon, self.huge)]
+        cache = sum(size for n, size in self.file.items() if n not in nodes)
+        return sum(sum(each.values()) for each in there), cache
+
+
+class Memory(Protocol):
+    """The memory controller's tree."""
+
+    def use(self, parent: str, container_id: str) -> MemoryUse | None:
+        """Tell where a container's memory is; None where it has no group.
+
+        Raises:
+            CgroupError: It cannot be read.
+        """
+
+    def migrates(self, path: str) -> bool:
+        """Tell whether a change of a group's memory nodes moves the pages that are there.
+
+        Args:
+            path: The group in the cpuset controller's tree.
+        """
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimePod:
     """A sandbox as the runtime lists it, with the labels and annotations that are read here."""
 

@@ -58,7 +58,9 @@ class Settler:
         flight = keeper.flights.depart(container_id, want)
         carried: CpuSet | None = None
         try:
-            await self._worker.run(keeper.runtime.update_cpuset, container_id, want, None, quota)
+            await self._worker.run(
+                keeper.runtime.update_cpuset, container_id, want, keeper.mems.wide.get(container_id), quota
+            )
             carried = want
             keeper.quotas.told(container_id, quota)
             keeper.counters["settled"] += 1

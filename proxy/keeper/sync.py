@@ -148,6 +148,7 @@ class Sync:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
             await keeper.quotas.once()
+            await keeper.mems.once()
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
             keeper.synced.set()

@@ -132,7 +132,7 @@ def _give_groups(cgroups: Cgroups, state: NodeState, done: Given) -> None:
             path, depth = todo.pop(0)
             try:
                 want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
-                if has and not want <= has and cgroups.write(path, has | want, None):
+                if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
                     done.written.append(path)
                 below = cgroups.children(path) if depth < 2 else ()
             except CgroupError as error:

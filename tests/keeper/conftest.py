@@ -54,18 +54,37 @@ class MemoryCgroups:
     sets: dict[str, CpuSet] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     version: int = 1
+    mems: dict[str, Mask] = field(default_factory=dict)
+    """Memory nodes; who is not in it is not bound."""
 
     def find(self, parent: str, container_id: str) -> str | None:
         return container_id if container_id in self.sets else None
 
     def read(self, path: str) -> CpusetValue:
-        return CpusetValue(self.sets[path], Mask((0,)), self.sets[path], Mask((0,)))
+        if path == "" or path not in self.sets:
+            return CpusetValue(MACHINE.online, MACHINE.memory_nodes, MACHINE.online, MACHINE.memory_nodes)
+        mems = self.mems.get(path, Mask())
+        return CpusetValue(self.sets[path], mems, self.sets[path], mems or MACHINE.memory_nodes)
+
+    def pod_group(self, parent: str) -> str | None:
+        return None
+
+    def children(self, path: str) -> Sequence[str]:
+        return ()
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         if path not in self.sets:
             raise CgroupError("cannot write: gone", errno.ENOENT)
         if path in self.broken:
             raise CgroupError(f"cannot write {path}: busy", errno.EBUSY)
+        if mems is not None and mems != self.mems.get(path, Mask()):
+            assert mems, "an empty set must never be written"
+            self.mems[path] = mems
+            self.log.append(f"mems {path} {mems}")
+            if cpus is None:
+                return True
+        if cpus is None:
+            return False
         assert cpus, "an empty set must never be written"
         if self.sets[path] == cpus:
             return False

@@ -1,0 +1,180 @@
+"""Memory nodes of containers that run: compared in each pass, repaired where that costs nobody memory.
+
+Theory. The nodes of a container are decided with its create and stay: its memory is there. So all that can
+differ is drift, somebody else's write. What that write did to the pages is done already (``apply.memory``):
+
+* nodes that are missing are given back, always. Wider nodes move no page and take milliseconds.
+* nodes that are too many are taken away only where the container has no memory on them: on v2 the kernel
+  would move it within the write, which takes seconds, and a group that may not hold it dies of that. Else it
+  is told, with how much is there, and looked at again in each pass. Until then nothing of ours narrows it
+  either: updates that pass, and our own, name the nodes that it has (``told``).
+
+All of it runs in a thread of its own, never in that of kernel writes: nothing here is before a create. A
+group whose parent has fewer nodes than was decided has those of the parent.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proxy.keeper.worker import Worker
+from proxy.model.errors import CgroupError
+from proxy.model.idset import Mask
+from proxy.model.workload import Container, Phase
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import Memory, MemoryUse
+
+MIB = 1 << 20
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+@dataclass(slots=True)
+class Looked:
+    """What a look found.
+
+    Attributes:
+        right: Ids of containers that have what they should, or have it again.
+        repaired: Ids of those that were written.
+        wide: Those that have too many nodes, with all that they have.
+        told: What is to be told, in words.
+    """
+
+    right: set[str] = field(default_factory=set)
+    repaired: list[str] = field(default_factory=list)
+    wide: dict[str, Mask] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+
+
+class MemoryNodes:
+    """Looks after memory nodes.
+
+    Attributes:
+        memory: Tells where memory is; None where nobody does: then nobody is narrowed.
+        wide: Who has more nodes than decided, because his memory is there: all that he has.
+    """
+
+    def __init__(self, keeper: Keeper, memory: Memory | None = None) -> None:
+        self._keeper = keeper
+        self._worker = Worker("mems", keeper.broken)
+        self._held: set[str] = set()
+        self.memory = memory
+        self.wide: Mapping[str, Mask] = {}
+
+    def told(self, container: Container) -> Mask:
+        """Give the nodes that a call to the runtime names for a container."""
+        return self.wide.get(container.id) or container.placement.mems
+
+    async def once(self) -> None:
+        """Compare all that run with the kernel."""
+        keeper = self._keeper
+        some = [c for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
+        looked = await self._worker.run(self._look, some)
+        self.wide = looked.wide
+        for words in looked.told:
+            keeper.problems.note(words)
+        drifted = [i for i in (*looked.repaired, *looked.wide) if i in self._held]
+        keeper.counters["mems_repaired"] += len(looked.repaired)
+        if drifted:
+            keeper.counters["mems_drift"] += len(drifted)
+            refs = sorted(c.ref for i in drifted if (c := keeper.state.containers.get(i)))
+            keeper.voice.warn(f"drift: somebody else wrote the memory nodes of {', '.join(refs[:5])}")
+        self._held = looked.right
+
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _look(self, some: list[Container]) -> Looked:
+        looked = Looked()
+        for container in some:
+            if self._keeper.enforcer.paused:
+                break
+            try:
+                self._one(container, looked)
+            except CgroupError as error:
+                if error.errno not in _GONE:
+                    looked.told.append(str(error))
+        return looked
+
+    def _one(self, container: Container, looked: Looked) -> None:
+        cgroups = self._keeper.enforcer.cgroups
+        path = self._keeper.enforcer.known_path(container)
+        if path is None:
+            return
+        has = cgroups.read(path).mems
+        if not has:
+            return  # as its parent: nobody has bound it
+        want = container.placement.mems
+        if has != want:
+            want = want & cgroups.read(path.rpartition("/")[0]).effective_mems or has
+        if has == want:
+            looked.right.add(container.id)
+        elif want - has:
+            cgroups.write(path, None, has | want)
+            looked.repaired.append(container.id)
+            if has <= want:
+                looked.right.add(container.id)
+        else:
+            self._narrow(container, path, has, want, looked)
+
+    def _narrow(self, container: Container, path: str, has: Mask, want: Mask, looked: Looked) -> None:
+        use = self._use(container)
+        firm, cache = use.outside(want) if use is not None else (0, 0)
+        if use is not None and not firm and not cache:
+            self._keeper.enforcer.cgroups.write(path, None, want)
+            looked.repaired.append(container.id)
+            looked.right.add(container.id)
+            return
+        looked.wide[container.id] = has
+        where = "nobody can tell where its memory is"
+        if use is not None:
+            where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"
+        looked.told.append(
+            f"cannot bind {container.ref} to memory of nodes {want} again: somebody gave it {has - want} too,"
+            f" and {where}"
+        )
+
+    def _use(self, container: Container) -> MemoryUse | None:
+        return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)
+
+    # -- for people ---------------------------------------------------------------------------------------
+
+    async def page(self) -> dict[str, object]:
+        """Tell where the memory of all containers is; reads three files of each."""
+        some = [c for c in self._keeper.state.containers.values() if c.phase is Phase.RUNNING]
+        some.sort(key=lambda c: (c.ref, c.id))
+        return {"containers": await self._worker.run(lambda: [r for c in some if (r := self._row(c))])}
+
+    def _row(self, container: Container) -> dict[str, object] | None:
+        enforcer = self._keeper.enforcer
+        path = enforcer.known_path(container)
+        path = path or enforcer.cgroups.find(container.pod.cgroup_parent, container.id)
+        if path is None:
+            return None
+        row: dict[str, object] = {
+            "id": container.id,
+            "ref": container.ref,
+            "decided": str(container.placement.mems),
+        }
+        try:
+            row["nodes"] = str(enforcer.cgroups.read(path).effective_mems)
+            use = self._use(container)
+        except CgroupError as error:
+            return None if error.errno in _GONE else {**row, "problem": str(error)}
+        if use is None:
+            return {**row, "problem": "the memory controller has no group for it"}
+        firm, cache = use.outside(container.placement.mems)
+        found = {"anon": dict(use.anon), "file": dict(use.file), "huge": dict(use.huge)}
+        moves = self.memory is not None and self.memory.migrates(path)
+        return {**row, **found, "outside": firm, "outsideFile": cache, "migrates": moves}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def _size(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size} bytes"
