@@ -64,21 +64,21 @@ def enact(state: NodeState, told: Prescribed, before: Prescribed, options: Topol
 
 def _possible(state: NodeState, told: Prescribed, before: Prescribed) -> Prescribed:
     """Give what can be in force of rules that cannot be as a whole."""
-    words = "they would leave the shared pool empty"
-    old = dataclasses.replace(
-        told, reservation=before.reservation, system=before.system, system_alone=before.system_alone
+    parts = (
+        ("reserved", (), "keep CPUs {} from those who share (strict-cpu-reservation)"),
+        ("reservation", (), "keep CPUs {} back"),
+        ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
     )
-    with_reservation = dataclasses.replace(old, reservation=told.reservation)
-    if not _starved(state.under(with_reservation.on(state.node))):
-        old = with_reservation
-    else:
-        problem = f"cannot keep CPUs {told.reservation.value} back: {words}"
-        old = dataclasses.replace(old, reservation=_kept(before.reservation, problem))
-    with_system = dataclasses.replace(old, system=told.system, system_alone=told.system_alone)
-    if not _starved(state.under(with_system.on(state.node))):
-        return with_system
-    problem = f"cannot keep CPUs {told.system.value} for class SYSTEM: {words}"
-    return dataclasses.replace(old, system=_kept(before.system, problem))
+    names = [name for main, more, _ in parts for name in (main, *more)]
+    found = dataclasses.replace(told, **{name: getattr(before, name) for name in names})
+    for main, more, what in parts:
+        new = dataclasses.replace(found, **{name: getattr(told, name) for name in (main, *more)})
+        if not _starved(state.under(new.on(state.node))):
+            found = new
+            continue
+        words = f"cannot {what.format(getattr(told, main).value)}: they would leave the shared pool empty"
+        found = dataclasses.replace(found, **{main: _kept(getattr(before, main), words)})
+    return found
 
 
 def _kept(before: Value[T], problem: str) -> Value[T]:

@@ -5,6 +5,7 @@ import json
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.kubelet import CpuManager
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
@@ -99,6 +100,23 @@ def test_of_two_the_one_that_can_be_is_in_force() -> None:
     done = enacted(state, rules(state, "4-7", "5"))
     assert (str(done.told.reservation.value), str(done.told.system.value)) == ("", "5")
     assert str(done.state.pools.shared) == "4,6-7"
+
+
+def test_a_reserve_of_kubelets_that_would_leave_nothing_to_share_is_not_followed() -> None:
+    strict = dataclasses.replace(NODE, options=CpuOptions(strict_cpu_reservation=True))
+    state = there(container("a", "2,6"), container("b"), node=strict)
+    told = prescribe(strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5,7")))
+    done = enacted(state, told)
+    assert done.state is state
+    assert str(done.told.reserved.value) == ""
+    assert done.told.reserved.problem == (
+        "cannot keep CPUs 0-1,3-5,7 from those who share (strict-cpu-reservation): they would leave the"
+        " shared pool empty (what was in force stays: none)"
+    )
+    less = prescribe(strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5")))
+    assert str(enact(state, less, done.told, CALM).state.pools.shared) == "7"
+    owners_only = enacted(there(container("a", "2,6")), told)
+    assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what nobody owns"
 
 
 def test_cpus_may_change_from_one_to_the_other() -> None:
