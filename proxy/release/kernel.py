@@ -2,8 +2,8 @@
 
 A group's set lies within its parent's on cgroup v1, so who is above is written first: the group of class
 BestEffort, those of its pods and what is in them, where they hold the BE pool (``beCpuset: erase``), then
-containers. What a container is to have is added to what it has. On v2 a group without a list of its own has
-that of its parent already, and is left so.
+sandboxes and containers. What a container is to have is added to what it has. On v2 a group without a list of
+its own has that of its parent already, and is left so.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Cont
     done, cgroups = Given(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, done)
+    for pod in state.pods.values():
+        path = cgroups.find(pod.cgroup_parent, pod.sandbox_id) if pod.sandbox_id else None
+        if path is not None:
+            _as_above(cgroups, path, done)
     for container, target in targets:
         path = enforcer.path_of(container) if container.phase in LIVE else None
         try:
@@ -120,6 +124,17 @@ def _above(cgroups: Cgroups, path: str) -> CpusetValue:
     return cgroups.read(path.rpartition("/")[0])
 
 
+def _as_above(cgroups: Cgroups, path: str, done: Given) -> None:
+    """Give a group that is no container's what the group above it has; on v2 it may have that already."""
+    try:
+        want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
+        if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
+            done.written.append(path)
+    except CgroupError as error:
+        if error.errno not in _GONE:
+            done.errors.append(str(error))
+
+
 def _give_groups(cgroups: Cgroups, state: NodeState, done: Given) -> None:
     """Give the groups above BE containers what lies above them, and what is in them the same."""
     parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
@@ -130,15 +145,8 @@ def _give_groups(cgroups: Cgroups, state: NodeState, done: Given) -> None:
         todo = [(root, 0)]
         while todo:
             path, depth = todo.pop(0)
-            try:
-                want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
-                if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
-                    done.written.append(path)
-                below = cgroups.children(path) if depth < 2 else ()
-            except CgroupError as error:
-                if error.errno not in _GONE:
-                    done.errors.append(str(error))
-                continue
+            _as_above(cgroups, path, done)
+            below = cgroups.children(path) if depth < 2 else ()
             # Containers that we know are given back by themselves, with what their requests say.
             todo += [(f"{path}/{name}", depth + 1) for name in below if not _is_ours(name, ours)]
 

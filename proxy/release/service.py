@@ -1,12 +1,12 @@
 """The release in the daemon: one way out, cut into steps that a crash cannot break.
 
-Order. The record goes into the ledger; the keeper rests (from that moment no call is held and nobody is
-moved, also by what is queued already: ``Enforcer.paused``); CFS quotas and BE suppression are given back;
-everybody's cpuset is widened in the kernel; then the runtime is told, one container at a time, so that what
-it has saved agrees. A call that was at the runtime when this began may bring a set of ours to a container
-afterwards, so such calls are waited for, and at the end everybody is looked at once more: it is over when a
-sweep after a fresh list of the runtime finds nothing to do. Then the record says *released*. A daemon that
-starts with a record goes on where it was, and stays out of the way, until ``undo``.
+Order. The keeper rests (from that moment no call is held and nobody is moved, also by what is queued
+already: ``Enforcer.paused``); the record goes into the ledger; CFS quotas and BE suppression are given
+back; everybody's cpuset is widened in the kernel; then the runtime is told, one container at a time, so
+that what it has saved agrees. A call that was at the runtime when this began may bring a set of ours to a
+container afterwards, so such calls are waited for, and at the end everybody is looked at once more: it is
+over when a sweep after a fresh list of the runtime finds nothing to do. Then the record says *released*. A
+daemon that starts with a record goes on where it was, and stays out of the way, until ``undo``.
 
 A sweep costs what a comparison costs, and a container that has its set already costs the runtime nothing.
 """
@@ -117,8 +117,8 @@ class Release:
             self._lasting = lasting
             self.stage, self.since = RELEASING, self._keeper.wall()
             self.progress = Progress()
-            await self._record()
             rest(self._keeper, resting=True)
+            await self._record()
             self._keeper.voice.info("release: every container gets back what it would have had without us")
         self._start()
 

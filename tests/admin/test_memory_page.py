@@ -1,0 +1,48 @@
+"""Where memory is, for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.admin.memory import HEAD, memory_rows, verdict
+
+MIB = 1 << 20
+
+
+def test_a_row_for_each_node() -> None:
+    entry = {"ref": "ns/db/c", "decided": "0", "nodes": "0", "outside": 2 * MIB, "outsideFile": 9}
+    entry |= {"anon": {"0": 3 * MIB, "1": 2 * MIB}, "file": {"10": 9}, "huge": {}, "migrates": False}
+    assert memory_rows({"containers": [entry]}) == [
+        HEAD,
+        (
+            *("ns/db/c", "0", "0", "0", "3.0 MiB", "0", "0"),
+            (
+                "2.0 MiB elsewhere; 9 B of page cache elsewhere, where it was read first; "
+                "the kernel does not move it (memory_migrate is 0)"
+            ),
+        ),
+        ("", "", "", "1", "2.0 MiB", "0", "0", ""),
+        ("", "", "", "10", "0", "9 B", "0", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("firm", "cache", "moves", "words"),
+    [
+        (0, 0, False, "all there"),
+        (0, 5, False, "5 B of page cache elsewhere, where it was read first"),
+        (MIB, 0, True, "1.0 MiB elsewhere"),
+        (None, 0, True, ""),
+    ],
+)
+def test_the_verdict(firm: object, cache: int, moves: bool, words: str) -> None:
+    assert verdict({"outside": firm, "outsideFile": cache, "migrates": moves}) == words
+
+
+def test_what_cannot_be_told() -> None:
+    rows = memory_rows({"containers": [{"ref": "a", "problem": "cannot read it"}, {}, 3]})
+    assert rows[1:] == [
+        ("a", "", "", "-", "-", "-", "-", "cannot read it"),
+        ("", "", "", "-", "0", "0", "0", ""),
+    ]
+    assert memory_rows([]) == memory_rows({"containers": 1}) == [HEAD]
