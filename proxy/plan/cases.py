@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from proxy.model.asks import Ask, Kind, PodAsk
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 from proxy.model.workload import KubeQos, Phase, Pod, Request
 from proxy.place.cpu_policy import CpuState
 from proxy.place.cpu_request import CPU, MILLI
@@ -75,6 +75,8 @@ def case_of(
 def _cpus(state: NodeState, pod: Pod, asks: PodAsk, name: str, wanted: int) -> CpuState:
     node, key = state.node, pod.key
     mine, others = _owned(state, key)
+    if [ask.name for ask in asks.containers] == [""]:
+        mine = _as_one(state, pod, mine)
     reusable = CpuSet()
     if pod.asks is not None:
         reusable = _ended(state, pod, asks, mine) & node.topology.cpus
@@ -108,6 +110,16 @@ def _owned(state: NodeState, key: str) -> tuple[dict[str, CpuSet], int]:
         else:
             others |= held.cpus.bits
     return mine, others
+
+
+def _as_one(state: NodeState, pod: Pod, mine: dict[str, CpuSet]) -> dict[str, CpuSet]:
+    """Give the same for a pod that is decided as one: what only kubelet holds for it belongs to all of it."""
+    here = {c.name for c in state.containers.values() if c.pod.uid == pod.uid and c.phase is not Phase.EXITED}
+    coming = (state.kubelet.get(pod.uid, {}).keys() & mine.keys()) - here
+    if not coming:
+        return mine
+    whole = CpuSet.from_bits(union(mine[name].bits for name in coming))
+    return {name: cpus for name, cpus in mine.items() if name not in coming} | {"": whole}
 
 
 def _ended(state: NodeState, pod: Pod, asks: PodAsk, mine: dict[str, CpuSet]) -> CpuSet:
