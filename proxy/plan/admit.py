@@ -31,7 +31,7 @@ from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory import request as memory_request
-from proxy.plan.alignment import bound, evenly, judge_aligned, shared_milli, wants
+from proxy.plan.aligned import bound, shared_milli, wants
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import (
     ANYWHERE,
@@ -172,6 +172,8 @@ def _ruled(case: Case) -> Ruling:
 
 def _aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Ruling:
     """Decide a pod by its own policy, and serve its containers."""
+    from proxy.plan.alignment import evenly, judge_aligned  # most nodes never see such a pod
+
     try:
         judged = judge_aligned(state, pod, case, milli)
     except BindError as error:

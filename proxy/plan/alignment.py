@@ -17,13 +17,12 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.model.asks import Kind
 from proxy.model.explanation import Merge, Said
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaPolicy, NumaStrategy
 from proxy.model.options import Policy, Scope
-from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
+from proxy.model.workload import Phase, Pod, Pool, Verdict
 from proxy.place import cpu_static
 from proxy.place.binding.bind import usable
 from proxy.place.binding.hints import Answer, ScoredHint
@@ -36,9 +35,6 @@ from proxy.place.samples import say
 from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, near_hints
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
-
-NO_SHARES = 2
-"""The least that the kernel takes, and what kubelet sends where nothing is asked for."""
 
 _NODE_POLICIES = {
     Policy.NONE: NumaPolicy.NONE,
@@ -62,19 +58,6 @@ class Judged:
     verdict: Verdict
     said: tuple[Said, ...] = ()
     merge: Merge | None = None
-
-
-def wants(pod: Pod) -> bool:
-    """Tell whether the node is to align a pod by what the pod itself says."""
-    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
-    return pod.aligned is not NumaPolicy.NONE and undecided
-
-
-def shared_milli(pod: Pod, total: Request) -> int:
-    """Give what a pod that shares CPUs asks for, in thousandths; 0 where nobody tells."""
-    if pod.asks is not None:
-        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
-    return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
 
 
 def judge_aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Judged:
@@ -189,10 +172,3 @@ def evenly(case: Case, hint: TopologyHint) -> Case:
     if case.binding is None or hint.affinity is None or len(hint.affinity) < 2:
         return case
     return dataclasses.replace(case, binding=dataclasses.replace(case.binding, even=True))
-
-
-def bound(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
-    """Give a pod that shares CPUs as it is bound to the nodes of a hint; to no part where that is all."""
-    if hint.affinity is None or hint.affinity == nodes:
-        return pod
-    return dataclasses.replace(pod, nodes=hint.affinity)
