@@ -13,13 +13,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUNTIME ?=
 VECTORS ?= $(wildcard ../shared/vectors) tests/conformance/vectors
 PYTEST_ARGS ?=
+KUBELET ?= $(TOPOPROXY_KUBELET)
 ROOM ?= place
 N ?= 60
 MUTATE_ARGS ?=
 BENCH_ARGS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo test lint mutate bench bench-go conformance proto lock wheel clean
+.PHONY: help venv demo test test-vm lint mutate bench bench-go conformance proto lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +74,11 @@ demo: venv ## show the main job in the terminal; RUNTIME=containerd: on this mac
 test: venv ## run all tests; as root on Debian also end to end on containerd
 	@sh tests/e2e/install.sh
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# On a machine without KVM a story takes one to eight minutes, all of them an hour: PYTEST_ARGS="-k pools".
+test-vm: venv ## run the stories of virtual machines with NUMA nodes: as root on Debian; KUBELET=program
+	@sh tests/e2e/install.sh qemu-system-x86 debootstrap e2fsprogs busybox-static openssl
+	@TOPOPROXY_VM=1 TOPOPROXY_KUBELET="$(KUBELET)" $(BIN)/python -m pytest tests/e2e/test_vm.py -v -s $(PYTEST_ARGS)
 
 lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .

@@ -1,14 +1,16 @@
 #!/bin/sh
 # Install what the end-to-end tests need: a container runtime, static tools for images, CNI plug-ins.
 #
-#   sh tests/e2e/install.sh
+#   sh tests/e2e/install.sh [PACKAGE...]
 #
+# Packages that are named are installed instead.
 # As root on Debian (or a system with apt) the missing packages are installed; where all are there, nothing is
 # touched and no network is used. Elsewhere the reason is printed and the exit status is 0 all the same: the
 # end-to-end tests then skip themselves with the same reason. Time is bounded by TOPOPROXY_APT_LIMIT (seconds).
 set -u
 
 packages="containerd runc busybox-static containernetworking-plugins iproute2 iptables socat util-linux"
+[ $# = 0 ] || packages=$*
 limit=${TOPOPROXY_APT_LIMIT:-240}
 
 skip() {

@@ -1,12 +1,13 @@
-"""The daemon on a machine with four NUMA nodes, in a virtual machine with cgroup v1 or v2.
+"""The daemon on machines with several NUMA nodes, in virtual machines with cgroup v1 or v2.
 
-Not run by default, because a run takes minutes and a disk must be built before:
+Not run by default, because a story takes minutes; all of them, on a disk that is built first if need be:
 
-    python3 ../shared/testbed/vm-bed.py build --dir FOLDER
-    TOPOPROXY_VM=1 TOPOPROXY_VM_DIR=FOLDER make test PYTEST_ARGS=tests/e2e/test_vm.py
+    make test-vm
+    make test-vm PYTEST_ARGS="-k topology"
 
-``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the test that wants one. What is tested is
-the built wheel, with the dependencies of this environment, on the guest's Python.
+``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that want one, and
+``TOPOPROXY_VM_DIR=FOLDER`` where disks are kept (below the user's cache if not said). What is tested is the
+built wheel, with the dependencies of this environment, on the guest's Python.
 """
 
 from __future__ import annotations
@@ -17,35 +18,39 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+sys.path.insert(0, str(Path(__file__).parents[1] / "vm"))
+
+import disk
+from machine import NETFILTER, Machine, import_images, run
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
-BED = REPO.parent / "shared/testbed/vm-bed.py"
-DISK = Path(os.environ.get("TOPOPROXY_VM_DIR") or Path(tempfile.gettempdir(), "vm-bed"))
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+DISKS = Path(os.environ.get("TOPOPROXY_VM_DIR") or CACHE / "topoproxy-vm")
 KUBELET = Path(os.environ.get("TOPOPROXY_KUBELET") or "absent")
-GUEST_PYTHON = (3, 11)
 LIMIT_S = 1200
+FOUR_NODES = Machine()
+"""2 sockets with 2 NUMA nodes of 8 CPUs each."""
+KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
 
 
 def why_not() -> str:
     """Give the reason why no virtual machine can be had, or an empty string."""
     if os.environ.get("TOPOPROXY_VM") != "1":
-        return "takes minutes: asked for with TOPOPROXY_VM=1"
-    if not BED.is_file():
-        return f"no {BED.name} in {BED.parent}"
-    if not (DISK / "disk.img").is_file():
-        return f"no disk in {DISK}: build one with {BED.name}, and name its folder in TOPOPROXY_VM_DIR"
-    if sys.version_info[:2] != GUEST_PYTHON:
-        return f"the guest has Python {'.'.join(map(str, GUEST_PYTHON))}, and compiled modules come from here"
-    return ""
+        return "takes minutes: asked for with make test-vm"
+    if shutil.which("qemu-system-x86_64") is None:
+        return "not installed: qemu-system-x86"
+    return "" if disk.is_built(disk.place_in(DISKS)) else disk.why_not()
 
 
 def needed(name: str, found: set[str]) -> set[str]:
@@ -82,63 +87,95 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site.tar"
 
 
-def in_machine(site: Path, out: Path, kind: str, job: str, *more: str) -> str:
-    """Run a story in a machine of 2 sockets with 2 NUMA nodes of 8 CPUs each.
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The folder of the disk, which is built if need be."""
+    if reason := why_not():
+        pytest.skip(reason)
+    place = disk.place_in(DISKS)
+    disk.build(place, import_images)
+    return place
 
-    Args:
+
+@pytest.fixture
+def story(folder: Path, site: Path, tmp_path: Path) -> Story:
+    """Runs stories in machines."""
+    return Story(folder, site, tmp_path / "out")
+
+
+@dataclass(frozen=True)
+class Story:
+    """Runs a story in a machine.
+
+    Attributes:
+        folder: The disk's.
         site: The tar of ``site``.
         out: Where the guest's results go.
-        kind: Cgroup version and driver.
-        job: The story's command line.
-        more: Arguments of the machine.
-
-    Returns:
-        What the story printed.
     """
-    cgroup, driver = kind.split("-")
-    init = "systemd" if driver == "systemd" else "script"
-    helpers = [HERE / "cri.py", *HERE.glob("vm_*.py")]
-    carry = [word for path in (site, *helpers) for word in ("--carry", str(path))]
-    command = f"tar xf site.tar -C /opt && TOPOPROXY_PATIENCE_S=180 PYTHONPATH=/opt/site python3 {job}"
-    done = subprocess.run(
-        [
-            *(sys.executable, str(BED), "run", "--dir", str(DISK), "--topo", "2x2x4x2"),
-            *("--cgroup", cgroup, "--driver", driver, "--init", init),
-            *(*carry, *more, "--out", str(out), "--timeout", str(LIMIT_S), "--", command),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S + 200,
-    )
-    print(done.stdout, done.stderr)
-    log = out / "proxy.log"
-    assert done.returncode == 0, log.read_text()[-3000:] if log.is_file() else "no log came back"
-    return done.stdout
+
+    folder: Path
+    site: Path
+    out: Path
+
+    def ends_well(
+        self,
+        kind: str,
+        job: str,
+        machine: Machine = FOUR_NODES,
+        carried: Mapping[str, Path] | None = None,
+        end: str = "all is given back",
+    ) -> None:
+        """A story must run to its end.
+
+        Args:
+            kind: Cgroup version and driver, as ``v2-systemd``; the driver is the story's argument.
+            job: The story's file.
+            machine: What the machine is like otherwise.
+            carried: What else the story needs.
+            end: The story's last words.
+        """
+        cgroup, driver = kind.split("-")
+        helpers = [HERE / "cri.py", *HERE.glob("vm_*.py")]
+        carry = {path.name: path for path in (self.site, *helpers)} | dict(carried or {})
+        settings = "TOPOPROXY_PATIENCE_S=180 PYTHONPATH=/opt/site"
+        status, said = run(
+            replace(machine, cgroup=cgroup, driver=driver),
+            self.folder,
+            f"tar xf site.tar -C /opt && {settings} python3 {job} {driver}",
+            carry,
+            self.out,
+            LIMIT_S,
+            lambda line: print(f"  {kind}  {line}", flush=True),
+        )
+        log = self.out / "proxy.log"
+        told = log.read_text()[-3000:] if log.is_file() else said
+        assert status == 0, f"status {status}: {told}"
+        assert end in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pools(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_pools.py")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_topology_manager(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_topology.py", replace(FOUR_NODES, cards=(3,)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_suppression(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_suppress.py")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quotas(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_quota.py")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_pools(site: Path, tmp_path: Path, kind: str) -> None:
-    said = in_machine(site, tmp_path / "out", kind, f"vm_pools.py {kind[3:]}")
-    assert "all is given back" in said
-
-
-@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_topology_manager(site: Path, tmp_path: Path, kind: str) -> None:
-    story = f"vm_topology.py {kind[3:]}"
-    said = in_machine(site, tmp_path / "out", kind, story, "--pci", "3:net")
-    assert "all is given back" in said
-
-
-@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_suppression(site: Path, tmp_path: Path, kind: str) -> None:
-    said = in_machine(site, tmp_path / "out", kind, f"vm_suppress.py {kind[3:]}")
-    assert "all is given back" in said
-
-
-@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_quotas(site: Path, tmp_path: Path, kind: str) -> None:
-    said = in_machine(site, tmp_path / "out", kind, f"vm_quota.py {kind[3:]}")
+def test_release(site: Path, tmp_path: Path, kind: str) -> None:
+    said = in_machine(site, tmp_path / "out", kind, f"vm_release.py {kind[3:]}")
     assert "all is given back" in said
 
 
@@ -162,28 +199,24 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_kubelet(site: Path, certificates: Path, tmp_path: Path, kind: str) -> None:
+def beside_kubelet(story: Story, kind: str, job: str, **carried: Path) -> None:
+    """Run a story that wants a real kubelet."""
     if not KUBELET.is_file():
         pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
-    carried = ["--carry", f"{KUBELET}=kubelet", "--carry", f"{certificates}=certs", "--netfilter"]
-    said = in_machine(site, tmp_path / "out", kind, f"vm_kubelet.py {kind[3:]}", *carried)
-    assert "the story ends well" in said
-
-
-@pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_takeover(site: Path, tmp_path: Path, kind: str) -> None:
-    if not KUBELET.is_file():
-        pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
-    carried = ["--carry", f"{KUBELET}=kubelet", "--netfilter"]
-    said = in_machine(site, tmp_path / "out", kind, f"vm_takeover.py {kind[3:]}", *carried)
-    assert "the story ends well" in said
+    machine = replace(FOUR_NODES, modules=NETFILTER)
+    story.ends_well(kind, job, machine, {"kubelet": KUBELET, **carried}, "the story ends well")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_beside_kubelet(site: Path, tmp_path: Path, kind: str) -> None:
-    if not KUBELET.is_file():
-        pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
-    carried = ["--carry", f"{KUBELET}=kubelet", "--netfilter"]
-    said = in_machine(site, tmp_path / "out", kind, f"vm_beside.py {kind[3:]}", *carried)
-    assert "the story ends well" in said
+def test_kubelet(story: Story, certificates: Path, kind: str) -> None:
+    beside_kubelet(story, kind, "vm_kubelet.py", certs=certificates)
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs"])
+def test_takeover(story: Story, kind: str) -> None:
+    beside_kubelet(story, kind, "vm_takeover.py")
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs", "v2-systemd"])
+def test_beside_kubelet(story: Story, kind: str) -> None:
+    beside_kubelet(story, kind, "vm_beside.py")

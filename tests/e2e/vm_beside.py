@@ -6,7 +6,7 @@ and after each step the counters say that nobody writes a cpuset to and fro.
 
     python3 vm_beside.py cgroupfs|systemd
 
-Needs /carry/kubelet (1.34 or later).
+Needs /in/kubelet (1.34 or later).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def nothing_moves(bed: TakenBed, why: str) -> None:
 
 
 def main() -> None:
-    version = subprocess.check_output(["/carry/kubelet", "--version"], text=True).strip()
+    version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}")
     bed = TakenBed(sys.argv[1], Daemon(**SETTINGS))
     bed.start_under("static")

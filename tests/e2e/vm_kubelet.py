@@ -5,7 +5,7 @@ what the CRI does not carry: over TLS with a client certificate, at the read-onl
 
     python3 vm_kubelet.py cgroupfs|systemd
 
-Needs /carry/kubelet (1.34 or later) and /carry/certs: ca.crt, and server and client as .crt and .key.
+Needs /in/kubelet (1.34 or later) and /in/certs: ca.crt, and server and client as .crt and .key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from proxy.kubelet.settings import KubeletSettings
 from proxy.model.idset import CpuSet, Mask
 
 MIB = 1 << 20
-CERTS, MANIFESTS, ROOT = Path("/carry/certs"), Path("/etc/kubelet/manifests"), Path("/var/lib/kubelet")
+CERTS, MANIFESTS, ROOT = Path("/in/certs"), Path("/etc/kubelet/manifests"), Path("/var/lib/kubelet")
 SECURE, READ_ONLY = "https://127.0.0.1:10250", "http://127.0.0.1:10255"
 POD_RESOURCES, PODS_API = ROOT / "pod-resources/kubelet.sock", ROOT / "pods-api/pods-api.sock"
 TLS = {
@@ -147,7 +147,7 @@ class Bed:
         step(f"kubelet answers after {wait('kubelet to answer', answers, LONG_S):.1f} s")
 
     def _launch(self) -> None:
-        command = ["/carry/kubelet", "--config", "/etc/kubelet/config.yaml", "--hostname-override", "bed"]
+        command = ["/in/kubelet", "--config", "/etc/kubelet/config.yaml", "--hostname-override", "bed"]
         with Path("/out/kubelet.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--v", "2"],
@@ -375,7 +375,7 @@ def timings(bed: Bed) -> None:
 
 
 def main() -> None:
-    version = subprocess.check_output(["/carry/kubelet", "--version"], text=True).strip()
+    version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}, nodes {' '.join(str(node_cpus(n)) for n in range(4))}")
     kubelet = {**TLS, "podResources": f"unix://{POD_RESOURCES}", "timeout": "5s"}
     bed = Bed(sys.argv[1], Daemon(**SETTINGS, kubelet=kubelet))

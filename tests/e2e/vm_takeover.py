@@ -6,7 +6,7 @@ No container may move or restart, and no kubelet may end because of its state fi
 
     python3 vm_takeover.py cgroupfs|systemd
 
-Needs /carry/kubelet (1.34 or later).
+Needs /in/kubelet (1.34 or later).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def held_by(bed: TakenBed, name: str) -> CpuSet:
 
 
 def main() -> None:
-    version = subprocess.check_output(["/carry/kubelet", "--version"], text=True).strip()
+    version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
     step(f"{version}, CPUs {ALL}")
     bed = TakenBed(sys.argv[1], Daemon(**SETTINGS))
     bed.start_under("static")
