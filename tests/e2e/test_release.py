@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bed import CGROUPS, Bed, wait_for
-from cri import Cri, cpuset_of, online
+from cri import Cri, cgroup_of, cpuset_of, online
 from daemon import KINDS, PROGRAM, Daemon, Node
 
 from proxy.model.idset import CpuSet
@@ -206,3 +206,43 @@ def test_observing_has_nothing_to_give(make: Callable[..., Daemon], proxies: Cal
     done = release(daemon)
     assert done.returncode == 0
     assert "there is nothing to release: in observe mode no container is moved" in done.stdout
+
+
+def held(container: str) -> set[CpuSet]:
+    """What the groups of a BE container have: its own, its pod's and all in it, and that of its class."""
+    own = cgroup_of(container)
+    assert own is not None
+    pod = own.parent
+    groups = (own, pod, pod.parent, *(path for path in pod.iterdir() if path.is_dir()))
+    return {CpuSet.parse((path / "cpuset.cpus").read_text()) for path in groups}
+
+
+def test_groups_above_be_containers_too(
+    bed: Bed, proxies: Callable[..., Daemon], request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(bed.clear)
+    daemon = proxies(koordinator={"beCpuset": "erase"}, beSuppress={"mode": "cfs-quota", "period": "100ms"})
+    with daemon.client() as client, bed.client() as direct:
+        node = Node(bed, daemon, client)
+        container = node.run(node.pod("be"))
+        node.run(node.pod("lse", LAST))
+        assert held(container) == {online() - LAST}
+        (above,) = CPU.glob(f"{bed.cgroup.strip('/')}/kubepods/besteffort")
+        wait_for("the quota of BE pods", lambda: quota_at(above) != -1)
+        done = release(daemon)
+        assert done.returncode == 0, done.stderr
+        assert held(container) == {online()}
+        assert quota_at(above) == -1
+        pod = direct.run_pod("plain", cgroup_parent="/kubepods/besteffort/pod-plain")
+        plain = direct.run(pod, **KINDS["be"].resources)
+        alike(bed, container, plain)
+        time.sleep(1)
+        assert (held(container), quota_at(above)) == ({online()}, -1)
+
+
+def test_sandboxes_are_where_they_would_be(make: Callable[..., Story]) -> None:
+    story = make()
+    sandboxes = [pod.id for pod in story.direct.list_pods()]
+    wait_for("a comparison", lambda: story.daemon.status()["ready"])
+    assert release(story.daemon).returncode == 0
+    assert {cpuset_of(sandbox).cpus for sandbox in sandboxes} == {online()}

@@ -1,0 +1,132 @@
+"""The story of leaving, and of memory nodes, in a virtual machine with several NUMA nodes.
+
+Memory of an owner is where it was decided; somebody else's write is seen and repaired as far as no memory
+moves; after a release everybody is as one that was never ours; undone, owners have their CPUs again.
+
+python3 vm_release.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from cri import Cri, is_v2
+from vm_guest import ALL, FOLDER, LONG_S, NODES, RUNTIME, Daemon, node_cpus, place_in, step, wait
+from vm_pools import KINDS, Node
+from vm_quota import group as cpu_group
+from vm_quota import limit, quota
+
+from proxy.model.idset import CpuSet, Mask
+
+MIB = 1 << 20
+SIZE_MIB = 24
+HOLD = ["sh", "-c", f"x=$(head -c {SIZE_MIB * MIB} /dev/zero | tr '\\0' x); echo ${{#x}}; sleep 36000"]
+POD_US = 300_000
+EVERY = Mask(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
+FAR = max(EVERY)
+OWN = CpuSet(list(node_cpus(FAR))[:4])
+
+
+def memory(daemon: Daemon, ref: str) -> dict[str, Any]:
+    """What ``status --memory`` says of a container; numbers of nodes are texts in JSON."""
+    rows = json.loads(daemon.ask("status", "--memory", "--json").stdout)["containers"]
+    return next(row for row in rows if row["ref"].endswith(ref))
+
+
+def mems(node: Node) -> Mask:
+    return place_in(node.group("lse")).mems
+
+
+def memory_nodes(node: Node, daemon: Daemon) -> None:
+    """Who holds memory has it where it was decided; others' writes move it on v2 only."""
+    wait("its memory", lambda: memory(daemon, "lse/main")["anon"].get(str(FAR), 0) > SIZE_MIB * MIB / 2)
+    found = memory(daemon, "lse/main")
+    assert (found["decided"], found["nodes"], found["migrates"]) == (str(FAR), str(FAR), is_v2()), found
+    assert found["outside"] == 0, found
+    step(f"{found['anon'][str(FAR)] // MIB} MiB are on node {FAR}, none elsewhere")
+
+    (node.group("lse") / "cpuset.mems").write_text("0")
+    if not is_v2():
+        wait("its nodes to be repaired", lambda: mems(node) == Mask([FAR]))
+        assert memory(daemon, "lse/main")["outside"] == 0
+        step("somebody bound it to node 0: no page moved, and it is bound as before")
+        return
+
+    wait("its nodes to be given back", lambda: mems(node) == Mask([0, FAR]))
+    wait("that to be told", lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]))
+    (told,) = (p["what"] for p in daemon.status()["problems"] if "memory of nodes" in p["what"])
+    there = memory(daemon, "lse/main")["outside"]
+    assert there > SIZE_MIB * MIB / 2, memory(daemon, "lse/main")
+    step(f"somebody bound it to node 0: {told}")
+    node.cri.update(node.ids["lse"], cpu_shares=512)
+    assert mems(node) == Mask([0, FAR])
+    assert memory(daemon, "lse/main")["outside"] >= there / 2
+    step("an update narrows it as little")
+
+
+def spec(direct: Cri, container: str) -> str:
+    document = json.loads(direct.status(container, verbose=True).info["info"])
+    cpu = document["runtimeSpec"]["linux"]["resources"]["cpu"]
+    return f"{cpu.get('cpus') or ALL} {cpu.get('mems') or EVERY} {cpu.get('quota')}"
+
+
+def released(node: Node, daemon: Daemon, top: Any) -> None:
+    """The command, and everybody beside one that was made at the runtime itself."""
+    done = daemon.ask("release", "--config", str(FOLDER / "config.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    step(done.stdout.splitlines()[0])
+    with Cri(RUNTIME, "") as direct:
+        for kind in ("lse", "ls", "be", "burstable", "whole"):
+            what = KINDS[kind]
+            parts = ["kubepods", *filter(None, [what.parent]), f"podplain{kind}"]
+            parent = f"{'-'.join(parts)}.slice" if node.driver == "systemd" else "/" + "/".join(parts)
+            pod = direct.run_pod(f"plain-{kind}", cgroup_parent=parent)
+            plain = direct.create(pod, timeout=LONG_S, **what.resources)
+            direct.start(plain)
+            node.ids[f"plain-{kind}"] = plain
+
+            def same(kind: str = kind) -> bool:
+                has, without = node.place(kind), node.place(f"plain-{kind}")
+                return (has.effective, has.tasks, has.mems) == (
+                    without.effective,
+                    without.tasks,
+                    without.mems,
+                )
+
+            assert same(), (kind, node.place(kind), node.place(f"plain-{kind}"))
+            assert quota(cpu_group(node.ids[kind])) == quota(cpu_group(plain))
+            assert spec(direct, node.ids[kind]) == spec(direct, plain), kind
+        assert quota(top) == POD_US
+        direct.update(node.ids["lse"], cpu_shares=512)
+        if node.driver == "systemd":
+            subprocess.run(["systemctl", "daemon-reload"], check=True)
+        for kind in ("lse", "ls", "be", "burstable", "whole"):
+            assert node.place(kind).effective == ALL, (kind, node.place(kind))
+        step("everybody has what one has that was never ours, and it lasts")
+
+
+def main() -> None:
+    daemon, node = Daemon(), Node(sys.argv[1])
+    pod = node.pod("lse", OWN)
+    top = cpu_group("podlse")
+    limit(top, POD_US)
+    node.ids["lse"] = node.cri.create(pod, timeout=LONG_S, command=HOLD, **KINDS["lse"].resources)
+    node.cri.start(node.ids["lse"])
+    for kind in ("ls", "be", "burstable", "whole"):
+        node.run(kind)
+    node.check(("lse",), OWN, Mask([FAR]), limit=LONG_S)
+    memory_nodes(node, daemon)
+    released(node, daemon, top)
+    done = daemon.ask("release", "--undo", "--config", str(FOLDER / "config.yaml"))
+    assert done.returncode == 0, done.stderr
+    wait("the owner to have its CPUs", lambda: node.place("lse").effective == OWN)
+    wait("the others to leave them", lambda: node.place("ls").effective.isdisjoint(OWN))
+    step("undone: the owner has its CPUs again")
+    print("all is given back", flush=True)
+
+
+if __name__ == "__main__":
+    main()
