@@ -21,7 +21,7 @@ from proxy.topology.reader import online_now, read_machine
 if TYPE_CHECKING:
     from proxy.keeper.beside import BesideKubelet
     from proxy.keeper.keeper import Keeper, Options
-    from proxy.keeper.ports import Cgroups, CpuGroups, Ledger, NodeObject
+    from proxy.keeper.ports import Cgroups, CpuGroups, Ledger, NodeObject, Places
     from proxy.keeper.scout import Scout
     from proxy.keeper.suppression import Suppression
     from proxy.kubelet.settings import KubeletSettings
@@ -63,6 +63,7 @@ def keeper_of(
         lambda known: _changed(config, known) if reread else None,
     )
     keeper.quotas.groups = groups
+    keeper.where.places = _places(config, keeper.enforcer.cgroups, groups)
     keeper.mems.memory = open_memory(root) if (root := _root_of(config, cgroups)) is not None else None
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
@@ -77,6 +78,18 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
     """Give the folder at which controllers are looked for; None where a tree does not tell its own."""
     root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
     return root if isinstance(root, Path) else None
+
+
+def _places(config: Config, cgroups: Cgroups, others: CpuGroups | None) -> Places | None:
+    """Make who finds a container's group by what the runtime tells of it."""
+    from proxy.apply.cpu_groups import KernelCpuGroups
+    from proxy.apply.kernel import KernelCgroups
+    from proxy.apply.locate import Locator
+
+    if not isinstance(cgroups, KernelCgroups):
+        return None
+    more = (others,) if isinstance(others, KernelCpuGroups) else ()
+    return Locator(cgroups, more, config.procfs_root)
 
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:

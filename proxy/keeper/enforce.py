@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from proxy.keeper.be_groups import BeGroups
+from proxy.keeper.pauses import Pauses
 from proxy.keeper.ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -31,6 +32,7 @@ class Enforced:
         absent: Ids of containers that should have a cgroup and have none.
         lost: Those of them that had none the last time either.
         errors: What could not be written, in words.
+        notes: What could not be either, and holds up nobody.
     """
 
     written: list[str] = field(default_factory=list)
@@ -38,6 +40,7 @@ class Enforced:
     absent: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Enforcer:
@@ -45,6 +48,7 @@ class Enforcer:
 
     Attributes:
         cgroups: Where.
+        pauses: Writes the groups of sandboxes.
         paused: True while nothing is to be written: what is queued already does nothing either.
     """
 
@@ -57,6 +61,7 @@ class Enforcer:
         self._held: dict[str, CpuSet] = {}
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
+        self.pauses = Pauses(cgroups)
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the sets of some containers.
@@ -82,14 +87,23 @@ class Enforcer:
         self._paths = {k: v for k, v in self._paths.items() if k in there}
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
-        return self.enforce([i for i in there if not self._is_missing(i)])
+        done = self.enforce([i for i in there if not self._is_missing(i)])
+        if not self.paused:
+            done.notes += self.pauses.follow(self._state())
+        return done
 
     def enforce_pools(self) -> Enforced:
-        """Write the sets of all containers that own no CPUs."""
+        """Write the sets of all containers that own no CPUs, and have sandboxes leave what is owned."""
         there = self._state().containers.values()
-        return self.enforce(
+        done = self.enforce(
             [c.id for c in there if c.placement.pool is not Pool.OWN and not self._is_missing(c.id)]
         )
+        done.notes += self.enforce_sandboxes().notes
+        return done
+
+    def enforce_sandboxes(self) -> Enforced:
+        """Have sandboxes leave CPUs that are owned."""
+        return Enforced(notes=[] if self.paused else self.pauses.leave(self._state()))
 
     def _is_missing(self, container_id: str) -> bool:
         """Tell whether to pass over a container that has no cgroup of its own (in a VM, say).
@@ -100,7 +114,9 @@ class Enforcer:
 
     def known_path(self, container: Container) -> str | None:
         """Give a container's group if a write has found it; callable from any thread."""
-        return self._paths.get(container.id) or container.cgroup or None
+        # A group that is gone says nothing of where the container is now.
+        known = "" if container.id in self._missed else container.cgroup
+        return self._paths.get(container.id) or known or None
 
     def path_of(self, container: Container) -> str | None:
         """Give a container's group; None where it has none that can be found. For the kernel worker."""

@@ -35,6 +35,7 @@ from proxy.keeper.quotas import Quotas
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
 from proxy.keeper.watching import Watching
+from proxy.keeper.whereabouts import Whereabouts
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -121,6 +122,7 @@ class Keeper:
         self.quotas = Quotas(self)
         self.mems = MemoryNodes(self)
         self.watching = Watching(self, None)
+        self.where = Whereabouts(self)
         self.problems = Problems(self.wall, voice.warn)
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
@@ -224,6 +226,10 @@ class Keeper:
         self.moved(done)
         return done.errors[0] if done.errors else ""
 
+    async def clear_sandboxes(self) -> None:
+        """Have sandboxes, a new one among them, leave CPUs that are owned."""
+        self.moved(await self.kernel.run(self.enforcer.enforce_sandboxes))
+
     async def _enforce(self, ids: Iterable[str]) -> Enforced:
         done = await self.kernel.run(self.enforcer.enforce, ids)
         self.moved(done)
@@ -232,6 +238,9 @@ class Keeper:
     def moved(self, done: Enforced, *, look_again: bool = True) -> None:
         """Take note of what an enforcement did; ``look_again``: ask the runtime about who has no cgroup."""
         self.counters["cpusets_written"] += len(done.written)
+        self.counters["sandboxes_written"] = self.enforcer.pauses.written
+        for note in done.notes:
+            self.problems.note(note)
         for container_id in done.written:
             self.unsettled[container_id] = None
         if done.written:

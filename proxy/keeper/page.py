@@ -43,6 +43,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "violations": violations(state),
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
+        "cgroups": keeper.where.page(keeper.enforcer.cgroups.version),
         "prescribed": keeper.prescriptions.page(),
         "kubelet": keeper.beside.page(),
         "memory": _memory(state),

@@ -89,6 +89,8 @@ class Sandboxes:
             keeper.phase(container_id, Phase.EXITED)
         keeper.go_on(keeper.state.with_pod(pod))
         keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+        if keeper.options.enforce and keeper.state.owners:
+            keeper.spawn(keeper.clear_sandboxes())
 
     def moved_on(self, pod: Pod, name: str) -> None:
         """A container is asked for: the init containers before it have ended, although nobody has said so."""

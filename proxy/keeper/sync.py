@@ -120,6 +120,7 @@ class Sync:
         known_pods = set(keeper.state.pods)
         if not self.connected:
             self.runtime_version = await self._worker.run(keeper.runtime.version)
+            await keeper.where.ask_driver(self._worker)
         machine = await self._worker.run(keeper.hardware, keeper.state.node.machine)
         if machine is not None:
             keeper.machine_changed(machine)
@@ -143,7 +144,11 @@ class Sync:
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             self._say_drift(done.drifted)
-            self._say_lost(done.lost, listing, began)
+            running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
+            found = await keeper.where.find(done.absent, running, self._worker)
+            if found:
+                await keeper.follow(found)
+            self._say_lost([i for i in done.lost if i not in found], listing, began)
             for error in done.errors:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
@@ -174,15 +179,18 @@ class Sync:
         """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""
         keeper = self._keeper
         refs: list[str] = []
+        why = ""
         for container_id in ids:
             container, seen = keeper.state.containers.get(container_id), listing.containers.get(container_id)
             runs = seen is not None and seen.state == "RUNNING" and keeper.untouched(container_id, began)
             if container is not None and runs:
                 refs.append(container.ref)
+                why = keeper.where.why.get(container_id, why)
         if len(refs) > MANY:
             refs = [f"{min(refs)} and of many others"]
         for ref in refs:
-            keeper.problems.note(f"cannot find the cgroup of {ref}: its CPUs are not controlled")
+            because = f" ({why})" if why and len(refs) == 1 else ""
+            keeper.problems.note(f"cannot find the cgroup of {ref}: its CPUs are not controlled{because}")
 
     # -- parts of a pass ----------------------------------------------------------------------------------
 

@@ -524,8 +524,8 @@ class Chance:
     async def _try(self, sandbox: str) -> None:
         call = await self.w.begin(sandbox, **WHOLE, cpuset_cpus=self.kubelet.default)
         if call.refused is None:
-            self.running.append(self.w.finish(call, sandbox))
-            await self.w.start(sandbox)
+            self.running.append(self.w.finish(call, f"c-{sandbox}"))
+            await self.w.start(self.running[-1])
 
     async def somebody_goes(self) -> None:
         if self.running:

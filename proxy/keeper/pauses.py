@@ -1,0 +1,135 @@
+"""The groups of sandboxes: the process that holds a pod's namespaces stays off CPUs that are owned.
+
+Theory. The runtime gives a sandbox a group of its own beside those of the pod's containers, and no CPUs: it
+may run wherever its pod may, on CPUs of owners too. All it does is to sleep and, in a pod that shares its
+process namespace, to bury the dead. So it is moved with as little effort as can be:
+
+* It belongs to the pool of its pod's class: the BE pool for BE pods, else the shared pool (SYSTEM: the CPUs
+  kept for that). That of an owner, too: what is owned is for the containers that asked for it.
+* Before CPUs are given away, sandboxes that have some of them leave them, by what we saw or wrote last; who
+  has none of them costs nothing. A new sandbox is looked at when it has been made, and before the next owner
+  comes.
+* Its set grows only when all is compared, never on the way of a call. No group above it is widened for it
+  where something of its pool is left to it.
+* What cannot be written is told; a sleeping process is no reason to refuse anybody.
+
+Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be_groups``. A runtime
+may give a sandbox no group (CRI-O drops it, a virtual machine needs none): it is looked for twice, and then
+seldom. Runs in the kernel worker's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from proxy.keeper.ports import Cgroups
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BeCpuset
+from proxy.model.workload import KubeQos, Pod, Pool, QosClass
+from proxy.plan.state import NodeState
+from proxy.pools.claims import pool_of
+
+_GONE = (errno.ENOENT, errno.ENODEV)
+_TRIES, _SELDOM = 2, 32
+
+
+class Pauses:
+    """Keeps sandboxes where their pods' classes belong.
+
+    Attributes:
+        written: How many were written so far.
+    """
+
+    def __init__(self, cgroups: Cgroups) -> None:
+        self._cgroups = cgroups
+        self._seen: dict[str, tuple[str, CpuSet]] = {}
+        self._missed: dict[str, int] = {}
+        self._passes = 0
+        self.written = 0
+
+    def leave(self, state: NodeState) -> list[str]:
+        """Have sandboxes leave CPUs that are outside of their pools.
+
+        Returns:
+            What could not be written, in words.
+        """
+        errors: list[str] = []
+        if not state.owners:
+            return errors  # the pools are all that there is
+        for pod, pool in self._ours(state):
+            known = self._seen.get(pod.sandbox_id) or self._look(pod, errors)
+            if known is not None and not known[1] <= pool:
+                self._write(pod, known[0], known[1] & pool or pool, errors)
+        return errors
+
+    def follow(self, state: NodeState) -> list[str]:
+        """Compare all with what they should have, and write what differs.
+
+        Returns:
+            What could not be written, in words.
+        """
+        self._passes += 1
+        self._seen = {k: v for k, v in self._seen.items() if k in state.pods}
+        self._missed = {k: v for k, v in self._missed.items() if k in state.pods}
+        errors: list[str] = []
+        for pod, pool in self._ours(state):
+            known = self._look(pod, errors)
+            if known is None or known[1] == pool:
+                continue
+            want = pool & self._above(known[0]) or pool
+            if want != known[1]:
+                self._write(pod, known[0], want, errors)
+        return errors
+
+    def _ours(self, state: NodeState) -> Iterator[tuple[Pod, CpuSet]]:
+        """Give the sandboxes that are seen to here, each with its pool."""
+        erased = state.node.be_cpuset is BeCpuset.ERASE
+        pools: dict[tuple[QosClass, KubeQos], CpuSet] = {}
+        for pod in state.pods.values():
+            key = pod.qos, pod.kube_qos
+            pool = pools.get(key)
+            if pool is None:
+                name = pool_of(pod)[0]
+                # Suppression changes every second, and what sleeps need not follow it.
+                pool = pools[key] = state.pools.be if name is Pool.BE else state.pools.of(name)
+            if pod.cgroup_parent and not (erased and pod.kube_qos is KubeQos.BEST_EFFORT):
+                yield pod, pool
+
+    def _look(self, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
+        """Read what a sandbox has now; None where it has no group."""
+        key = pod.sandbox_id
+        known = self._seen.get(key)
+        missed = self._missed.get(key, 0)
+        if known is None and missed >= _TRIES and self._passes % _SELDOM:
+            return None
+        path = known[0] if known is not None else self._cgroups.find(pod.cgroup_parent, key)
+        if path is not None:
+            try:
+                found = self._seen[key] = path, self._cgroups.read(path).effective_cpus
+            except CgroupError as error:
+                self._failed(pod, error, errors)
+            else:
+                self._missed.pop(key, None)
+                return found
+        self._missed[key] = missed + 1
+        return None
+
+    def _write(self, pod: Pod, path: str, cpus: CpuSet, errors: list[str]) -> None:
+        try:
+            self.written += self._cgroups.write(path, cpus, None)
+            self._seen[pod.sandbox_id] = path, cpus
+        except CgroupError as error:
+            self._failed(pod, error, errors)
+
+    def _above(self, path: str) -> CpuSet:
+        try:
+            return self._cgroups.read(path.rpartition("/")[0]).effective_cpus
+        except CgroupError:
+            return CpuSet()
+
+    def _failed(self, pod: Pod, error: CgroupError, errors: list[str]) -> None:
+        self._seen.pop(pod.sandbox_id, None)
+        if error.errno not in _GONE:
+            errors.append(f"cannot move the sandbox of {pod.ref}: {error}")

@@ -1,0 +1,113 @@
+"""Asking the runtime where containers are that run and whose groups were not found by name.
+
+A cold path, beside everything else: a few containers in each comparison, each asked for with the runtime's
+own deadline. What is found is part of the container from then on, and so in the ledger: it is not asked for
+again. Whoever has no group of its own (a virtual machine) is told once, with the reason, and its CPUs are not
+controlled.
+
+Here is also what is known of the hierarchy and of its driver. The runtime tells the driver since CRI 1.28;
+else it shows in the parents that pods name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from proxy.keeper.ports import Located, Places, Runtime
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
+from proxy.model.workload import Phase
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+AT_ONCE = 16
+"""So many containers are asked about in one comparison."""
+SILENT_LIMIT = 2
+
+
+class Whereabouts:
+    """What is known of where containers are.
+
+    Attributes:
+        places: Who finds a group by the runtime's answer; nobody if None.
+        driver: ``cgroupfs`` or ``systemd`` as the runtime tells; empty where it does not.
+    """
+
+    def __init__(self, keeper: Keeper, places: Places | None = None) -> None:
+        self._keeper = keeper
+        self.places = places
+        self.driver = ""
+        self.why: dict[str, str] = {}
+
+    async def ask_driver(self, worker: Worker) -> None:
+        """Ask the runtime for its cgroup driver; it matters to nobody but people."""
+        try:
+            self.driver = await worker.run(self._keeper.runtime.cgroup_driver)
+        except TopoproxyError as error:
+            self._keeper.voice.debug(str(error))
+
+    async def find(self, absent: Iterable[str], running: Iterable[str], worker: Worker) -> list[str]:
+        """Ask about containers without a group.
+
+        Args:
+            absent: Those whose group was looked for and not found.
+            running: Those that run by the runtime's word; others have none yet, or none any more.
+            worker: Who does what blocks.
+
+        Returns:
+            Ids of those that have been found now: they are to be written.
+        """
+        keeper, places = self._keeper, self.places
+        there = set(running)
+        some = [i for i in absent if i in there and i in keeper.state.containers][:AT_ONCE]
+        self.why = {k: v for k, v in self.why.items() if k in keeper.state.containers}
+        if places is None or not some:
+            return []
+        found = await worker.run(_ask, keeper.runtime, places, some)
+        moved: list[str] = []
+        for container_id, at in found.items():
+            container = keeper.state.containers.get(container_id)
+            if container is None or container.phase is Phase.EXITED:
+                continue
+            if not at.path:
+                self.why[container_id] = at.why
+                continue
+            self.why.pop(container_id, None)
+            known = dataclasses.replace(container, cgroup=at.path)
+            keeper.state = keeper.state.changed(put=(known,))
+            keeper.journal.put(f"c/{container_id}", known)
+            keeper.counters["cgroups_located"] += 1
+            keeper.voice.info(f"found the cgroup of {container.ref} by its first process: /{at.path}")
+            moved.append(container_id)
+        return moved
+
+    def page(self, version: int) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        parents = [pod.cgroup_parent for pod in self._keeper.state.pods.values() if pod.cgroup_parent]
+        seen = ""
+        if parents:
+            seen = "systemd" if all(p.rstrip("/").endswith(".slice") for p in parents) else "cgroupfs"
+        return {
+            "version": version,
+            "driver": self.driver or seen,
+            "driver_from": "the runtime" if self.driver else "the pods' cgroup parents" if seen else "",
+        }
+
+
+def _ask(runtime: Runtime, places: Places, ids: list[str]) -> dict[str, Located]:
+    """Ask and look; runs in a worker. Who has just gone, or does not answer, is left for the next time."""
+    found: dict[str, Located] = {}
+    silent = 0
+    for container_id in ids:
+        try:
+            found[container_id] = places.locate(container_id, runtime.detail(container_id))
+        except RuntimeCallError:
+            continue
+        except UnavailableError:
+            silent += 1
+            if silent >= SILENT_LIMIT:
+                break
+    return found

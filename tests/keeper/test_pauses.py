@@ -1,0 +1,162 @@
+"""Sandboxes and CPUs that are owned, in folders under the kernel's rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from proxy.apply.folder import FolderCgroups
+from proxy.keeper.pauses import Pauses
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.place.cputopo import CpuTopology
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 8, 1)
+NODE = Node(MACHINE, CpuTopology.of(MACHINE))
+
+
+def pod(name: str, qos: QosClass = QosClass.LS, kube: KubeQos = KubeQos.BURSTABLE) -> Pod:
+    return Pod(f"s-{name}", name, "ns", name, 0, qos, kube, f"/kubepods/pod{name}")
+
+
+LS, BE = pod("ls"), pod("be", QosClass.BE, KubeQos.BEST_EFFORT)
+LSR = pod("lsr", QosClass.LSR, KubeQos.GUARANTEED)
+
+
+def owner(cpus: str, *, hard: bool = False) -> Container:
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)), hard=hard)
+    return Container("own", "own", LSR, Request(), placement, Phase.RUNNING, 0, "own")
+
+
+def state(*containers: Container, node: Node = NODE) -> NodeState:
+    return NodeState.of(node, [LS, BE, LSR], containers)
+
+
+class Tree(FolderCgroups):
+    """Counts what is read and written."""
+
+    reads = writes = 0
+    refuse = 0
+
+    def read(self, path: str):  # type: ignore[no-untyped-def]
+        self.reads += 1
+        return super().read(path)
+
+    def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+        self.writes += 1
+        if self.refuse:
+            raise CgroupError(f"cannot write {path}", self.refuse)
+        return super().write(path, cpus, mems, inner=inner)
+
+
+@pytest.fixture(params=[1, 2])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
+    made = Tree(tmp_path, MACHINE.online, Mask((0,)), request.param)
+    groups = [f"kubepods/pod{p.uid}" for p in (LS, BE, LSR)]
+    for path in ("kubepods", *groups, *(f"{g}/s-{g[12:]}" for g in groups)):
+        made.mkdir(path)
+        if made.version == 1:
+            made.write(path, MACHINE.online, Mask((0,)))
+    made.writes = 0
+    return made
+
+
+def on(tree: Tree, of: Pod) -> str:
+    return str(FolderCgroups.read(tree, f"kubepods/pod{of.uid}/{of.sandbox_id}").effective_cpus)
+
+
+def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: Tree) -> None:
+    ours = Pauses(tree)
+    assert ours.leave(state()) == []
+    assert (tree.reads, tree.writes) == (0, 0), "nobody owns anything"
+    assert ours.leave(state(owner("0-1"))) == []
+    assert [on(tree, p) for p in (LS, BE, LSR)] == ["2-7", "0-7", "2-7"], "an owner's sandbox shares, too"
+    assert ours.leave(state(owner("0-3", hard=True))) == []
+    assert [on(tree, p) for p in (LS, BE, LSR)] == ["4-7", "4-7", "4-7"]
+    assert ours.leave(state()) == ours.leave(state(owner("7"))) == []
+    assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "nobody grows on the way of a call"
+    assert ours.follow(state()) == []
+    assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
+    assert ours.written == 2 + 3 + 2 + 3
+
+
+def test_who_has_none_of_the_cpus_costs_nothing(tree: Tree) -> None:
+    ours = Pauses(tree)
+    ours.leave(state(owner("0-3", hard=True)))
+    tree.reads = tree.writes = 0
+    ours.leave(state(owner("0-2", hard=True)))
+    ours.leave(state(owner("3", hard=True)))
+    assert (tree.reads, tree.writes) == (0, 0)
+
+
+def test_a_set_that_somebody_wrote_is_found_when_all_is_compared(tree: Tree) -> None:
+    ours = Pauses(tree)
+    ours.follow(state(owner("0")))
+    FolderCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
+    assert ours.follow(state(owner("0"))) == []
+    assert on(tree, LS) == "1-7"
+
+
+def test_groups_of_others_are_not_widened(tree: Tree) -> None:
+    """Somebody narrowed a pod's group."""
+    few = CpuSet.parse("0-3")
+    FolderCgroups.write(tree, "kubepods/podls/s-ls", few, None)
+    FolderCgroups.write(tree, "kubepods/podls", few, None)
+    ours = Pauses(tree)
+    for owned, left in (("0", "1-3"), ("5", "0-3")):
+        assert ours.follow(state(owner(owned))) == []
+        assert on(tree, LS) == left
+        assert tree.read("kubepods/podls").cpus == few
+    assert ours.follow(state(owner("0-3"))) == []
+    assert on(tree, LS) == "4-7", "but an owner's CPUs are left at any price"
+
+
+def test_who_has_no_group_is_looked_for_now_and_then(tree: Tree) -> None:
+    found: list[str] = []
+    find = tree.find
+    tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]
+    tree.rmdir("kubepods/podls/s-ls")
+    ours = Pauses(tree)
+    for _ in range(70):
+        assert ours.follow(state(owner("0"))) == []
+        ours.leave(state(owner("0")))
+    # Twice; in the passes 32 and 64, each time in both.
+    assert found.count("s-ls") == 2 + 4
+    assert found.count("s-lsr") == 1
+    ours.follow(NodeState.of(NODE, [], ()))
+    assert not ours._missed
+    assert not ours._seen
+
+
+def test_what_cannot_be_written_is_told_and_what_is_gone_is_not(tree: Tree) -> None:
+    ours = Pauses(tree)
+    tree.refuse = 16
+    errors = ours.leave(state(owner("0")))
+    assert sorted(errors)[0] == "cannot move the sandbox of ns/ls: cannot write kubepods/podls/s-ls"
+    assert len(errors) == 2
+    tree.refuse = 2
+    assert ours.leave(state(owner("0"))) == []
+    tree.refuse = 0
+    assert ours.leave(state(owner("0"))) == []
+    assert on(tree, LS) == "1-7"
+
+
+def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
+    node = dataclasses.replace(NODE, be_cpuset=BeCpuset.ERASE)
+    Pauses(tree).follow(state(owner("0", hard=True), node=node))
+    assert (on(tree, BE), on(tree, LS)) == ("0-7", "1-7")
+
+
+def test_suppression_is_not_followed(tree: Tree) -> None:
+    ours = Pauses(tree)
+    there = state(owner("0", hard=True)).suppressing(CpuSet.parse("6-7"))
+    ours.follow(there)
+    ours.leave(there)
+    assert on(tree, BE) == "1-7"
