@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from proxy.admin.client import ask
 from proxy.apply.folder import FolderCgroups
+from proxy.cli.release import release
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
+from proxy.model.errors import InputError, LockedError, TopoproxyError, UnavailableError
+from proxy.topology import write_sysfs
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)
@@ -129,3 +134,118 @@ def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
         assert node.cpus(lsr) == "6-7"
 
     node.live(again, after)
+
+
+def command(node: Node, *words: str, config: str = "") -> Any:
+    """``topoproxy release``, as a user types it."""
+    file = node.folder / "c.yaml"
+    if not file.exists():
+        write_sysfs(MACHINE, node.folder / "machine")
+    file.write_text(
+        f"{config}\nlisten: unix://{node.folder}/cri.sock\nadminSocket: unix://{node.folder}/admin.sock\n"
+        f"runtime: unix://{node.folder}/runtime.sock\nstateDir: {node.folder}/state\n"
+        f"kubelet: {{stateDir: {node.folder}/kubelet}}\ncgroupRoot: {node.folder}/cgroup\n"
+        f"sysfsRoot: {node.folder}/machine/sys\nprocfsRoot: {node.folder}/machine/proc\n"
+        "settle: {perSecond: 100}\nreconcilePeriod: 200ms\n"
+    )
+    done = CliRunner().invoke(release, ["--config", str(file), *words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_the_command(node: Node) -> None:
+    async def day() -> None:
+        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        with pytest.raises(LockedError, match="asked without --offline"):
+            await asyncio.to_thread(command, node, "--offline")
+        done = await asyncio.to_thread(command, node)
+        assert done.stdout.startswith(
+            "released: 1 containers have what they would have without topoproxy (1 "
+        )
+        assert node.cpus(lse) == ALL
+        done = await asyncio.to_thread(command, node, "--json")
+        assert json.loads(done.stdout)["stage"] == "released"
+        done = await asyncio.to_thread(command, node, "--undo")
+        assert done.stdout == "containers are placed again\n"
+        await node.until(lambda: node.cpus(lse) == "2-3")
+        with pytest.raises(InputError, match="the node is not released"):
+            await asyncio.to_thread(command, node, "--undo")
+
+    daemon = node.daemon()
+    node.live(daemon, day)
+
+
+def test_what_takes_too_long_is_told(node: Node) -> None:
+    async def day() -> None:
+        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        node.runtime.stop()
+        with pytest.raises(
+            TopoproxyError, match=r"^cannot release everything in 1\.5 s: .*the daemon goes on"
+        ):
+            await asyncio.to_thread(command, node, "--timeout", "1.5")
+        assert node.cpus(lse) == ALL
+
+    daemon = node.daemon()
+    node.live(daemon, day)
+
+
+@pytest.mark.parametrize("mode", ["observe", "passthrough"])
+def test_there_may_be_nothing_to_release(node: Node, mode: str) -> None:
+    async def day() -> None:
+        done = await asyncio.to_thread(command, node)
+        assert done.stdout.startswith(f"there is nothing to release: in {mode} mode no container is moved")
+        with pytest.raises(InputError, match=f"in {mode} mode"):
+            await asyncio.to_thread(command, node, "--undo")
+        assert daemon.status()["mode"] == mode
+
+    daemon = node.daemon(f"mode: {mode}")
+    node.live(daemon, day)
+
+
+def test_without_a_daemon(node: Node) -> None:
+    ids: list[str] = []
+
+    async def day() -> None:
+        ids.append(await node.launch(PodSpec("ls", "LS")))
+        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
+        assert daemon.keeper is not None
+        await daemon.keeper.journal.flush()
+
+    assert "has no ledger" in command(node, "--offline").stdout
+    with pytest.raises(UnavailableError, match="topoproxy release --offline"):
+        command(node)
+    daemon = node.daemon()
+    node.live(daemon, day)
+    assert [node.cpus(i) for i in ids] == ["0-1,4-15", "2-3"]
+    node.runtime.stop()
+    with pytest.raises(TopoproxyError, match="run it again"):
+        command(node, "--offline", "--timeout", "1.5")
+    assert [node.cpus(i) for i in ids] == [ALL, ALL]
+    node.runtime.start()
+    # Whatever the configuration says today, the ledger is of a time when containers were moved.
+    done = command(node, "--offline", config="mode: observe")
+    assert done.stdout.startswith("released: 2 containers")
+    assert (
+        command(node, "--offline", "--undo").stdout == "containers are placed again when the daemon starts\n"
+    )
+    with pytest.raises(InputError, match="not released"):
+        command(node, "--offline", "--undo")
+
+
+def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
+    ids: list[str] = []
+
+    async def day() -> None:
+        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
+
+    node.live(node.daemon("releaseAtStop: true"), day)
+    assert node.cpus(ids[0]) == ALL
+    again = node.daemon("releaseAtStop: true")
+
+    async def after() -> None:
+        await node.until(lambda: node.cpus(ids[0]) == "2-3")
+        assert again.status()["mode"] == "enforce"
+
+    node.live(again, after)
+    assert node.cpus(ids[0]) == ALL
