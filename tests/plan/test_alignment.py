@@ -192,3 +192,31 @@ def test_nodes_that_have_nothing_left_refuse_only_whom_they_must() -> None:
         assert plan.verdict.admitted is admitted
         said = plan.problem or plan.verdict.message
         assert "nothing is left of the shared pool on NUMA node 7" in said
+
+
+def test_what_the_providers_said_is_told_by_name() -> None:
+    state = empty(reserved_memory={0: {"memory": MIB}})
+    nic = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
+    got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
+    assert got.explanation is not None
+    said = {(each.provider, each.resource) for each in got.explanation.said}
+    assert said == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
+
+
+def test_memory_that_is_not_counted_for_a_pod_is_no_part_of_it() -> None:
+    state = empty(reserved_memory={0: {"memory": MIB}})
+    got = admit(state, burstable("a", SINGLE), dataclasses.replace(shares(2000), memory_limit=1000 * MIB))
+    assert nodes_of(got) == Mask((0,)), "a Burstable pod's memory is not counted"
+
+
+def test_devices_alone_align_a_pod() -> None:
+    nic = Near("nic", "vendor/nic", Mask((2,)), "sysfs")
+    got = admit(empty(), burstable("a", SINGLE), Request(cpu_shares=2, devices=(nic,)))
+    assert nodes_of(got) == Mask((2,))
+    assert got.pod.nodes == Mask((2,))
+
+
+def test_on_one_node_cpus_are_chosen_as_ever() -> None:
+    state, _ = add(empty(), pod("first"), whole(3))
+    got = admit(state, lsr("a", SINGLE), whole(4))
+    assert got.pod.cpuset == CpuSet((2, 3, 18, 19)), "whole cores"

@@ -52,9 +52,11 @@ def enacted(state: NodeState, told: Prescribed, options: TopologyOptions = CALM)
 
 
 def test_pools_follow_and_owners_keep_what_they_have() -> None:
-    state = there(container("a", "0,4"), container("b"))
+    state = there(
+        container("a", "0,4"), container("b"), container("c", "3"), container("d", "1", Phase.EXITED)
+    )
     done = enacted(state, rules(state, "0-1", "2"))
-    assert str(done.state.pools.shared) == "3,5-7"
+    assert str(done.state.pools.shared) == "5-7"
     assert str(done.state.pools.system) == "2"
     assert str(done.state.owners["a/c"].cpus) == "0,4"
     assert done.notes == ("CPUs 0 are kept back now, and ns/a/c owns them: it keeps them until it ends",)

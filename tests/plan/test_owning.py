@@ -62,6 +62,7 @@ def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
         (total(1500), "request about 1500m CPU together and are limited to 1500m"),
         (total(2000, 4000), "request about 2000m CPU together and are limited to 4000m"),
         (Request(2048, 0, 100_000), "limited to nothing"),
+        (Request(2048, -1, 100_000), "limited to nothing"),
     ],
 )
 def test_what_is_no_number_of_whole_cpus_is_refused(asked: Request, words: str) -> None:

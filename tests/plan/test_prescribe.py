@@ -192,6 +192,8 @@ def test_a_reservation_by_number_stays_when_cpus_go_offline() -> None:
 def test_apply_policy() -> None:
     found = told(annotated(nodekeys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "ReservedCPUsOnly"}))
     assert found.apply_policy.value == "ReservedCPUsOnly"
+    found = told(annotated(nodekeys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Default"}))
+    assert found.apply_policy.source == f"annotation {nodekeys.RESERVATION} of the Node object"
     found = told(annotated(nodekeys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "Never"}))
     assert found.apply_policy.value == "Default"
     assert found.apply_policy.problem.endswith("'Never' is not one of Default, ReservedCPUsOnly")
@@ -223,6 +225,7 @@ def test_arm_cannot_spread() -> None:
     meta = NodeMeta(labels={BIND: "SpreadByPCPUs"})
     arm = dataclasses.replace(MACHINE, extra={"arch": "aarch64"})
     assert "aarch64" in told(meta, machine=arm).bind.problem
+    assert told(NodeMeta(labels={BIND: "FullPCPUsOnly"}), machine=arm).bind.problem == ""
     single = described(1, 1, 4, 1)
     alone = dataclasses.replace(single, extra={"arch": "aarch64"})
     assert told(meta, machine=alone, topology=CpuTopology.of(alone)).bind.problem == ""

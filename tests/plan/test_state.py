@@ -85,6 +85,10 @@ def test_promised_are_cpus_of_annotations_and_of_what_has_ended_in_a_pod_that_li
     assert state.promised("x/c") == CpuSet.parse("0-1,4-5")
     assert state.promised("a/c") == CpuSet.parse("4-5")
     assert state.promised("b") == CpuSet.parse("0-1")
+    batch = dataclasses.replace(named, qos=QosClass.BE)
+    faulty = dataclasses.replace(named, problem="resource-spec is no good")
+    for pod in (batch, faulty):
+        assert not NodeState.of(NODE, [pod], []).promised("x/c"), "it does not own what its annotation names"
 
 
 def test_an_owner_had_what_its_last_attempt_had() -> None:
@@ -191,3 +195,12 @@ def test_who_is_bound_elsewhere_does_not_move() -> None:
     after = state.changed(put=[owning("x", "a/c", "4-5")])
     assert moves(state, after) == (("near", "z"), ())
     assert moves(after, state) == ((), ("near", "z"))
+
+
+def test_one_of_several_that_only_kubelet_knew_of_is_enough_to_count_anew() -> None:
+    held = {POD.uid: {"c": CpuSet.parse("4-5")}}
+    state = NodeState.of(NODE, [POD, OTHER], [], held)
+    assert state.pools.shared.isdisjoint(CpuSet.parse("4-5"))
+    here = Container("1", "c", POD, Request(), Placement(Pool.SHARED, CpuSet(), Mask((0,))), Phase.RUNNING)
+    after = state.changed(put=[here, dataclasses.replace(here, id="2", pod=OTHER)])
+    assert CpuSet.parse("4-5") <= after.pools.shared

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
-from proxy.pools.claims import claim, whole_cpus
+from proxy.pools.claims import claim, pool_of, whole_cpus
 
 ONLINE = CpuSet.parse("0-7")
 WHOLE_TWO = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
@@ -148,3 +148,11 @@ def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(
 def test_a_be_pod_is_narrowed_to_the_cpus_that_it_names_and_owns_none() -> None:
     made = claim(pod(QosClass.BE, KubeQos.BEST_EFFORT, cpus="2-3"), WHOLE_TWO, ONLINE, static=True)
     assert (made.pool, made.within, made.cpus) == (Pool.BE, CpuSet((2, 3)), None)
+
+
+def test_the_pool_of_who_owns_nothing() -> None:
+    batch = pod(QosClass.BE, KubeQos.BURSTABLE)
+    assert pool_of(batch) == (Pool.BE, "BE pod runs on the BE pool")
+    assert pool_of(pod(kube=KubeQos.BEST_EFFORT))[0] is Pool.BE
+    assert pool_of(pod(QosClass.LSE, cpus="2-3")) == (Pool.SHARED, "LSE pod runs on the shared pool")
+    assert pool_of(pod(QosClass.SYSTEM, KubeQos.BEST_EFFORT))[0] is Pool.SYSTEM
