@@ -52,6 +52,9 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
         state = {True: "connected", False: "NOT CONNECTED"}.get(bool(runtime.get("connected")), "")
         shown = [_text(runtime.get("version")), state if isinstance(runtime.get("connected"), bool) else ""]
         shown.append(f"events {_text(runtime['events'])}" if "events" in runtime else "")
+        groups = _map(data.get("cgroups"))
+        shown.append(f"cgroup v{_text(groups['version'])}" if "version" in groups else "")
+        shown.append(f"{_text(groups['driver'])} driver" if groups.get("driver") else "")
         more = f" ({', '.join(s for s in shown if s)})" if any(shown) else ""
         yield f"{_text(data.get('listen')) or '?'} -> {_text(runtime.get('endpoint')) or '?'}{more}"
 

@@ -58,6 +58,7 @@ class Enforcer:
         self._state = state
         self._paths: dict[str, str] = {}
         self._missed: dict[str, int] = {}
+        self._gone: dict[str, str] = {}
         self._held: dict[str, CpuSet] = {}
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
@@ -87,6 +88,7 @@ class Enforcer:
         self._paths = {k: v for k, v in self._paths.items() if k in there}
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
+        self._gone = {k: v for k, v in self._gone.items() if k in there}
         done = self.enforce([i for i in there if not self._is_missing(i)])
         if not self.paused:
             done.notes += self.pauses.follow(self._state())
@@ -114,9 +116,9 @@ class Enforcer:
 
     def known_path(self, container: Container) -> str | None:
         """Give a container's group if a write has found it; callable from any thread."""
+        known = self._paths.get(container.id) or container.cgroup
         # A group that is gone says nothing of where the container is now.
-        known = "" if container.id in self._missed else container.cgroup
-        return self._paths.get(container.id) or known or None
+        return known if known and self._gone.get(container.id) != known else None
 
     def path_of(self, container: Container) -> str | None:
         """Give a container's group; None where it has none that can be found. For the kernel worker."""
@@ -140,9 +142,11 @@ class Enforcer:
                 if self._held.get(container.id) == want:
                     done.drifted.append(container.id)
             self._held[container.id] = want
+            self._gone.pop(container.id, None)
         except CgroupError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV):
                 self._paths.pop(container.id, None)
+                self._gone[container.id] = path
                 self._miss(container, done)
             else:
                 done.errors.append(str(error))

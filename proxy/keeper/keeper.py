@@ -245,6 +245,7 @@ class Keeper:
             self.unsettled[container_id] = None
         if done.written:
             self.to_settle.set()
+        self.where.absent.update(done.absent)
         if done.absent and look_again:
             self.attention.set()
 

@@ -144,14 +144,13 @@ class Sync:
         if keeper.options.enforce:
             done = await keeper.kernel.run(keeper.enforcer.enforce_all)
             self._say_drift(done.drifted)
-            running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
-            found = await keeper.where.find(done.absent, running, self._worker)
-            if found:
-                await keeper.follow(found)
-            self._say_lost([i for i in done.lost if i not in found], listing, began)
             for error in done.errors:
                 keeper.problems.note(error)
             keeper.moved(done, look_again=False)
+            running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
+            found = await keeper.where.find(running, self._worker)
+            await keeper.follow(found)
+            self._say_lost([i for i in done.lost if i not in found], listing, began)
             await keeper.quotas.once()
             await keeper.mems.once()
         keeper.counters["passes"] += 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """So many containers are asked about in one comparison."""
+SELDOM = 32
 SILENT_LIMIT = 2
 
 
@@ -34,13 +35,17 @@ class Whereabouts:
     Attributes:
         places: Who finds a group by the runtime's answer; nobody if None.
         driver: ``cgroupfs`` or ``systemd`` as the runtime tells; empty where it does not.
+        absent: Ids of containers whose group was looked for and not found, since the last comparison.
+        why: By id, why the runtime's answer did not help.
     """
 
     def __init__(self, keeper: Keeper, places: Places | None = None) -> None:
         self._keeper = keeper
         self.places = places
         self.driver = ""
+        self.absent: set[str] = set()
         self.why: dict[str, str] = {}
+        self._rounds = 0
 
     async def ask_driver(self, worker: Worker) -> None:
         """Ask the runtime for its cgroup driver; it matters to nobody but people."""
@@ -49,11 +54,10 @@ class Whereabouts:
         except TopoproxyError as error:
             self._keeper.voice.debug(str(error))
 
-    async def find(self, absent: Iterable[str], running: Iterable[str], worker: Worker) -> list[str]:
-        """Ask about containers without a group.
+    async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
+        """Ask about containers without a group. Who was asked about in vain is asked about seldom.
 
         Args:
-            absent: Those whose group was looked for and not found.
             running: Those that run by the runtime's word; others have none yet, or none any more.
             worker: Who does what blocks.
 
@@ -61,9 +65,13 @@ class Whereabouts:
             Ids of those that have been found now: they are to be written.
         """
         keeper, places = self._keeper, self.places
-        there = set(running)
-        some = [i for i in absent if i in there and i in keeper.state.containers][:AT_ONCE]
+        self._rounds += 1
         self.why = {k: v for k, v in self.why.items() if k in keeper.state.containers}
+        there = {i for i in running if i in keeper.state.containers}
+        again = self._rounds % SELDOM == 0
+        some = sorted(i for i in self.absent & there if again or i not in self.why)[:AT_ONCE]
+        self.absent.difference_update(some)
+        self.absent &= there
         if places is None or not some:
             return []
         found = await worker.run(_ask, keeper.runtime, places, some)
