@@ -1,0 +1,161 @@
+"""Groups beside, above and below a container's own, on a real containerd with real cgroups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bed import Bed, wait_for
+from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
+from daemon import Daemon, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = pytest.mark.e2e
+
+ALL = online()
+LAST = CpuSet([max(ALL)])
+REST = ALL - LAST
+
+
+def effective(group: Path) -> CpuSet:
+    name = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
+    return CpuSet.parse((group / name).read_text())
+
+
+def runs_on(pid: int) -> CpuSet:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return CpuSet.parse(line.partition(":")[2])
+    raise AssertionError("no such line")
+
+
+def pids(group: Path) -> list[int]:
+    return [int(word) for word in (group / "cgroup.procs").read_text().split()]
+
+
+def make(group: Path) -> Path:
+    """Make a group as whoever nests containers does: with its parent's lists."""
+    group.mkdir()
+    if not is_v2():
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            (group / file).write_text((group.parent / file).read_text())
+    return group
+
+
+@pytest.fixture
+def groups() -> Iterator[list[Path]]:
+    """Groups that a test made, to be removed."""
+    made: list[Path] = []
+    yield made
+    for group in reversed(made):
+        if group.is_dir():
+            group.rmdir()
+
+
+def sandbox_of(node: Node, pod: str) -> Path:
+    found = cgroup_of(pod)
+    assert found is not None
+    return found
+
+
+def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None:
+    """Nothing is compared by itself here: what moves them is the owner's create alone."""
+    node = calm_node
+    shared = node.pod("ls")
+    node.run(shared)
+    idle = node.pod("be")  # a sandbox without a container
+    lse = node.pod("lse", LAST)
+    main = node.create(lse)
+    for pod in (shared, idle, lse):
+        group = sandbox_of(node, pod)
+        assert effective(group) == REST, "an owner's sandbox shares, too"
+        assert {str(runs_on(pid)) for pid in pids(group)} == {str(REST)}
+    node.start(main)
+    late = node.pod("ls", name="late")
+    wait_for("the new sandbox to leave", lambda: effective(sandbox_of(node, late)) == REST)
+    node.check()
+    assert node.daemon.status()["problems"] == []
+
+
+def test_sandboxes_get_cpus_back(node: Node) -> None:
+    pod = node.pod("ls")
+    node.run(pod)
+    lse = node.spawn("lse", LAST)
+    assert effective(sandbox_of(node, pod)) == REST
+    node.remove(lse)
+    wait_for("the CPU to come back", lambda: effective(sandbox_of(node, pod)) == ALL)
+    assert node.daemon.status()["counters"]["sandboxes_written"] >= 2
+
+
+def test_groups_inside_a_container_go_with_it(node: Node, groups: list[Path]) -> None:
+    """A runtime in the container made groups of its own, two deep, and works there."""
+    container = node.spawn("ls")
+    own = cgroup_of(container)
+    assert own is not None
+    if is_v2():
+        pytest.skip("v2 wants processes in leaves only, and needs nothing done")
+    inner = make(own / "inner")
+    deep = make(inner / "deep")
+    groups += [inner, deep]
+    (pid,) = pids(own)
+    (deep / "cgroup.procs").write_text(str(pid))
+    lse = node.spawn("lse", LAST)
+    assert [effective(g) for g in (own, inner, deep)] == [REST] * 3
+    assert runs_on(pid) == REST
+    node.remove(lse)
+    wait_for("the CPU to come back", lambda: runs_on(pid) == ALL)
+    assert [effective(g) for g in (own, inner, deep)] == [ALL] * 3
+    (own / "cgroup.procs").write_text(str(pid))
+    assert node.daemon.status()["problems"] == []
+
+
+def test_a_pods_group_that_somebody_narrowed_is_widened(node: Node) -> None:
+    pod = node.pod("ls")
+    container = node.run(pod)
+    own = cgroup_of(container)
+    assert own is not None
+    for group in (own, sandbox_of(node, pod), own.parent):
+        (group / "cpuset.cpus").write_text(str(REST))
+    wait_for("the container to have its pool", lambda: cpuset_of(container).effective == ALL)
+    assert effective(own.parent) == ALL
+
+
+def test_a_container_in_an_unusual_group_is_found_by_its_process(
+    bed: Bed, proxies: Callable[..., Daemon], groups: list[Path]
+) -> None:
+    if is_v2():
+        pytest.skip("moving a process away from its group is shown on v1")
+    daemon = proxies()
+    with daemon.client() as client:
+        node = Node(bed, daemon, client)
+        container = node.spawn("ls")
+        own = cgroup_of(container)
+        assert own is not None
+        odd = make(cpuset_root() / bed.cgroup.lstrip("/") / "odd")
+        moved = make(odd / container)
+        groups += [odd, moved]
+        (pid,) = pids(own)
+        (moved / "cgroup.procs").write_text(str(pid))
+        os.rmdir(own)
+        wait_for("it to be found", lambda: daemon.status()["counters"].get("cgroups_located") == 1)
+        node.spawn("lse", LAST)
+        assert effective(moved) == REST
+        assert runs_on(pid) == REST
+        daemon.restart()
+        assert daemon.status()["problems"] == []
+        assert "cgroups_located" not in daemon.status()["counters"], "the ledger knew"
+        assert runs_on(pid) == REST
+        make(own)  # for its runtime
+        (own / "cgroup.procs").write_text(str(pid))
+    bed.clear()
+
+
+def test_the_status_tells_version_and_driver(node: Node) -> None:
+    node.pod("ls")
+    told = node.daemon.status()["cgroups"]
+    assert (told["version"], told["driver"]) == (2 if is_v2() else 1, "cgroupfs")
+    new = node.daemon.status()["runtime"]["version"].split()[1].lstrip("v").split(".")[0] >= "2"
+    assert told["driver_from"] == ("the runtime" if new else "the pods' cgroup parents")
