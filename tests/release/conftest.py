@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # the helper beside this file is a plain module
+
+from leaving_node import Node  # noqa: E402 - after the path
 
 
 def _load(name: str, path: Path) -> object:
@@ -19,3 +26,12 @@ def _load(name: str, path: Path) -> object:
 
 
 live = _load("keeper_world", HERE.parent / "keeper/conftest.py").live  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=[1, 2])
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
+        made = Node(Path(folder), request.param)
+        made.runtime.start()
+        yield made
+        made.runtime.stop()

@@ -1,0 +1,55 @@
+"""What docs/release.md shows is what the commands print."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+from leaving_node import Node, command
+
+from proxy.admin.memory import memory_rows
+from proxy.admin.page import table
+from proxy.demo.client import PodSpec
+
+PAGE = Path(__file__).parents[2] / "docs/release.md"
+MIB = 1 << 20
+
+
+def shown(words: str) -> str:
+    """What the page shows for a command, up to the next one."""
+    found = re.search(
+        rf"^\$ {re.escape(words)}\n(.*?)^(?:\$|```)", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert found is not None, words
+    return found[1]
+
+
+def test_the_walk(node: Node) -> None:
+    async def typed(words: str) -> None:
+        done = await asyncio.to_thread(command, node, *words.split()[2:])
+        assert done.stdout == shown(words)
+
+    async def day() -> None:
+        await node.launch(PodSpec("web", "LS"))
+        await node.launch(PodSpec("db", "LSE", cpuset="2-3"))
+        await typed("topoproxy release")
+        await typed("topoproxy release --undo")
+        assert daemon.keeper is not None
+        await asyncio.wait_for(daemon.keeper.synced.wait(), 30)
+        await node.until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.keeper.state.containers})
+
+    daemon = node.daemon()
+    node.live(daemon, day)
+    assert command(node, "--offline").stdout == shown("topoproxy release --offline")
+    assert command(node, "--offline", "--undo").stdout == shown("topoproxy release --offline --undo")
+
+
+def test_memory() -> None:
+    db: dict[str, Any] = {"ref": "demo/db/main", "decided": "0", "nodes": "0", "file": {}, "huge": {}}
+    db |= {"anon": {"0": 3 * MIB, "1": 2 * MIB}, "outside": 2 * MIB, "outsideFile": 0, "migrates": False}
+    web: dict[str, Any] = {"ref": "demo/web/main", "decided": "0-1", "nodes": "0-1", "file": {"1": 9}}
+    web |= {"anon": {"1": 5 * MIB}, "huge": {}, "outside": 0, "outsideFile": 0, "migrates": False}
+    lines = table(memory_rows({"containers": [db, web]}))
+    assert [line.rstrip() for line in lines] == shown("topoproxy status --memory").splitlines()
