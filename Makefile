@@ -17,13 +17,14 @@ KUBELET ?= $(TOPOPROXY_KUBELET)
 ROOM ?= place
 N ?= 60
 MUTATE_ARGS ?=
+RUNTIMES ?= build/runtimes
 BENCH_ARGS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo test test-vm lint mutate bench bench-go conformance proto lock wheel clean
+.PHONY: help venv demo test test-vm test-runtimes lint mutate bench bench-go conformance proto lock wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
 	@:
@@ -79,6 +80,13 @@ test: venv ## run all tests; as root on Debian also end to end on containerd
 test-vm: venv ## run the stories of virtual machines with NUMA nodes: as root on Debian; KUBELET=program
 	@sh tests/e2e/install.sh qemu-system-x86 debootstrap e2fsprogs busybox-static openssl
 	@TOPOPROXY_VM=1 TOPOPROXY_KUBELET="$(KUBELET)" $(BIN)/python -m pytest tests/e2e/test_vm.py -v -s $(PYTEST_ARGS)
+
+test-runtimes: venv ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=folder
+	@sh tests/e2e/install.sh
+	@for bin in $$(sh tests/e2e/runtimes.sh $(RUNTIMES)); do \
+	  echo "== $$($$bin/containerd --version), $$(PATH=$$bin:$$PATH runc --version | head -n 1)"; \
+	  TOPOPROXY_CONTAINERD=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS); \
+	done
 
 lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .

@@ -51,11 +51,12 @@ STATUS = {
     "problems": [{"count": 3, "what": "ns/x: the annotation is malformed"}, {"count": 1, "what": "once"}],
     "violations": [],
     "counters": {"creates": 4},
+    "cgroups": {"version": 2, "driver": "systemd", "driver_from": "the runtime"},
 }
 
 PAGE = """\
 topoproxy 1.2.3, mode enforce, pid 42, up 1d 2h, ready
-/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected)
+/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected, cgroup v2, systemd driver)
 
 POOL    CPUS  NODE 0  NODE 1
 shared  4-7   -       4-7

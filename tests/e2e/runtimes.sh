@@ -1,0 +1,96 @@
+#!/bin/sh
+# Get other container runtimes than the machine's, for the end-to-end tests to run on.
+#
+#   sh tests/e2e/runtimes.sh FOLDER [SUITE...]
+#
+# Newer Debian suites (trixie: containerd 1.7, sid: 2.x, if none are named) are asked through the mirror and
+# the keys that this machine's apt uses; their packages are unpacked below FOLDER and never installed. Their
+# containerd runs on an older Debian; their runc wants a newer C library and is taken only where it runs. With
+# Go, a current runc is built from its module, beside the newest containerd: RUNC=VERSION, RUNC=no for none.
+#
+# Prints one folder a line, each for TOPOPROXY_CONTAINERD. What is there already is not fetched again. What
+# cannot be had is said on the error output and left out; the exit status is 1 if nothing could be had.
+set -u
+
+folder=${1:?a folder}
+shift
+[ $# -gt 0 ] || set -- trixie sid
+runc=${RUNC:-v1.3.6}
+limit=${TOPOPROXY_APT_LIMIT:-240}
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+
+say() { echo "runtimes.sh: $*" >&2; }
+for tool in apt-get dpkg-deb timeout; do
+    command -v "$tool" >/dev/null 2>&1 || { say "there is no $tool here"; exit 1; }
+done
+mkdir -p "$folder" || exit 1
+folder=$(cd "$folder" && pwd)
+log=$folder/log
+: >"$log"
+
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Packages' 2>>"$log" |
+    awk '$2 == "Debian" && $1 !~ /security/ { print $1; exit }')
+[ -n "$mirror" ] || { say "this machine's apt knows no Debian mirror"; exit 1; }
+apt=$folder/apt
+mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
+for suite in "$@"; do echo "deb [signed-by=$keys] $mirror $suite main"; done >"$apt/sources.list"
+apt_get() {
+    timeout -k 10 "$limit" apt-get -q -o APT::Sandbox::User=root -o Acquire::Retries=2 \
+        -o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=- \
+        -o Dir::State::lists="$apt/lists" -o Dir::Cache="$apt/cache" "$@" >>"$log" 2>&1 </dev/null
+}
+
+updated=
+fetch() { # SUITE TO
+    rm -rf "$2.new"
+    mkdir -p "$2.new/deb" "$2.new/root"
+    [ -n "$updated" ] || { apt_get update && updated=yes; } ||
+        { say "cannot read the lists, see $log"; return 1; }
+    (cd "$2.new/deb" && apt_get download "containerd/$1" "runc/$1") ||
+        { say "no packages of $1, see $log"; return 1; }
+    for package in "$2.new/deb"/*.deb; do
+        dpkg-deb -x "$package" "$2.new/root" >>"$log" 2>&1 || { say "cannot unpack $package"; return 1; }
+    done
+    for name in containerd ctr containerd-shim-runc-v2 runc; do
+        found=$(find "$2.new/root" -type f -name "$name" -path '*bin/*' | head -n 1)
+        if [ -n "$found" ] && "$found" --version >>"$log" 2>&1 || [ "$name" = containerd-shim-runc-v2 ]; then
+            mv "$found" "$2.new/$name"
+        elif [ "$name" != runc ]; then
+            say "$name of $1 does not run here, see $log"
+            return 1
+        fi
+    done
+    rm -rf "$2.new/deb" "$2.new/root"
+    mv "$2.new" "$2"
+}
+
+build() { # TO: runc, without what needs libraries; its own module is the main one, as it replaces nothing
+    command -v go >/dev/null 2>&1 || { say "no runc $runc: there is no go here"; return 1; }
+    module=github.com/opencontainers/runc@$runc
+    at=$(cd / && timeout -k 10 "$limit" go mod download -json "$module" 2>>"$log" |
+        awk -F '"' '$2 == "Dir" { print $4 }')
+    [ -n "$at" ] || { say "no runc $runc, see $log"; return 1; }
+    rm -rf "$folder/source"
+    cp -r "$at" "$folder/source" && chmod -R u+w "$folder/source" || return 1
+    (cd "$folder/source" && timeout -k 10 600 go build -mod=mod -trimpath -o "$1/runc" . >>"$log" 2>&1) ||
+        { say "runc $runc does not build, see $log"; return 1; }
+    rm -rf "$folder/source"
+}
+
+got=
+for suite in "$@"; do
+    to=$folder/$suite
+    [ -x "$to/containerd" ] || fetch "$suite" "$to" || continue
+    got=$to
+    echo "$to"
+done
+[ -n "$got" ] || exit 1
+if [ "$runc" != no ]; then
+    to=$got-runc-$runc
+    if [ ! -x "$to/runc" ]; then
+        mkdir -p "$to" || exit 0
+        for name in containerd ctr containerd-shim-runc-v2; do cp "$got/$name" "$to" || exit 0; done
+        build "$to" || exit 0
+    fi
+    echo "$to"
+fi
