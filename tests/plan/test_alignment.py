@@ -201,6 +201,9 @@ def test_what_the_providers_said_is_told_by_name() -> None:
     assert got.explanation is not None
     said = {(each.provider, each.resource) for each in got.explanation.said}
     assert said == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
+    hints = {each.resource: [str(hint.affinity) for hint in each.hints] for each in got.explanation.said}
+    assert hints["vendor/nic"] == ["1"]
+    assert hints["cpu"][:4] == ["0", "1", "2", "3"]
 
 
 def test_memory_that_is_not_counted_for_a_pod_is_no_part_of_it() -> None:

@@ -55,6 +55,12 @@ def test_the_policy_that_holds(wishes: dict[str, object], prescribed: NodeBindPo
     assert cpus(dataclasses.replace(NODE, bind=prescribed), 4, **wishes) == expected
 
 
+def test_who_is_not_aligned_fills_one_node_before_the_next() -> None:
+    node = dataclasses.replace(NODE, policy=Policy.BEST_EFFORT)
+    given = CpuSet.parse(cpus(node, 12, bind_required=FULL))
+    assert sorted(len(given & each.cpus) for each in MACHINE.nodes) == [4, 8]
+
+
 def test_a_required_policy_that_cannot_hold_refuses() -> None:
     state = NodeState.empty(dataclasses.replace(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY))
     plan = on(state, pod("a"), 3)
