@@ -83,7 +83,8 @@ test-vm: venv ## run the stories of virtual machines with NUMA nodes: as root on
 
 test-runtimes: venv ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=folder
 	@sh tests/e2e/install.sh
-	@for bin in $$(sh tests/e2e/runtimes.sh $(RUNTIMES)); do \
+	@bins=$$(sh tests/e2e/runtimes.sh $(RUNTIMES)); \
+	for bin in $$bins; do \
 	  echo "== $$($$bin/containerd --version), $$(PATH=$$bin:$$PATH runc --version | head -n 1)"; \
 	  TOPOPROXY_CONTAINERD=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS); \
 	done

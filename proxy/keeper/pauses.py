@@ -9,8 +9,10 @@ process namespace, to bury the dead. So it is moved with as little effort as can
 * Before CPUs are given away, sandboxes that have some of them leave them, by what we saw or wrote last; who
   has none of them costs nothing. A new sandbox is looked at when it has been made, and before the next owner
   comes.
-* Its set grows only when all is compared, never on the way of a call. No group above it is widened for it
-  where something of its pool is left to it.
+* Who leaves goes to the CPUs that are reserved for the system, as far as it may: no owner comes there, so
+  that it need not be moved again. Where none are reserved, it keeps what is left of its set.
+* As long as anybody owns CPUs, being within the pool is enough. When nobody does, all have their pools again;
+  that is seen to when all is compared, never on the way of a call. No group above is widened for that.
 * What cannot be written is told; a sleeping process is no reason to refuse anybody.
 
 Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be_groups``. A runtime
@@ -61,7 +63,7 @@ class Pauses:
         for pod, pool in self._ours(state):
             known = self._seen.get(pod.sandbox_id) or self._look(pod, errors)
             if known is not None and not known[1] <= pool:
-                self._write(pod, known[0], known[1] & pool or pool, errors)
+                self._write(pod, known[0], _rest(known[1], pool, state.node.reserved), errors)
         return errors
 
     def follow(self, state: NodeState) -> list[str]:
@@ -76,11 +78,12 @@ class Pauses:
         errors: list[str] = []
         for pod, pool in self._ours(state):
             known = self._look(pod, errors)
-            if known is None or known[1] == pool:
+            if known is None or (known[1] <= pool and (state.owners or known[1] == pool)):
                 continue
-            want = pool & self._above(known[0]) or pool
-            if want != known[1]:
-                self._write(pod, known[0], want, errors)
+            path, has = known
+            want = _rest(has, pool, state.node.reserved) if state.owners else pool & self._above(path)
+            if want and want != has:
+                self._write(pod, path, want, errors)
         return errors
 
     def _ours(self, state: NodeState) -> Iterator[tuple[Pod, CpuSet]]:
@@ -133,3 +136,9 @@ class Pauses:
         self._seen.pop(pod.sandbox_id, None)
         if error.errno not in _GONE:
             errors.append(f"cannot move the sandbox of {pod.ref}: {error}")
+
+
+def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:
+    """Tell where in its pool a sandbox goes that has to leave."""
+    left = has & pool
+    return left & reserved or left or pool

@@ -80,11 +80,31 @@ def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: 
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["2-7", "0-7", "2-7"], "an owner's sandbox shares, too"
     assert ours.leave(state(owner("0-3", hard=True))) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["4-7", "4-7", "4-7"]
-    assert ours.leave(state()) == ours.leave(state(owner("7"))) == []
-    assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "nobody grows on the way of a call"
+    for look in (ours.leave, ours.follow):
+        assert look(state(owner("7"))) == []
+        assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "nobody grows while anybody owns CPUs"
+    assert ours.leave(state(owner("4-7"))) == []
+    assert [on(tree, p) for p in (LS, BE)] == ["0-3", "4-7"], "but somebody who has nothing left has all"
+    assert ours.leave(state()) == []
+    assert on(tree, LS) == "0-3", "nor on the way of a call"
     assert ours.follow(state()) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
-    assert ours.written == 2 + 3 + 2 + 3
+    assert ours.written == 2 + 3 + 2 + 2 + 3
+
+
+def test_who_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
+    node = dataclasses.replace(NODE, reserved=CpuSet.parse("0,4"))
+    ours = Pauses(tree)
+    for owned in ("5", "6-7", "1-3"):
+        assert ours.leave(state(owner(owned, hard=True), node=node)) == []
+        assert [on(tree, p) for p in (LS, BE, LSR)] == ["0,4"] * 3
+    assert ours.written == 3, "moved once"
+    assert ours.leave(state(owner("0"), node=node)) == []
+    assert on(tree, LS) == "4"
+    assert ours.leave(state(owner("0,4"), node=node)) == []
+    assert on(tree, LS) == "1-3,5-7"
+    assert ours.follow(state(node=node)) == []
+    assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
 
 
 def test_who_has_none_of_the_cpus_costs_nothing(tree: Tree) -> None:
@@ -101,7 +121,7 @@ def test_a_set_that_somebody_wrote_is_found_when_all_is_compared(tree: Tree) -> 
     ours.follow(state(owner("0")))
     FolderCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
     assert ours.follow(state(owner("0"))) == []
-    assert on(tree, LS) == "1-7"
+    assert on(tree, LS) == "1"
 
 
 def test_groups_of_others_are_not_widened(tree: Tree) -> None:
@@ -110,8 +130,8 @@ def test_groups_of_others_are_not_widened(tree: Tree) -> None:
     FolderCgroups.write(tree, "kubepods/podls/s-ls", few, None)
     FolderCgroups.write(tree, "kubepods/podls", few, None)
     ours = Pauses(tree)
-    for owned, left in (("0", "1-3"), ("5", "0-3")):
-        assert ours.follow(state(owner(owned))) == []
+    for there, left in (([owner("0")], "1-3"), ([owner("5")], "1-3"), ([], "0-3")):
+        assert ours.follow(state(*there)) == []
         assert on(tree, LS) == left
         assert tree.read("kubepods/podls").cpus == few
     assert ours.follow(state(owner("0-3"))) == []
