@@ -5,6 +5,9 @@ match in any case (an exact match before others), ``null`` is the same as absent
 over, and one member of the wrong kind spoils the whole text. Numbers for integers have no fraction. An amount
 (Kubernetes' Quantity) is a text or a number.
 
+While a text is read, everybody's placement waits. The API server takes no more than 256 KiB for all
+annotations of an object, so a text that is longer does not come from there, and is not read at all.
+
 Every fault is a ``ValueError`` whose words go to the user; what is quoted of the input is cut.
 """
 
@@ -15,27 +18,41 @@ from collections.abc import Iterator, Mapping
 
 from proxy.model.quantity import parse_quantity
 
+LARGEST = 256 << 10
+"""Characters of an annotation; TotalAnnotationSizeLimitB of Kubernetes, in bytes."""
 _LONGEST = 300
 _INT32 = 1 << 31
 
 
-def load(text: str) -> object:
+def load(text: str, largest: int | None = LARGEST) -> object:
     """Read a JSON text.
 
+    Args:
+        text: The text.
+        largest: Characters that it may have; None for a text whose length was looked at before.
+
     Raises:
-        ValueError: It is none, or holds what only Python takes for JSON (NaN, Infinity).
+        ValueError: It is none, is longer, or holds what only Python takes for JSON (NaN, Infinity).
     """
+    if largest is not None and len(text) > largest:
+        raise ValueError(f"it has {len(text)} characters, and Kubernetes allows {largest}")
     try:
         value: object = json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("not JSON: it is nested too deeply") from None
-    except ValueError as error:
+    except (json.JSONDecodeError, _NoNumberError) as error:
         raise ValueError(f"not JSON: {error}") from None
+    except ValueError:  # Python's own words for this speak of Python
+        raise ValueError("not JSON: a number in it has thousands of digits") from None
     return value
 
 
+class _NoNumberError(ValueError):
+    """A number that only Python takes for one."""
+
+
 def _refuse(name: str) -> object:
-    raise ValueError(f"{name} is no number")
+    raise _NoNumberError(f"{name} is no number")
 
 
 def short(text: str) -> str:

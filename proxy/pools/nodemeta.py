@@ -22,7 +22,7 @@ def node_meta(text: str) -> NodeMeta:
     Raises:
         ValueError: The text holds none; the words say why.
     """
-    raw = load(text)
+    raw = load(text, largest=None)
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for all bad input
     kind = raw.get("kind", "Node")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.pools.fields import Fields, amount, amounts, load, objects, short
+from proxy.pools.fields import LARGEST, Fields, amount, amounts, load, objects, short
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
@@ -19,6 +20,24 @@ JSON = st.recursive(
 def test_what_is_no_json(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|number|Expecting|nested"):
         load(text)
+
+
+def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
+    whole = json.dumps("x" * (LARGEST - 2))
+    assert len(whole) == LARGEST
+    assert load(whole) == "x" * (LARGEST - 2)
+    with pytest.raises(
+        ValueError, match=rf"^it has {LARGEST + 1} characters, and Kubernetes allows {LARGEST}$"
+    ):
+        load(whole + " ")
+    assert load(whole + " ", largest=None) == "x" * (LARGEST - 2)
+
+
+def test_numbers_too_long_for_python_are_told_in_our_words() -> None:
+    with pytest.raises(ValueError, match=r"^not JSON: a number in it has thousands of digits$"):
+        load('{"cpuset": ' + "9" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"^not JSON: NaN is no number$"):
+        load("NaN")
 
 
 def test_members_in_any_case_the_exact_one_first() -> None:
