@@ -96,6 +96,8 @@ def _load(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
         data = file.read(LIMIT + 1)
+    if data is None:  # some files of the kernel's own have nothing yet
+        raise ValueError("nothing can be read from it")
     if len(data) > LIMIT:
         raise ValueError(f"it is larger than {LIMIT >> 20} MiB")
     return data

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxy.kubelet import node_file
 from proxy.kubelet.node_file import TRIES, NodeFile
+
+if TYPE_CHECKING:
+    import pytest
 
 GOOD = '{"metadata": {"name": "n1", "labels": {"a": "1"}}}'
 LATER = '{"metadata": {"name": "n1", "labels": {"a": "2"}}}'
@@ -87,3 +92,22 @@ def test_it_is_tried_a_few_times_and_no_more(tmp_path: Path) -> None:
     NodeFile(tmp_path / "none", pauses.append).read()
     assert len(pauses) == TRIES - 1
     assert sum(pauses) < 1
+
+
+def test_a_file_that_has_nothing_to_read_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some files of /proc and /sys are regular ones, and answer as an empty pipe does."""
+    path = tmp_path / "node.json"
+    path.write_text(GOOD)
+    file = quick(path)
+    file.read()
+
+    class Waits(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return None  # type: ignore[return-value]  # as where reading would block
+
+    path.write_text(LATER)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", Waits)
+        assert labels(file) == {"a": "1"}
+    assert file.problem.endswith("nothing can be read from it (what it said last stays in force)")
+    assert labels(file) == {"a": "2"}
