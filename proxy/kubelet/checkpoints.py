@@ -17,13 +17,13 @@ judge. Keys are matched whatever their case, as Go does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
+from proxy.pools.fields import load
 
 _OFFSET, _PRIME = 2166136261, 16777619
 _NIL = "<nil>"
@@ -96,9 +96,12 @@ def read_memory(content: str) -> Checkpoint:
 
 def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, Any]], str]]) -> Checkpoint:
     try:
-        fields = lower(json.loads(content))
-        checksum = int(fields.get("checksum") or 0)
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raw = load(content, largest=None)
+        if not isinstance(raw, dict):
+            raise ValueError("it is not a JSON object")  # noqa: TRY004, TRY301 - one kind of error for all
+        fields = lower(raw)
+        checksum = _checksum(fields.get("checksum"))
+    except ValueError as error:
         raise CheckpointError(f"cannot read kubelet's {what}: {error}") from None
     for version, text in texts.items():
         try:
@@ -109,6 +112,13 @@ def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, An
         if fnv1a(shown) == checksum:
             return Checkpoint(fields, checksum, version, shown)
     return Checkpoint(fields, checksum, None, "")
+
+
+def _checksum(raw: object) -> int:
+    try:
+        return int(raw or 0)  # type: ignore[call-overload, no-any-return]
+    except (ValueError, TypeError, ArithmeticError):
+        raise ValueError("its checksum is no number") from None
 
 
 def lower(raw: Mapping[str, Any]) -> dict[str, Any]:

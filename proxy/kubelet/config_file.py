@@ -6,11 +6,10 @@ have been changed since kubelet read it. So it is asked second. What it does not
 
 from __future__ import annotations
 
-import json
-
 from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.manager_settings import ManagerSettings, manager_settings
 from proxy.kubelet.small_file import Stamp, read_small, stamp
+from proxy.pools.fields import load
 
 KIND = "KubeletConfiguration"
 
@@ -49,9 +48,13 @@ class ConfigFile:
 
 
 def _parsed(content: bytes) -> dict[str, object]:
-    text = content.decode("utf-8-sig")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+    raw: object
     if text.lstrip().startswith("{"):
-        raw = json.loads(text)
+        raw = load(text, largest=None)
     else:
         from proxy.topology.yaml_events import read_yaml
 

@@ -77,7 +77,9 @@ def manager_settings(raw: Mapping[str, Any]) -> ManagerSettings:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    if not isinstance(value, str | int | float | bool):
+        return "nothing" if value is None else "a list" if isinstance(value, list) else "an object"
+    text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -100,9 +100,23 @@ def test_a_memory_state() -> None:
     )
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"checksum": "x"}', '{"checksum": [1]}'])
-def test_files_that_are_none(content: str) -> None:
-    with pytest.raises(CheckpointError, match=r"^cannot read kubelet's cpu_manager_state: "):
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ("", "not JSON: Expecting value"),
+        ("{", "not JSON: Expecting property name"),
+        ("[" * 100_000, "not JSON: it is nested too deeply"),
+        ("9" * 5000, "not JSON: a number in it has thousands of digits"),
+        ("[]", "it is not a JSON object"),
+        ("null", "it is not a JSON object"),
+        ('{"checksum": "x"}', "its checksum is no number"),
+        ('{"checksum": [1]}', "its checksum is no number"),
+        ('{"checksum": 1e999}', "its checksum is no number"),
+    ],
+    ids=["empty", "torn", "deep", "digits", "list", "null", "text", "array", "infinite"],
+)
+def test_files_that_are_none(content: str, cause: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^cannot read kubelet's cpu_manager_state: {cause}"):
         read_cpu(content)
 
 

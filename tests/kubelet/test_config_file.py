@@ -63,11 +63,11 @@ def test_no_file_says_nothing_and_a_new_one_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        (b"\xff", "codec can't decode"),
+        (b"\xff", "it is not UTF-8: invalid start byte at byte 0"),
         (b"a: [", "expected"),
         (b"{", "Expecting property name"),
         (b"[" * 5000, "nested deeper"),
-        (b'{"a":' * 5000, ""),
+        (b'{"a":' * 5000, "not JSON: it is nested too deeply"),
         (b"- a", "it holds no KubeletConfiguration"),
         (b"", "it holds no KubeletConfiguration"),
         (b"kind: Pod", "it holds no KubeletConfiguration"),

@@ -46,10 +46,10 @@ def test_what_is_not_said_is_none() -> None:
     [
         ("cpuManagerPolicy", 7, "cpuManagerPolicy: 7 is none of none, static"),
         ("cpuManagerPolicy", "Static", "cpuManagerPolicy: 'Static' is none of none, static"),
-        ("topologyManagerPolicy", {}, "topologyManagerPolicy: a dict is none of none, best-effort"),
+        ("topologyManagerPolicy", {}, "topologyManagerPolicy: an object is none of none, best-effort"),
         ("topologyManagerScope", "node", "topologyManagerScope: 'node' is none of container, pod"),
         ("cpuManagerPolicyOptions", ["a"], "cpuManagerPolicyOptions: a list is no list of options"),
-        ("cpuManagerPolicyOptions", {"a": {}}, "cpuManagerPolicyOptions: a dict is no value of 'a'"),
+        ("cpuManagerPolicyOptions", {"a": {}}, "cpuManagerPolicyOptions: an object is no value of 'a'"),
         ("reservedSystemCPUs", "0-", "reservedSystemCPUs: '0-' is not a list of ids"),
         ("reservedSystemCPUs", "9000", "reservedSystemCPUs: '9000' names CPUs that no machine has"),
         ("reservedSystemCPUs", True, "reservedSystemCPUs: True is no list of CPUs"),

@@ -93,9 +93,9 @@ TORN = [
     (content(2)[:20], "Unterminated"),
     (content(2).replace('"2"', '"3"'), "its checksum does not match what it says"),
     (json.dumps({**json.loads(content(2)), "checksum": 0}), "it has no checksum"),
-    ("[]", "has no attribute"),
-    ('{"checksum": Infinity}', "cannot convert float infinity"),
-    ("[" * 100_000, "recursion"),
+    ("[]", "it is not a JSON object"),
+    ('{"checksum": Infinity}', "Infinity is no number"),
+    ("[" * 100_000, "nested too deeply"),
     ("\udcff", "it is not UTF-8"),
 ]
 
