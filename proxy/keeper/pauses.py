@@ -77,7 +77,9 @@ class Pauses:
         self._missed = {k: v for k, v in self._missed.items() if k in state.pods}
         errors: list[str] = []
         for pod, pool in self._ours(state):
-            known = self._look(pod, errors)
+            known = self._seen.get(pod.sandbox_id)
+            if state.owners or known is None or known[1] != pool:
+                known = self._look(pod, errors)
             if known is None or (known[1] <= pool and (state.owners or known[1] == pool)):
                 continue
             path, has = known

@@ -114,6 +114,10 @@ def test_who_has_none_of_the_cpus_costs_nothing(tree: Tree) -> None:
     ours.leave(state(owner("0-2", hard=True)))
     ours.leave(state(owner("3", hard=True)))
     assert (tree.reads, tree.writes) == (0, 0)
+    ours.follow(state())
+    tree.reads = tree.writes = 0
+    ours.follow(state())
+    assert (tree.reads, tree.writes) == (0, 0), "who has all of its pool, while nobody owns anything"
 
 
 def test_a_set_that_somebody_wrote_is_found_when_all_is_compared(tree: Tree) -> None:
