@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from proxy.admin.kubelet import kubelet
 from proxy.admin.prescribed import prescribed
 from proxy.admin.quotas import quotas
+from proxy.admin.release import release
 from proxy.admin.suppression import suppression
 
 _COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
@@ -25,7 +26,13 @@ def render(status: object, width: int = 100) -> str:
         width: Columns of the terminal; long texts are cut at it.
     """
     data = _map(status)
-    lines = [*_head(data), *_rules(data), *_pools(data), *suppression(_map(data.get("beSuppress")), width)]
+    lines = [
+        *_head(data),
+        *release(_map(data.get("release"))),
+        *_rules(data),
+        *_pools(data),
+        *suppression(_map(data.get("beSuppress")), width),
+    ]
     lines += [*prescribed(_map(data.get("prescribed"))), *kubelet(_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += quotas([_map(entry) for entry in _list(data.get("quotas"))])

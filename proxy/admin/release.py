@@ -1,0 +1,24 @@
+"""A node that is left, on the page of ``topoproxy status``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def release(data: Mapping[str, object]) -> list[str]:
+    """Give the lines; none where the node is not left.
+
+    Args:
+        data: The part ``release`` of ``/status``.
+    """
+    stage, left = data.get("stage"), data.get("left")
+    if stage == "released":
+        return [
+            "release: calls are only relayed, nobody is moved (topoproxy release --undo takes over again)"
+        ]
+    if stage != "releasing":
+        return []
+    lines = [
+        f"release: {data.get('told')} of {data.get('containers')} containers told, calls are only relayed"
+    ]
+    return lines + [f"  still: {words}" for words in (left if isinstance(left, list) else [])]
