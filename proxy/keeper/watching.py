@@ -26,7 +26,6 @@ import asyncio
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -105,31 +104,38 @@ class Watching:
         pause = SHORTEST_S
         while not self._closing.is_set():
             began = self._keeper.clock()
-            wait = pause
-            try:
-                stream = events.listen()
-                self._put(Hearing.CONNECTED)
-                self._read(stream)
-                self._put(Hearing.WAITING)
-            except RuntimeCallError as error:
-                offered = error.code != UNIMPLEMENTED
-                wait = REFUSED_S if offered else NOT_OFFERED_S
-                if offered:
-                    self._keeper.complain(str(error))
-                self._put(Hearing.WAITING if offered else Hearing.NOT_OFFERED)
-            except UnavailableError:
-                self._put(Hearing.WAITING)  # who compares says that the runtime is away
-            except Exception as error:  # noqa: BLE001  whatever it is, the lists go on
-                self._keeper.broken(error)
-                self._put(Hearing.WAITING)
-                wait = REFUSED_S
-            steady = self._keeper.clock() - began > STEADY_S
-            pause = SHORTEST_S if steady else min(pause * 2, LONGEST_S)
-            self._closing.wait(wait)
+            refused = self._hear_out(events)
+            if self._keeper.clock() - began > STEADY_S:
+                pause = SHORTEST_S
+            self._closing.wait(refused or pause)
+            pause = min(pause * 2, LONGEST_S)
 
-    def _read(self, stream: Iterator[RuntimeEvent]) -> None:
-        for event in stream:
-            self._put(event)
+    def _hear_out(self, events: Events) -> float:
+        """Listen until the stream ends.
+
+        Returns:
+            Seconds for which there is no use in trying again; 0 where it may work soon.
+        """
+        try:
+            stream = events.listen()
+            self._put(Hearing.CONNECTED)
+            for event in stream:
+                self._put(event)
+        except UnavailableError:
+            pass  # who compares says that the runtime is away
+        except RuntimeCallError as error:
+            if error.code == UNIMPLEMENTED:
+                self._put(Hearing.NOT_OFFERED)
+                return NOT_OFFERED_S
+            self._put(Hearing.WAITING)
+            self._keeper.complain(str(error))
+            return REFUSED_S
+        except Exception as error:  # noqa: BLE001  whatever it is, the comparisons go on
+            self._put(Hearing.WAITING)
+            self._keeper.broken(error)
+            return REFUSED_S
+        self._put(Hearing.WAITING)
+        return 0
 
     def _put(self, what: RuntimeEvent | Hearing) -> None:
         with self._lock:
