@@ -119,6 +119,10 @@ class KernelCgroups:
             Mask.from_bits(effective_mems.bits),
         )
 
+    def nodes(self, path: str) -> Mask:
+        """Read a group's memory nodes as configured; see ``proxy.keeper.ports.Cgroups.nodes``."""
+        return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
+
     def _get(self, path: str, kind: _Kind, file: str, missing: IdSet | None = None) -> IdSet:
         """Read one list; ``missing`` stands in for a file that is not there."""
         try:

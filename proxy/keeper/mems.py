@@ -104,7 +104,7 @@ class MemoryNodes:
         path = self._keeper.enforcer.known_path(container)
         if path is None:
             return
-        has = cgroups.read(path).mems
+        has = cgroups.nodes(path)
         if not has:
             return  # as its parent: nobody has bound it
         want = container.placement.mems

@@ -59,6 +59,13 @@ class Cgroups(Protocol):
             CgroupError: It is gone (errno ENOENT) or cannot be read.
         """
 
+    def nodes(self, path: str) -> Mask:
+        """Read a cgroup's memory nodes as configured; empty on v2 for those of the parent.
+
+        Raises:
+            CgroupError: It is gone (errno ENOENT) or cannot be read.
+        """
+
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         """Set a cgroup's CPUs and memory nodes (None: leave) and read them back.
 

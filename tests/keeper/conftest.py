@@ -66,6 +66,9 @@ class MemoryCgroups:
         mems = self.mems.get(path, Mask())
         return CpusetValue(self.sets[path], mems, self.sets[path], mems or MACHINE.memory_nodes)
 
+    def nodes(self, path: str) -> Mask:
+        return self.mems.get(path, Mask())
+
     def pod_group(self, parent: str) -> str | None:
         return None
 
