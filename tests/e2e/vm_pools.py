@@ -116,6 +116,28 @@ class Node:
             found = self.place(name)
             assert found.is_at(cpus, mems), f"{name}: {found}, expected CPUs {cpus}, memory {mems}"
 
+    def sandboxes(self) -> dict[str, CpuSet]:
+        """CPUs of the sandbox of each container's pod: of the other group in that of the pod."""
+        found: dict[str, CpuSet] = {}
+        for name in self.ids:
+            own = self.group(name)
+            for other in own.parent.iterdir():
+                if other.is_dir() and other != own:
+                    found[name] = place_in(other).effective
+        return found
+
+    def check_sandboxes(self, shared: CpuSet, batch: CpuSet, limit: float = 0) -> None:
+        """Sandboxes must be within the pools of their pods, owners' within the shared one."""
+
+        def kept() -> bool:
+            found = self.sandboxes()
+            assert found.keys() == self.ids.keys()
+            return all(cpus <= (batch if name in BATCH else shared) for name, cpus in found.items())
+
+        with suppress(AssertionError):
+            wait("sandboxes", kept, limit)
+        assert kept(), self.sandboxes()
+
     def snapshot(self) -> dict[str, Place]:
         return {name: self.place(name) for name in self.ids}
 
@@ -163,6 +185,9 @@ def owners_on_nodes(node: Node) -> None:
     node.check(SHARED, ALL - named - lent - found.cpus)
     node.check(BATCH, ALL - named - found.cpus)
     step(f"a whole-CPU container is on {found.cpus}, node {home}, in whole cores")
+    # Those of the pods that own CPUs came last; who comes next to own any looks at them again.
+    node.check_sandboxes(ALL - named - lent - found.cpus, ALL - named - found.cpus, LONG_S)
+    step(f"sandboxes are within the pools: {', '.join(sorted(map(str, set(node.sandboxes().values()))))}")
 
     assert refused(lambda: node.run("lse", named, "clash")) is grpc.StatusCode.FAILED_PRECONDITION
     beyond = CpuSet([max(ALL) + 8])
@@ -194,6 +219,8 @@ def systemd_writes_back(node: Node) -> None:
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     moved = [name for name, place in node.snapshot().items() if place != before[name]]
     took = wait("systemd's values to be repaired", lambda: node.snapshot() == before, PERIOD_S + LONG_S)
+    owned = node.place("lse").cpus | node.place("whole").cpus
+    node.check_sandboxes(ALL - owned - node.place("lsr").cpus, ALL - owned, PERIOD_S + LONG_S)
     step(f"daemon-reload moved {', '.join(moved) or 'nobody'}; all as before after {took:.1f} s")
 
 
@@ -210,6 +237,7 @@ def main() -> None:
     for name in ("lse", "lsr", "whole"):
         node.cri.stop(node.ids.pop(name))
     node.check((*SHARED, *BATCH), ALL, limit=LONG_S)
+    wait("sandboxes to have all again", lambda: set(node.sandboxes().values()) == {ALL}, PERIOD_S + LONG_S)
     assert daemon.stop() == 0
     node.check((*SHARED, *BATCH), ALL)
     step("all is given back")
