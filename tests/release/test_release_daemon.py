@@ -6,10 +6,12 @@ import asyncio
 import json
 
 import pytest
-from leaving_node import ALL, Node, command
+from leaving_node import ALL, MACHINE, Node, command
 
 from proxy.demo.client import PodSpec
+from proxy.kubelet.rewriting import static_state
 from proxy.model.errors import InputError, LockedError, TopoproxyError, UnavailableError
+from proxy.model.idset import CpuSet
 
 
 def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
@@ -146,3 +148,21 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
 
     node.live(again, after)
     assert node.cpus(ids[0]) == ALL
+
+
+def test_kubelets_file_says_who_has_what(node: Node) -> None:
+    """An owner of ours whom kubelet gave other CPUs, and somebody who shares, beside policy static."""
+
+    async def day() -> None:
+        web = await node.launch(PodSpec("web", "LS"))
+        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
+        assert daemon.keeper is not None
+        uid = daemon.keeper.state.containers[lse].pod.uid
+        (node.folder / "kubelet").mkdir()
+        text = static_state(MACHINE.online, {uid: {"main": CpuSet.parse("8-9")}}, reserved=CpuSet([0]))
+        (node.folder / "kubelet/cpu_manager_state").write_text(text)
+        await node.release(daemon)
+        assert (node.cpus(lse), node.cpus(web)) == ("8-9", "0-7,10-15")
+
+    daemon = node.daemon()
+    node.live(daemon, day)

@@ -141,7 +141,7 @@ def test_what_is_queued_moves_nobody_any_more(live: Callable[..., None]) -> None
             w.keeper.unsettled[ls] = None
             await settler.finish(10)
             w.keeper.later([ls])
-            await w.keeper.barrier()
+            await w.keeper.clearing.barrier(w.keeper.state.node.machine.online)
             await w.quiet()
             assert w.on(ls) == w.runtime.specs[ls] == ALL
         settler.close()
