@@ -122,9 +122,10 @@ class Containerd(grpc.GenericRpcHandler):
 
     def subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         self.asked.append(request)
+        told = self.told
         context.add_callback(self.left.set)
-        context.add_callback(lambda: self.told.put(None))
-        while (message := self.told.get()) is not None:
+        context.add_callback(lambda: told.put(None))
+        while (message := told.get()) is not None:
             yield message
 
     def start(self) -> None:
