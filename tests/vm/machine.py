@@ -126,7 +126,8 @@ class Machine:
         for number, path in enumerate(files):
             kind = "" if number or keep else ",snapshot=on"
             words += ["-drive", f"if=none,id=disk{number},file={path},format=raw,cache=unsafe{kind}"]
-            words += ["-device", f"virtio-blk-pci,num-queues=1,drive=disk{number},bus=pcie.0,addr={0x18 + number:#x}"]
+            place = f"bus=pcie.0,addr={0x18 + number:#x}"
+            words += ["-device", f"virtio-blk-pci,num-queues=1,drive=disk{number},{place}"]
         words += ["-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initrd.img")]
         words += ["-append", self.command_line()]
         for file in ("console", "said"):
