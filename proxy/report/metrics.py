@@ -25,6 +25,8 @@ _COUNTERS = {
     "adopted": "Containers that were there already and were taken in.",
     "cpusets_written": "Cpusets of containers that were written to the kernel.",
     "drift_repaired": "Cpusets that somebody else had written and that were put back.",
+    "sandboxes_written": "Cpusets of sandboxes that were written to the kernel.",
+    "cgroups_located": "Containers whose cgroup no name told and the runtime's answer did.",
     "exits_by_event": "Containers whose end the runtime told by an event.",
     "event_streams": "Times that listening to the runtime's events began.",
     "event_floods": "Times that more events came than could wait.",
