@@ -285,6 +285,9 @@ class Places(Protocol):
     def locate(self, container_id: str, told: RuntimeDetail) -> Located:
         """Find a container's group from what the runtime tells of it; what is found is remembered."""
 
+    def remember(self, container_id: str, path: str) -> None:
+        """Take note of where a container's group is, as somebody found it before."""
+
 
 class Runtime(Protocol):
     """Calls that we make ourselves at the container runtime.

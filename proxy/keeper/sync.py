@@ -70,6 +70,7 @@ class Sync:
             )
         for container in keeper.state.containers.values():
             keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
+        keeper.where.recall()
 
     async def run(self) -> None:
         """Compare for ever."""

@@ -47,6 +47,12 @@ class Whereabouts:
         self.why: dict[str, str] = {}
         self._rounds = 0
 
+    def recall(self) -> None:
+        """Tell all trees what the ledger knows; a few stat calls, for those few."""
+        for container in self._keeper.state.containers.values():
+            if container.cgroup and self.places is not None:
+                self.places.remember(container.id, container.cgroup)
+
     async def ask_driver(self, worker: Worker) -> None:
         """Ask the runtime for its cgroup driver; it matters to nobody but people."""
         try:

@@ -128,6 +128,9 @@ def test_other_trees_are_told(tmp_path: Path) -> None:
     cpu = KernelCpuGroups(place.tree.root, 1, place.tree.files)
     found = Locator(place.tree, (cpu,)).locate(ID, RuntimeDetail(f"/odd/place/{ID}"))
     assert found.path == cpu.find("/kubepods/podx", ID) == path
+    again = KernelCpuGroups(place.tree.root, 1, place.tree.files)
+    Locator(place.tree, (again,)).remember(ID, path)
+    assert again.find("/kubepods/podx", ID) == path
 
 
 def test_our_own_group_is_where_the_kernel_says() -> None:

@@ -21,6 +21,9 @@ class Places:
         path = self.paths.get(container_id, "")
         return Located(path, "" if path else f"its first process {told.pid} is nobody's")
 
+    def remember(self, container_id: str, path: str) -> None:
+        self.paths[container_id] = path
+
 
 def hide(w: Any, container_id: str, path: str) -> Places:
     """The group is elsewhere, under a name that tells nothing."""
@@ -47,6 +50,9 @@ def test_who_is_found_is_moved_and_never_asked_for_again(live) -> None:
         assert w.on("odd") == "6-15", "before the owner started, without a question"
         await w.sync.once()
         assert places.asked == [ls]
+        places.paths.clear()
+        w.keeper.where.recall()
+        assert places.paths == {ls: "odd"}, "as after a start"
         assert w.keeper.problems.page() == []
         w.cgroups.sets[ls] = w.cgroups.sets.pop("odd")
 
