@@ -1,0 +1,70 @@
+"""The machines of the stories, without starting one: qemu takes them, and what they bring is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from disk import cpio, with_needed
+from machine import EXPANDER, LOCAL, REMOTE, SOCKET, Machine
+
+ODD = Machine(
+    cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3, 0), kernel="isolcpus=12-13"
+)
+
+
+def test_distances() -> None:
+    table = [[ODD.distance(one, other) for other in range(5)] for one in range(5)]
+    assert table[0] == [LOCAL, SOCKET, REMOTE, REMOTE, EXPANDER]
+    assert table[3] == [REMOTE, REMOTE, SOCKET, LOCAL, EXPANDER]
+    assert all(table[i][j] == table[j][i] for i in range(5) for j in range(5))
+
+
+def test_nodes_have_their_cpus_and_memory() -> None:
+    words = ODD.qemu(Path("/disk"), Path("/work"))
+    assert words[words.index("-m") + 1] == "2048M"
+    nodes = [word for word in words if word.startswith("node,")]
+    assert nodes[1:4] == [
+        "node,nodeid=1,cpus=4-7,memdev=mem1",
+        "node,nodeid=2,cpus=8-11",
+        "node,nodeid=3,cpus=12-15,memdev=mem3",
+    ]
+    assert nodes[4] == "node,nodeid=4,memdev=mem4"
+    assert sum(word.startswith("dist,") for word in words) == 20
+
+
+@pytest.mark.parametrize(("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0")])
+def test_systemd_is_told_the_cgroup_version(cgroup: str, word: str) -> None:
+    assert word in Machine(cgroup=cgroup, driver="systemd").command_line()
+    assert "systemd" not in Machine(cgroup=cgroup).command_line()
+    assert ODD.command_line().endswith(" isolcpus=12-13")
+    assert len(Machine(cgroup="v1", driver="systemd").command_line()) < 2048  # the kernel takes no more
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="qemu is not installed")
+@pytest.mark.parametrize("machine", [Machine(), Machine(nodes=1), ODD], ids=["four", "two", "odd"])
+def test_qemu_takes_it(machine: Machine, tmp_path: Path) -> None:
+    for name in ("disk.img", "in.tar", "out.tar"):
+        (tmp_path / name).write_bytes(bytes(1 << 20))
+    words = machine.qemu(tmp_path, tmp_path)
+    words = [*words[: words.index("-kernel")], "-S", "-qmp", "stdio"]
+    wishes = "".join(json.dumps({"execute": word}) for word in ("qmp_capabilities", "quit"))
+    done = subprocess.run(words, input=wishes, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
+    (tmp_path / "modules.dep").write_text("k/a.ko: k/b.ko k/c.ko\nk/b.ko: k/c.ko\nk/c.ko.xz:\nk/d.ko:\n")
+    assert [path.name for path in with_needed(["a", "d"], tmp_path)] == ["c.ko.xz", "b.ko", "a.ko", "d.ko"]
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="busybox is not installed")
+def test_the_archive_unpacks(tmp_path: Path) -> None:
+    archive = cpio(iter([("bin", 0o40755, b""), ("bin/a", 0o100644, b"some"), ("b", 0o100755, b"more text")]))
+    subprocess.run(["busybox", "cpio", "-id"], input=archive, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "bin/a").read_bytes() == b"some"
+    assert (tmp_path / "b").read_bytes() == b"more text"
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o755
