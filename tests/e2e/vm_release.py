@@ -23,7 +23,7 @@ from proxy.model.idset import CpuSet, Mask
 
 MIB = 1 << 20
 SIZE_MIB = 24
-HOLD = ["sh", "-c", f"x=$(head -c {SIZE_MIB * MIB} /dev/zero | tr '\\0' x); echo ${{#x}}; sleep 36000"]
+HOLD = ["sh", "-c", f"dd if=/dev/zero bs={SIZE_MIB}M count=1 | sleep 36000"]
 POD_US = 300_000
 EVERY = Mask(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
 FAR = max(EVERY)
