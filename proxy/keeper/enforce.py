@@ -120,6 +120,10 @@ class Enforcer:
         # A group that is gone says nothing of where the container is now.
         return known if known and self._gone.get(container.id) != known else None
 
+    def forget(self) -> None:
+        """Forget who had what: somebody else may have given them other sets, and be right."""
+        self._held = {}
+
     def path_of(self, container: Container) -> str | None:
         """Give a container's group; None where it has none that can be found. For the kernel worker."""
         path = self.known_path(container)

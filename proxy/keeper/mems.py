@@ -65,6 +65,10 @@ class MemoryNodes:
         self.memory = memory
         self.wide: Mapping[str, Mask] = {}
 
+    def forget(self) -> None:
+        """Forget who had what: it may be given anew by now."""
+        self._held, self.wide = set(), {}
+
     def told(self, container: Container) -> Mask:
         """Give the nodes that a call to the runtime names for a container."""
         return self.wide.get(container.id) or container.placement.mems

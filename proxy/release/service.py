@@ -55,6 +55,8 @@ class Progress:
 def rest(keeper: Keeper, *, resting: bool) -> None:
     """Have a keeper hold no call and move nobody, or place again."""
     keeper.enforcer.paused = resting
+    keeper.enforcer.forget()
+    keeper.mems.forget()
     keeper.quotas.leaving = resting
     keeper.options = dataclasses.replace(keeper.options, enforce=not resting)
 

@@ -284,6 +284,7 @@ def test_undone_it_takes_over_as_at_a_start(live: Callable[..., None]) -> None:
             w.finish(call, "more")
             await w.until(lambda: (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3"))
             await w.until(lambda: w.cpu.quotas["kubepods/podlse"] == -1)
+            assert w.keeper.counters["drift_repaired"] == w.keeper.counters["mems_drift"] == 0
 
     fast(live, day)
 
