@@ -193,17 +193,26 @@ class Story:
         self.sharers: dict[str, str] = {}
         """Container to kind, of those that are there from the beginning."""
         self.late: list[str] = []
+        self.boxes: dict[str, str] = {}
+        """Sandbox to kind, of those that are watched: their own process is nobody's guest either."""
+
+    def box(self, pod: str, kind: str) -> None:
+        self.boxes[pod] = kind
+        self.watch.add(pod)
 
     def share(self, kind: str, believed: str = str(ALL)) -> str:
         container = self.node.spawn(kind)
         self.watch.add(container)
         self.kubelet.believed[container] = believed
+        if not self.tenures:
+            self.box(self.node.members[container].pod, kind)
         return container
 
     def own(self, kind: str, *, named: bool, pinned: str = "") -> None:
         """An owner comes, another sharer beside it, and both go."""
         node, what = self.node, KINDS[kind]
         pod = node.pod(kind, LAST if named else None, total=None if named else ONE_CPU)
+        self.box(pod, "ls")
         owner = node.create(pod, **({"cpuset_cpus": pinned} if pinned else {}))
         sent = time.monotonic()
         node.cri.start(owner)
@@ -224,6 +233,7 @@ class Story:
         for container in (late, owner):
             node.remove(container)
             self.watch.drop(container)
+        self.watch.drop(pod)
         node.cri.stop_pod(pod)
         node.settle()
 
@@ -236,7 +246,7 @@ class Story:
         found = []
         for tenure in self.tenures:
             for container, seen in self.watch.seen.items():
-                kind = self.sharers.get(container)
+                kind = self.sharers.get(container) or self.boxes.get(container)
                 if container == tenure.container or (kind is None and container not in self.late):
                     continue
                 if kind in BATCH and not tenure.kind.hard:
