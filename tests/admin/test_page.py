@@ -14,7 +14,12 @@ STATUS = {
     "mode": "enforce",
     "pid": 42,
     "listen": "/run/topoproxy/cri.sock",
-    "runtime": {"endpoint": "/run/c.sock", "connected": True, "version": "containerd 1.6.20"},
+    "runtime": {
+        "endpoint": "/run/c.sock",
+        "connected": True,
+        "version": "containerd 1.6.20",
+        "events": "off",
+    },
     "uptime_s": 93784.2,
     "ready": True,
     "pools": {
@@ -56,7 +61,7 @@ STATUS = {
 
 PAGE = """\
 topoproxy 1.2.3, mode enforce, pid 42, up 1d 2h, ready
-/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected, cgroup v2, systemd driver)
+/run/topoproxy/cri.sock -> /run/c.sock (containerd 1.6.20, connected, events off, cgroup v2, systemd driver)
 
 POOL    CPUS  NODE 0  NODE 1
 shared  4-7   -       4-7

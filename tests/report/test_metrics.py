@@ -11,7 +11,7 @@ STATUS: Mapping[str, object] = {
     "uptime_s": 12.5,
     "ready": True,
     "clients": 2,
-    "runtime": {"connected": False},
+    "runtime": {"connected": False, "events": "waiting"},
     "pools": {"shared": "0-3", "be": "0-5", "nodes": [{"node": 0, "shared": "0-1", "be": "0-1"}]},
     "exclusive": [{"cpus": "6-7", "hard": True}, {"cpus": "4", "hard": False}, {"cpus": "5", "hard": False}],
     "containers": [
@@ -67,6 +67,7 @@ def test_everything_that_status_knows_in_numbers() -> None:
         "topoproxy_uptime_seconds": "12.5",
         "topoproxy_ready": "1",
         "topoproxy_runtime_connected": "0",
+        "topoproxy_runtime_events": "0",
         "topoproxy_clients": "2",
         'topoproxy_pool_cpus{pool="shared"}': "4",
         'topoproxy_pool_cpus{pool="be"}': "6",
