@@ -62,16 +62,16 @@ class KernelCpuGroups:
         """Find a container's group; see ``proxy.keeper.ports.CpuGroups.find``."""
         return self._finder.find(parent, container_id)
 
-    def learn(self, container_id: str, path: str) -> None:
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is; see ``proxy.apply.locate``."""
-        self._finder.learn(container_id, path)
+        self._finder.learn(container_id, path, parent)
 
     def pod_group(self, parent: str) -> str | None:
         """Find a pod's own group; see ``proxy.keeper.ports.CpuGroups.pod_group``."""
         path = parent_path(parent)
-        if not path or not _is_pods(path.rpartition("/")[2]) or not self._files.is_group(path):
+        if not path or not _is_pods(path.rpartition("/")[2]):
             return None
-        return path
+        return self._finder.group(path)
 
     def quota(self, path: str) -> int:
         """Read a group's quota; see ``proxy.keeper.ports.CpuGroups.quota``."""

@@ -86,9 +86,9 @@ class KernelCgroups:
         """Find a container's group; see ``proxy.keeper.ports.Cgroups.find`` and ``proxy.apply.search``."""
         return self._finder.find(parent, container_id)
 
-    def learn(self, container_id: str, path: str) -> None:
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is; see ``proxy.apply.locate``."""
-        self._finder.learn(container_id, path)
+        self._finder.learn(container_id, path, parent)
 
     def is_group(self, path: str) -> bool:
         """Tell whether there is such a group."""
@@ -97,7 +97,7 @@ class KernelCgroups:
     def pod_group(self, parent: str) -> str | None:
         """Find the group that a pod's ``cgroup_parent`` names; see ``proxy.keeper.ports.Cgroups``."""
         path = parent_path(parent)
-        return path if path and self._files.is_group(path) else None
+        return self._finder.group(path) if path else None
 
     # Reading
 

@@ -60,14 +60,14 @@ class Locator:
         if not path:
             path, why = self._by_pid(container_id, told.pid)
         if path:
-            self.remember(container_id, path)
+            self.remember(container_id, path, told.cgroups_path)
         return Located(path, why)
 
-    def remember(self, container_id: str, path: str) -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Tell all trees of a place; see ``proxy.keeper.ports.Places.remember``."""
-        self._groups.learn(container_id, path)
+        self._groups.learn(container_id, path, parent)
         for tree in self._others:
-            tree.learn(container_id, path)
+            tree.learn(container_id, path, parent)
 
     def _by_name(self, container_id: str, cgroups_path: str) -> str:
         if not cgroups_path or not names.is_plain(container_id):

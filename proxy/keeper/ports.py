@@ -285,7 +285,7 @@ class Places(Protocol):
     def locate(self, container_id: str, told: RuntimeDetail) -> Located:
         """Find a container's group from what the runtime tells of it; what is found is remembered."""
 
-    def remember(self, container_id: str, path: str) -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Take note of where a container's group is, as somebody found it before."""
 
 

@@ -51,7 +51,7 @@ class Whereabouts:
         """Tell all trees what the ledger knows; a few stat calls, for those few."""
         for container in self._keeper.state.containers.values():
             if container.cgroup and self.places is not None:
-                self.places.remember(container.id, container.cgroup)
+                self.places.remember(container.id, container.cgroup, container.pod.cgroup_parent)
 
     async def ask_driver(self, worker: Worker) -> None:
         """Ask the runtime for its cgroup driver; it matters to nobody but people."""

@@ -77,6 +77,36 @@ def test_below_a_cgroup_root_it_is_searched_once_and_remembered() -> None:
     assert finder.find("/kubepods/podx", ID) is None
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_what_lies_above_the_names_is_found_out_once(learned: bool) -> None:
+    top = "docker/node/kubelet"
+    pods = [f"{top}/kubepods/pod{n}/{ID}{n}" for n in range(3)]
+    slices = f"{top}/kubepods.slice/kubepods-podx.slice/crio-{ID}x.scope"
+    tree = Tree(*pods, slices, *(f"many/{i}" for i in range(50)))
+    finder = Finder(tree)
+    if learned:
+        finder.learn(f"{ID}0", pods[0], f"/kubepods/pod0/{ID}0")
+    else:
+        assert finder.find("/kubepods/pod0", f"{ID}0") == pods[0]
+    listed = tree.listed
+    assert [finder.find(f"/kubepods/pod{n}", f"{ID}{n}") for n in range(3)] == pods
+    assert finder.find("kubepods-podx.slice", f"{ID}x") == slices
+    assert tree.listed == listed
+    assert finder.find("/kubepods/pod1", "other") is None
+    assert tree.listed == listed + 1, "the pod is there, and so it is looked at alone"
+    assert finder.group("kubepods/pod1") == f"{top}/kubepods/pod1"
+    assert finder.group("kubepods/pod9") is None
+
+
+def test_what_is_learned_of_another_tree_or_name_is_not_kept() -> None:
+    tree = Tree("a/b/kubepods/podx", "c/odd")
+    finder = Finder(tree)
+    finder.learn(ID, "gone/kubepods/podx", "/kubepods")
+    finder.learn(ID, "c/odd", "/kubepods/podx")
+    assert finder.group("kubepods/podx") is None
+    assert finder.find("/kubepods/podx", ID) == "c/odd"
+
+
 def test_the_search_has_a_bound() -> None:
     tree = Tree(*(f"a{i}" for i in range(30)), f"z/{ID}")
     assert Finder(tree, limit=20).find("/kubepods/podx", ID) is None

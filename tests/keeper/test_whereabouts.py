@@ -21,7 +21,7 @@ class Places:
         path = self.paths.get(container_id, "")
         return Located(path, "" if path else f"its first process {told.pid} is nobody's")
 
-    def remember(self, container_id: str, path: str) -> None:
+    def remember(self, container_id: str, path: str, parent: str = "") -> None:
         self.paths[container_id] = path
 
 
