@@ -11,10 +11,10 @@ from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
+from proxy.keeper.refusals import ELSEWHERE
 from proxy.keeper.siblings import holders, see_ended
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.admit import as_decided
-from proxy.plan.place import Plan
 
 NO_DEVICES = Given()
 """Stands for devices that nobody has looked for, as they could change nothing."""
@@ -88,19 +88,28 @@ class CreateCalls:
         if not self.keeper.options.enforce:
             call.release()
         elif plan.container.placement.pool is Pool.OWN:
-            self._hold(call, self._create_owner(call, plan, plan.container))
+            self._hold(call, self._create_owner(call, plan.container))
         else:
             cpus = self.keeper.state.wanted(plan.container)
             placement = plan.container.placement
             told = None if self.keeper.state.node.erases(placement) else cpus
             call.release(call.body + create_suffix(told, placement.mems))
 
-    async def _create_owner(self, call: Call, plan: Plan, container: Container) -> None:
-        obstacle = await self.keeper.clear(plan)
-        if obstacle:
-            self.keeper.problems.note(obstacle)
+    async def _create_owner(self, call: Call, container: Container) -> None:
+        clearing = self.keeper.clearing
+        obstacle = await clearing.clear(container)
+        for _ in range(ELSEWHERE):
+            if obstacle is None or not isinstance(call.state, Trip):
+                break  # free, or the client is gone
+            instead = clearing.elsewhere(container, obstacle)
+            if instead is None:
+                break
+            container, call.state.target = instead, instead.id
+            obstacle = await clearing.clear(container)
+        if obstacle is not None:
+            self.keeper.problems.note(obstacle.words)
             self.keeper.failed(container.id)
-            call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {obstacle}")
+            call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {obstacle.words}")
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
         call.release(call.body + create_suffix(placement.own, placement.mems, quota))

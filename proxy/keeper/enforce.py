@@ -32,6 +32,7 @@ class Enforced:
         absent: Ids of containers that should have a cgroup and have none.
         lost: Those of them that had none the last time either.
         errors: What could not be written, in words.
+        refused: Whose set that was, with the kernel's error number.
         notes: What could not be either, and holds up nobody.
     """
 
@@ -40,6 +41,7 @@ class Enforced:
     absent: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -133,7 +135,7 @@ class Enforcer:
                 self._paths[container.id] = path
         return path
 
-    def _one(self, container: Container, done: Enforced) -> None:
+    def _one(self, container: Container, done: Enforced, *, again: bool = True) -> None:
         path = self.path_of(container)
         if path is None:
             self._miss(container, done)
@@ -148,12 +150,16 @@ class Enforcer:
             self._held[container.id] = want
             self._gone.pop(container.id, None)
         except CgroupError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV):
-                self._paths.pop(container.id, None)
-                self._gone[container.id] = path
-                self._miss(container, done)
-            else:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
                 done.errors.append(str(error))
+                done.refused[container.id] = error.errno
+                return
+            self._paths.pop(container.id, None)
+            self._gone[container.id] = path
+            if again:  # it has left, or its group is another one now
+                self._one(container, done, again=False)
+            else:
+                self._miss(container, done)
 
     def _miss(self, container: Container, done: Enforced) -> None:
         self._missed[container.id] = self._missed.get(container.id, 0) + 1

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 
 
 @dataclass(slots=True, eq=False)
@@ -83,23 +83,24 @@ class Flights:
         """Give the calls that nobody waits for any more."""
         return [f for flights in self._flying.values() for f in flights if f.stray_since]
 
-    async def landed(self, wanted: Iterable[tuple[str, CpuSet]], timeout: float) -> bool:
-        """Wait until no call is in flight that carries CPUs outside a container's wanted set.
+    async def late(self, wanted: Iterable[tuple[str, CpuSet]], mine: CpuSet, timeout: float) -> CpuSet:
+        """Wait until no call is in flight that carries some CPUs to a container that is not to have them.
 
         Args:
             wanted: Container ids with the sets that they must not exceed.
+            mine: The CPUs that it is about.
             timeout: Seconds to wait at most.
 
         Returns:
-            False when the time is over and some are still flying.
+            All that such calls carry when the time is over; none where all have landed.
         """
-        waits = [
-            flight.landed
+        waits = {
+            flight.landed: flight.carries
             for container_id, cpus in wanted
             for flight in self._flying.get(container_id, ())
-            if not flight.carries <= cpus
-        ]
+            if (flight.carries - cpus) & mine
+        }
         if not waits:
-            return True
+            return CpuSet()
         _, late = await asyncio.wait(waits, timeout=timeout)
-        return not late
+        return CpuSet.from_bits(union(waits[flight].bits for flight in late))

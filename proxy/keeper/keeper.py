@@ -10,7 +10,8 @@ runtime) is done by workers and awaited. The order of a create that gives CPUs a
     -> the request goes on; the runtime's id arrives -> ledger: the placement, for good
 
 A create that fails takes its container out of the state again, and whoever had moved is moved back. Because
-every kernel write asks for the newest state, plans of different pods need no lock between them.
+every kernel write asks for the newest state, plans of different pods need no lock between them. What is done
+when somebody cannot be moved is in ``clearing``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 from proxy.keeper.bad_input import BadInput
 from proxy.keeper.beside import BesideKubelet
+from proxy.keeper.clearing import Clearing
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
@@ -123,6 +125,7 @@ class Keeper:
         self.mems = MemoryNodes(self)
         self.watching = Watching(self, None)
         self.where = Whereabouts(self)
+        self.clearing = Clearing(self)
         self.problems = Problems(self.wall, voice.warn)
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
@@ -145,7 +148,7 @@ class Keeper:
     # -- placing ------------------------------------------------------------------------------------------
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
-        """Decide a create and take the CPUs; ``clear`` must follow where the container owns some."""
+        """Decide a create and take the CPUs; ``clearing.clear`` must follow where the container owns some."""
         token = self.token("call")
         plan = place(self.state, pod, name, attempt, request, token)
         if plan.problem or pod.faults or plan.container is None:
@@ -156,16 +159,22 @@ class Keeper:
                 self.history.note(self.wall(), plan.explanation)
             self.voice.info(f"refused {pod.ref}/{name}: {plan.verdict.message}")
             return plan
-        if plan.container.placement.pool is Pool.OWN:
+        return self.take(plan)
+
+    def take(self, plan: Plan) -> Plan:
+        """Have what a plan that admits says be so."""
+        container = plan.container
+        assert container is not None
+        if container.placement.pool is Pool.OWN:
             self.state = plan.state  # ``clear`` has the others follow
         else:
             self.go_on(plan.state)
-        self.saved[token] = self.state.wanted(plan.container)
+        wanted = self.saved[container.id] = self.state.wanted(container)
         self.remember(plan)
         self.counters["creates_placed"] += 1
-        if plan.container.placement.pool is Pool.OWN or self.voice.chatty:
-            say = self.voice.info if plan.container.placement.pool is Pool.OWN else self.voice.debug
-            say(f"placed {plan.container.ref} on {self.saved[token]}: {plan.container.placement.reasons[0]}")
+        if container.placement.pool is Pool.OWN or self.voice.chatty:
+            say = self.voice.info if container.placement.pool is Pool.OWN else self.voice.debug
+            say(f"placed {container.ref} on {wanted}: {container.placement.reasons[0]}")
         return plan
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
@@ -194,37 +203,6 @@ class Keeper:
         """Give a name for what the runtime has not named yet."""
         self._calls += 1
         return f"{kind}-{self._boot}-{self._calls}"
-
-    async def clear(self, plan: Plan) -> str:
-        """Make the placement durable and have the others leave its CPUs.
-
-        Returns:
-            Empty when the CPUs are free; else why not. The caller then calls ``failed``.
-        """
-        assert plan.container is not None
-        self.journal.put(f"i/{plan.container.id}", plan.container)
-        await self.journal.flush()
-        return await self.barrier()
-
-    async def barrier(self) -> str:
-        """See to it that nobody runs on CPUs that are not his.
-
-        All containers that own nothing are looked at, not only those that a plan moves: another create for
-        the same owner may still be on its way, and somebody may have written a cgroup behind our back.
-
-        Returns:
-            Empty when it is so; else why not.
-        """
-        limits = [
-            (c.id, self.state.wanted(c))
-            for c in self.state.containers.values()
-            if c.placement.pool is not Pool.OWN
-        ]
-        if not await self.flights.landed(limits, self.options.call_timeout):
-            return "the runtime is still busy with calls for containers that must move"
-        done = await self.kernel.run(self.enforcer.enforce_pools)
-        self.moved(done)
-        return done.errors[0] if done.errors else ""
 
     async def clear_sandboxes(self) -> None:
         """Have sandboxes, a new one among them, leave CPUs that are owned."""

@@ -60,7 +60,8 @@ class Launch:
                 continue
             if container.placement.pool is Pool.OWN:
                 await keeper.quotas.before_start(container)
-                return await keeper.barrier()
+                obstacle = await keeper.clearing.barrier(container.placement.own)
+                return obstacle.words if obstacle else ""
             return ""
         return "the pools change faster than the runtime can be told"
 

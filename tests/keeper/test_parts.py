@@ -54,13 +54,14 @@ def test_flights() -> None:
         assert flights.of("a") == [old, new]
         assert flights.starting("a")
         assert not flights.starting("b")
-        assert await flights.landed([("b", narrow)], 0.01)
-        assert await flights.landed([("a", wide)], 0.01), "nothing in flight exceeds it"
-        assert not await flights.landed([("a", narrow)], 0.01)
-        waiting = asyncio.create_task(flights.landed([("a", narrow)], 60))
+        assert not await flights.late([("b", narrow)], wide, 0.01)
+        assert not await flights.late([("a", wide)], wide, 0.01), "nothing in flight exceeds it"
+        assert not await flights.late([("a", narrow)], narrow, 0.01), "what it carries is not asked for"
+        assert str(await flights.late([("a", narrow)], CpuSet.parse("3-5"), 0.01)) == "0-7"
+        waiting = asyncio.create_task(flights.late([("a", narrow)], wide, 60))
         await asyncio.sleep(0)
         assert flights.land(old)
-        assert await waiting
+        assert not await waiting
         assert not flights.land(old), "twice is harmless"
         assert flights.strays() == []
         new.stray_since = 1.0

@@ -1,0 +1,168 @@
+"""Seeing to it that CPUs are free before somebody owns them.
+
+Everybody who shares is written first, those that no plan moves too: another create for the same owner may
+still be on its way, and somebody may have written a cgroup behind our back. What the kernel refuses is asked
+about again (``refusals``), and what it holds in the end is read: only who still runs on CPUs that the new
+owner is to have is in its way. Then other CPUs are chosen where these were our own choice, a bounded number
+of times; else the create is refused. Who had moved for it goes back with the withdrawn placement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proxy.keeper.refusals import Way, pause, way
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Pool
+from proxy.plan.place import Plan, place
+from proxy.plan.state import NodeState
+
+if TYPE_CHECKING:
+    from proxy.keeper.enforce import Enforced
+    from proxy.keeper.keeper import Keeper
+
+STUCK = "cannot be freed"
+"""Stands for whoever is on CPUs that cannot be freed, while others are chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why CPUs are not free.
+
+    Attributes:
+        words: Why, in words.
+        cpus: All that those run on who cannot be moved.
+        final: Other CPUs would not help.
+    """
+
+    words: str
+    cpus: CpuSet = field(default_factory=CpuSet)
+    final: bool = False
+
+
+class Clearing:
+    """Frees CPUs for a keeper's owners."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    async def clear(self, container: Container) -> Obstacle | None:
+        """Make a placement durable and have the others leave its CPUs; None when they are free."""
+        journal = self._keeper.journal
+        journal.put(f"i/{container.id}", container)
+        await journal.flush()
+        return await self.barrier(container.placement.own)
+
+    async def barrier(self, mine: CpuSet) -> Obstacle | None:
+        """See to it that nobody runs on CPUs that are not his.
+
+        Args:
+            mine: CPUs of the owner who waits: who is elsewhere where he should not be is not in its way.
+        """
+        keeper = self._keeper
+        limits = [
+            (c.id, keeper.state.wanted(c))
+            for c in keeper.state.containers.values()
+            if c.placement.pool is not Pool.OWN
+        ]
+        late = await keeper.flights.late(limits, mine, keeper.options.call_timeout)
+        if late:
+            return Obstacle("the runtime is still busy with calls for containers that must move", late)
+        done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
+        tried = 1
+        while (seconds := pause(tried, done.refused.values())) is not None:
+            keeper.moved(done)
+            keeper.counters["refused_writes_retried"] += 1
+            await asyncio.sleep(seconds)
+            done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
+            tried += 1
+        keeper.moved(done)
+        return await self._obstacle(done, mine) if done.errors else None
+
+    async def _obstacle(self, done: Enforced, mine: CpuSet) -> Obstacle | None:
+        """Find out who is in the way after writes were refused; what is not is only told."""
+        keeper = self._keeper
+        keeper.attention.set()  # the machine may have changed, or who was refused has gone
+        if not done.refused:
+            return Obstacle(done.errors[0], mine, final=True)  # groups above pods: nobody knows who is where
+        held = await keeper.kernel.run(self._held, tuple(done.refused))
+        there = keeper.state.containers
+        in_the_way = [
+            i for i, cpus in held.items() if i in there and (cpus - keeper.state.wanted(there[i])) & mine
+        ]
+        if not in_the_way:
+            for error in done.errors:
+                keeper.problems.note(error)
+            return None
+        final = any(way(done.refused[i]) is Way.REFUSE for i in in_the_way)
+        return Obstacle(done.errors[0], CpuSet.from_bits(union(cpus.bits for cpus in held.values())), final)
+
+    def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
+        """Read which CPUs containers are on; runs in the kernel worker."""
+        keeper, found = self._keeper, {}
+        for container_id in ids:
+            container = keeper.state.containers.get(container_id)
+            path = None if container is None else keeper.enforcer.path_of(container)
+            if path is None:
+                continue
+            try:
+                found[container_id] = keeper.enforcer.cgroups.read(path).effective_cpus
+            except CgroupError as error:
+                if way(error.errno) is not Way.LOOK:  # else it has left meanwhile
+                    found[container_id] = keeper.state.node.machine.online  # it may be anywhere
+        return found
+
+    def elsewhere(self, container: Container, obstacle: Obstacle) -> Container | None:
+        """Withdraw a placement whose CPUs cannot be freed, and make another one.
+
+        Returns:
+            The container as placed now, for which ``clear`` must be called; None where there is no other
+            placement, and the one that was made still stands.
+        """
+        keeper = self._keeper
+        if obstacle.final or container.id not in keeper.state.containers:
+            return None
+        state = keeper.state.changed(drop=(container.id,))
+        plan = other(state, container, obstacle, keeper.token("call"))
+        if plan is None:
+            return None
+        keeper.failed(container.id)
+        keeper.counters.subtract(("creates_failed", "creates_placed"))  # it is the same create
+        keeper.counters["creates_elsewhere"] += 1
+        keeper.problems.note(f"{container.ref} does not get CPUs {container.placement.own}: {obstacle.words}")
+        return keeper.take(plan).container
+
+
+def other(state: NodeState, container: Container, obstacle: Obstacle, token: str) -> Plan | None:
+    """Decide a container again, without CPUs that cannot be freed.
+
+    Args:
+        state: The node without the container.
+        container: What is to be placed, as it was placed.
+        obstacle: The CPUs, and why.
+        token: Its id until the runtime names it.
+
+    Returns:
+        A plan that gives it CPUs of its own; None where somebody else has named its CPUs, or set them aside
+        for its pod, or where there are no others.
+    """
+    pod = state.pods.get(container.pod.sandbox_id) or container.pod
+    if pod.cpuset or pod.aside is not None:
+        return None
+    walled = state.beside({**state.kubelet, STUCK: {"": obstacle.cpus}})
+    plan = place(walled, pod, container.name, container.attempt, container.request, token)
+    new = plan.container
+    if new is None or new.placement.pool is not Pool.OWN or new.placement.own & obstacle.cpus:
+        return None
+    words = f"not on CPUs {obstacle.cpus}, which could not be freed: {obstacle.words}"
+    placement = dataclasses.replace(new.placement, reasons=(*new.placement.reasons, words))
+    new = dataclasses.replace(new, placement=placement)
+    why = plan.explanation
+    if why is not None:
+        why = dataclasses.replace(why, reasons=(*why.reasons, words))
+    after = plan.state.beside(state.kubelet).changed(put=(new,))
+    return dataclasses.replace(plan, state=after, container=new, explanation=why)
