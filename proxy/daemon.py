@@ -8,24 +8,20 @@ runs beside; calls that need a decision wait for it, all others pass at once.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from proxy import __version__, lean
+from proxy import lean
 from proxy.config.checks import check_against
 from proxy.config.schema import Config, Mode
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
-from proxy.model.errors import CannotCreateError, InputError
+from proxy.model.errors import CannotCreateError
 from proxy.notify import Notifier
 from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.admin import AdminServer
-    from proxy.admin.server import Route
     from proxy.cri.wire import Front
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
+    from proxy.pages import Pages
     from proxy.release.making import Leaving
     from proxy.takeover.making import Late
 
@@ -65,7 +62,6 @@ class Daemon:
         self._cgroups = cgroups
         self._notifier = notifier or Notifier()
         self._tasks: list[asyncio.Task[None]] = []
-        self._started = time.time()
         self._listener: Listener | None = None
         self._state_lock: Lock | None = None
         self._ledger: Ledger | None = None
@@ -73,6 +69,7 @@ class Daemon:
         self._admin: AdminServer | None = None
         self.keeper: Keeper | None = None
         self.sync: Sync | None = None
+        self.pages: Pages | None = None
         self._settler: Settler | None = None
         self._launch: Launch | None = None
         self._takeover: Late | None = None
@@ -163,18 +160,25 @@ class Daemon:
 
     async def _start_admin(self) -> None:
         from proxy.admin import AdminServer
+        from proxy.pages import Pages
         from proxy.release.making import Leaving
         from proxy.takeover.making import Late
 
-        routes: dict[str, Route] = {"/status": self.status, "/explain": self.explain, "/report": self.report}
-        routes["/metrics"] = self.metrics
         takeover = self._takeover or Late(self.config, None, None)
-        routes |= takeover.routes()
         leaving = self._leaving or Leaving(self.config, None, None)
-        routes |= leaving.routes()
-        routes["/memory"] = self.memory
+        self.pages = pages = Pages(
+            self.config,
+            self._listener,
+            self._front,
+            self.keeper,
+            self.sync,
+            self._suppression,
+            self._takeover,
+            self._leaving,
+        )
+        routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         actions = {**takeover.actions(), **leaving.actions()}
-        patient = {*takeover.routes(), "/memory"}
+        patient = {*takeover.routes(), *pages.patient}
         self._admin = AdminServer(self.config.admin_path, routes, actions, patient=patient)
         await self._admin.start()
 
@@ -211,80 +215,6 @@ class Daemon:
         while self._notifier.interval is not None:
             self._notifier.ping()
             await asyncio.sleep(self._notifier.interval)
-
-    def status(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
-        config = self.config
-        page: dict[str, object] = {
-            "version": __version__,
-            "mode": config.mode.value,
-            "pid": os.getpid(),
-            "listen": str(self._listener.path if self._listener else config.listen),
-            "clients": self._front.connections if self._front else 0,
-            "uptime_s": round(time.time() - self._started, 1),
-            "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
-        }
-        if self.keeper is not None and self.sync is not None:
-            from proxy.keeper.page import node_page
-
-            page.update(node_page(self.keeper))
-            page["runtime"] = {
-                "endpoint": str(config.runtime),
-                "connected": self.sync.connected,
-                "version": self.sync.runtime_version,
-                "events": self.keeper.watching.hearing.value,
-            }
-            if self._suppression is not None:
-                from proxy.keeper.be_words import page as suppression_page
-
-                page["beSuppress"] = suppression_page(self._suppression, self.keeper.state)
-            if self._takeover is not None:
-                page.update(self._takeover.page())
-            if self._leaving is not None:
-                page.update(self._leaving.page())
-        return page
-
-    def explain(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Give what ``topoproxy explain`` tells."""
-        from proxy.report.answer import history_page
-
-        if self.keeper is None:
-            raise InputError("cannot explain: in passthrough mode nothing is decided")
-        return history_page(self.keeper.history, params, self._now)
-
-    def _now(self, container_id: str) -> str:
-        """Say what holds for a container now that was not decided when it came; mostly nothing."""
-        if self.keeper is None or self._suppression is None:
-            return ""
-        from proxy.keeper.be_words import note_of
-
-        container = self.keeper.state.containers.get(container_id)
-        return "" if container is None else note_of(self._suppression, self.keeper.state, container)
-
-    def report(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Give what ``topoproxy report`` prints."""
-        from proxy.report.koordinator import node_resource_topology
-        from proxy.report.node_facts import node_facts
-
-        if self.keeper is None:
-            raise InputError("cannot report: in passthrough mode nothing is decided")
-        if (form := params.get("format", "koordinator")) != "koordinator":
-            raise InputError(f"cannot report: there is no format {form!r} (koordinator)")
-        state, manager, meta = self.keeper.state, self.keeper.beside.manager, self.keeper.prescriptions.meta
-        name = params.get("node") or (meta.name if meta else "") or socket.gethostname().lower()
-        return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
-
-    async def memory(self) -> dict[str, object]:
-        """Give what ``topoproxy status --memory`` shows."""
-        if self.keeper is None:
-            raise InputError("cannot tell where memory is: in passthrough mode nobody's is looked after")
-        return await self.keeper.mems.page()
-
-    def metrics(self) -> str:
-        """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
-        from proxy.report.metrics import metrics
-
-        return metrics(self.status())
 
     # -- stop ---------------------------------------------------------------------------------------------
 

@@ -86,15 +86,15 @@ def test_a_daemon_places_and_tells(node: Node) -> None:
         ls = await launch(node, PodSpec("ls", "LS"))
         lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
         assert (node.cpus(ls), node.cpus(lse)) == ("0-1,4-15", "2-3")
-        page = daemon.status()
+        page = daemon.pages.status()
         assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
         assert page["runtime"]["connected"] is True
         assert page["exclusive"][0]["pod"].endswith("/lse")
         with CriClient(node.folder / "cri.sock") as client:
             await asyncio.to_thread(client.launch, PodSpec("more", "LS"))
-            assert daemon.status()["clients"] > 0
+            assert daemon.pages.status()["clients"] > 0
         async with asyncio.timeout(30):
-            while daemon.status()["clients"]:
+            while daemon.pages.status()["clients"]:
                 await asyncio.sleep(0.05)
         node.runtime.exit(lse)
         async with asyncio.timeout(30):
@@ -131,12 +131,12 @@ def test_a_runtime_that_comes_later(node: Node) -> None:
     daemon = node.daemon()
 
     async def day() -> None:
-        assert daemon.status()["runtime"]["connected"] is False
+        assert daemon.pages.status()["runtime"]["connected"] is False
         await asyncio.sleep(0.2)
         await asyncio.to_thread(node.runtime.start)
         lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "2-3"
-        assert daemon.status()["runtime"]["connected"] is True
+        assert daemon.pages.status()["runtime"]["connected"] is True
 
     live(daemon, day)
 
@@ -148,7 +148,7 @@ def test_passthrough_only_relays(node: Node) -> None:
         lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
         assert daemon.keeper is None
-        assert daemon.status()["mode"] == "passthrough"
+        assert daemon.pages.status()["mode"] == "passthrough"
 
     live(daemon, day)
     assert not (node.folder / "state").exists()
@@ -212,7 +212,7 @@ def test_a_socket_that_was_removed_is_noticed(node: Node) -> None:
     async def day() -> None:
         (node.folder / "cri.sock").unlink()
         async with asyncio.timeout(30):
-            while not any("was removed" in p["what"] for p in daemon.status()["problems"]):
+            while not any("was removed" in p["what"] for p in daemon.pages.status()["problems"]):
                 await asyncio.sleep(0.1)
 
     live(daemon, day)

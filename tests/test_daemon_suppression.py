@@ -122,14 +122,14 @@ def test_by_cpus(node: Node) -> None:
         await node.time_passes(lambda: len(cpus(node, ids[0])) == 11)
         node.busy = 8.0
         await node.time_passes(lambda: len(cpus(node, ids[0])) <= 4)
-        page: Any = daemon.status()["beSuppress"]
+        page: Any = daemon.pages.status()["beSuppress"]
         assert json.loads(json.dumps(page)) == page
         assert page["cpus"] == str(cpus(node, ids[0]))
-        told: Any = daemon.explain({"query": "be"})["records"][-1]
+        told: Any = daemon.pages.explain({"query": "be"})["records"][-1]
         assert told["now"].startswith("BE is suppressed: it runs on ")
-        assert "now" not in daemon.explain({"query": "ls"})["records"][-1]
+        assert "now" not in daemon.pages.explain({"query": "ls"})["records"][-1]
         assert cpus(node, ids[1]) == MACHINE.online
-        assert daemon.status()["violations"] == []
+        assert daemon.pages.status()["violations"] == []
         ids.append(await launch(node, PodSpec("late", "BE", KubeQos.BEST_EFFORT)))
 
     live(daemon, day)
@@ -156,7 +156,7 @@ def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
     live(off, after)
 
     async def quiet() -> None:
-        assert "beSuppress" not in later.status(), "nothing is left to do"
+        assert "beSuppress" not in later.pages.status(), "nothing is left to do"
 
     later = node.daemon("off")
     live(later, quiet)
@@ -170,7 +170,7 @@ def test_where_nobody_counts(node: Node) -> None:
         be = await launch(node, BE)
         said = ["cannot find the kernel's CPU times", "cannot suppress BE pods"]
         async with asyncio.timeout(60):
-            while not all(any(word in str(p) for p in daemon.status()["problems"]) for word in said):
+            while not all(any(word in str(p) for p in daemon.pages.status()["problems"]) for word in said):
                 await asyncio.sleep(0.05)
         assert cpus(node, be) == MACHINE.online
 
@@ -182,7 +182,7 @@ def test_who_only_looks_suppresses_nothing(node: Node) -> None:
     daemon.config = parse(f"mode: observe\nbeSuppress: {{mode: cpuset}}\n{_rest(node)}", "test")
 
     async def day() -> None:
-        assert "beSuppress" not in daemon.status()
+        assert "beSuppress" not in daemon.pages.status()
 
     live(daemon, day)
 

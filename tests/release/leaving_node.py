@@ -71,7 +71,7 @@ settle: {{perSecond: 100}}
 
     async def release(self, daemon: Daemon) -> None:
         await self.ask("/release/start", act=True)
-        await self.until(lambda: daemon.status()["mode"] == "released")
+        await self.until(lambda: daemon.pages.status()["mode"] == "released")
 
     def live(self, daemon: Daemon, day: Callable[[], Any]) -> None:
         async def whole() -> None:

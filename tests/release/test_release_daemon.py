@@ -28,8 +28,8 @@ def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
         assert [node.mems(i) for i in ids] == ["0-1"] * 3
         # From now on it is a relay: an owner that comes gets nothing, and nobody moves.
         ids.append(await node.launch(PodSpec("late", "LSE", cpuset="4-5")))
-        passes = daemon.status()["counters"]["passes"]
-        await node.until(lambda: daemon.status()["counters"]["passes"] > passes + 2)
+        passes = daemon.pages.status()["counters"]["passes"]
+        await node.until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
 
     daemon = node.daemon()
@@ -38,13 +38,13 @@ def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
     again = node.daemon()
 
     async def after() -> None:
-        assert again.status()["mode"] == "released"
+        assert again.pages.status()["mode"] == "released"
         assert again.keeper is not None
         await asyncio.wait_for(again.keeper.synced.wait(), 30)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
         answer = await node.ask("/release/undo", act=True)
         assert answer["stage"] == ""
-        assert again.status()["mode"] == "enforce"
+        assert again.pages.status()["mode"] == "enforce"
         await node.until(lambda: [node.cpus(i) for i in ids[:2]] == ["0-1,6-15", "2-3"])
         await node.until(lambda: node.cpus(ids[3]) == "4-5")
         lsr = await node.launch(PodSpec("lsr", "LSR", cpuset="6-7"))
@@ -96,7 +96,7 @@ def test_there_may_be_nothing_to_release(node: Node, mode: str) -> None:
         assert done.stdout.startswith(f"there is nothing to release: in {mode} mode no container is moved")
         with pytest.raises(InputError, match=f"in {mode} mode"):
             await asyncio.to_thread(command, node, "--undo")
-        assert daemon.status()["mode"] == mode
+        assert daemon.pages.status()["mode"] == mode
 
     daemon = node.daemon(f"mode: {mode}")
     node.live(daemon, day)
@@ -144,7 +144,7 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
 
     async def after() -> None:
         await node.until(lambda: node.cpus(ids[0]) == "2-3")
-        assert again.status()["mode"] == "enforce"
+        assert again.pages.status()["mode"] == "enforce"
 
     node.live(again, after)
     assert node.cpus(ids[0]) == ALL
