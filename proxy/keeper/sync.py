@@ -20,7 +20,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase
 from proxy.plan.recount import beyond, recounted
 
 UNIMPLEMENTED = 12
@@ -207,8 +207,16 @@ class Sync:
             if found is not None and found not in keeper.state.containers:
                 del keeper.lost[token]
                 keeper.created(token, found)
-            elif keeper.clock() - since > GRACE_S:
+            elif keeper.clock() - since > GRACE_S or self._is_over(container, listing):
                 keeper.failed(token)
+
+    def _is_over(self, container: Container, listing: Listing) -> bool:
+        """Tell whether a create that the ledger has from before a crash can come to nothing any more.
+
+        A list that is made later may be older than a create's sandbox.
+        """
+        pod = listing.pods.get(container.pod.sandbox_id)
+        return not self._keeper.synced.is_set() and (pod is None or not pod.ready)
 
     def _compare(self, listing: Listing, known: set[str], known_pods: set[str], began: int) -> None:
         """Let our phases follow the list.
