@@ -29,6 +29,7 @@ from typing import Any
 
 from proxy.kubelet.checkpoints import Checkpoint, CheckpointError, fnv1a, lower, read_cpu, text_of
 from proxy.kubelet.contents import held_cpus
+from proxy.kubelet.small_file import read_small
 from proxy.model.errors import CannotCreateError, PermissionDeniedError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
@@ -135,14 +136,13 @@ def read_text(folder: Path) -> str | None:
         CheckpointError: It cannot be read.
     """
     try:
-        with (folder / NAME).open("rb") as file:
-            raw = file.read(_LIMIT + 1)
+        raw, _ = read_small(str(folder / NAME), _LIMIT)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"cannot read {folder / NAME}: {error.strerror}") from None
-    if len(raw) > _LIMIT:
-        raise CheckpointError(f"cannot read {folder / NAME}: it is longer than {_LIMIT} bytes")
+    except ValueError as error:
+        raise CheckpointError(f"cannot read {folder / NAME}: {error}") from None
     return raw.decode(errors="replace")
 
 

@@ -38,12 +38,16 @@ def stamp(path: str) -> Stamp | None:
         return None
 
 
-def read_small(path: str) -> tuple[bytes, Stamp]:
+def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
     """Read a file, and the stamp of what was read.
+
+    Args:
+        path: The file.
+        largest: Bytes that it may have.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is no regular file, or is larger than ``LARGEST``.
+        ValueError: It is no regular file, or is larger.
     """
     # Of a pipe nobody writes to, or a device, the end may never come.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,12 +55,12 @@ def read_small(path: str) -> tuple[bytes, Stamp]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no regular file")
-        content, large = b"", status.st_size > LARGEST
-        while not large and (part := os.read(descriptor, LARGEST + 1 - len(content))):
+        content, large = b"", status.st_size > largest
+        while not large and (part := os.read(descriptor, largest + 1 - len(content))):
             content += part
-            large = len(content) > LARGEST
+            large = len(content) > largest
     finally:
         os.close(descriptor)
     if large:
-        raise ValueError(f"it is larger than {LARGEST >> 20} MiB")
+        raise ValueError(f"it is larger than {largest >> 20} MiB")
     return content, Stamp.of(status)

@@ -45,7 +45,7 @@ class Late:
             InputError: Nothing is decided here.
         """
         if self._keeper is None:
-            raise InputError("cannot take over: nothing is decided here")
+            raise InputError("cannot take over: in passthrough mode nothing is decided")
         if self._made is None:
             from proxy.takeover.service import Places, Takeover
             from proxy.takeover.writer import Writer

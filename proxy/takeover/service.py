@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from proxy.keeper.ports import SOURCE
 from proxy.keeper.worker import Worker
 from proxy.kubelet.checkpoints import CheckpointError, read_memory
+from proxy.kubelet.small_file import read_small
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
 from proxy.takeover.pages import after_revert, plan_page, status_page
@@ -231,6 +232,7 @@ def _policy_in(content: str) -> str:
 
 def _memory_policy(folder: Path) -> str:
     try:
-        return _policy_in((folder / MEMORY_STATE).read_text(errors="replace"))
-    except OSError:
+        content, _ = read_small(str(folder / MEMORY_STATE))
+    except (OSError, ValueError):
         return ""
+    return _policy_in(content.decode(errors="replace"))

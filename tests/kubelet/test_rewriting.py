@@ -129,12 +129,16 @@ def test_no_file_and_no_readable_file(tmp_path: Path, monkeypatch: pytest.Monkey
         write_text(tmp_path / "absent", "new")
     (tmp_path / NAME).write_text("long")
     monkeypatch.setattr(module, "_LIMIT", 3)
-    with pytest.raises(CheckpointError, match="longer than 3 bytes"):
+    with pytest.raises(CheckpointError, match="it is larger than"):
         read_text(tmp_path)
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*: it is no regular file"):
         read_text(tmp_path)
+    (tmp_path / NAME).rmdir()
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(CheckpointError, match=r"cannot read .*: it is no regular file"):
+        read_text(tmp_path)  # and not wait until somebody writes to it
 
 
 def test_a_file_that_does_not_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,22 @@ def start_kubelet(node: Any, policy: str) -> None:
     node.kubelet_runs(runs=True)
 
 
+def test_pipes_in_the_place_of_kubelets_files_hold_nobody_up(kubelet_node: Any) -> None:
+    node = kubelet_node
+    node.launch("old")
+    text = node.kubelet.path.read_text()
+    for path in (node.kubelet.path, node.kubelet.path.with_name("memory_manager_state")):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    plan = data(node, "plan", "--timeout", "20")
+    assert not plan["can_start"]
+    assert any("it is no regular file" in each for each in plan["conflicts"]), plan["conflicts"]
+    assert "it is no regular file" in refused(node, "start")
+    node.kubelet.path.unlink()
+    node.kubelet.path.write_text(text)
+    assert data(node, "plan")["can_start"]
+
+
 def test_the_whole_way_and_back(kubelet_node: Any) -> None:
     node = kubelet_node
     old, short = node.launch("old"), node.launch("short")
