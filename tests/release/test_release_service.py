@@ -274,6 +274,7 @@ def test_undone_it_takes_over_as_at_a_start(live: Callable[..., None]) -> None:
             await release.begin()
             await over(w, release)
             await release.undo()
+            assert not w.keeper.synced.is_set()
             assert KEY not in w.ledger.entries
             assert release.stage == ""
             call = await w.begin("s-ls", "more")  # waits until all are compared
