@@ -562,3 +562,16 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
         assert w.keeper.counters["internal_errors"] == 0
 
     node(day, static=ours)
+
+
+def test_what_kubelet_gives_and_takes_back_is_said(node, kubelet) -> None:
+    async def day(w: Any) -> None:
+        kubelet.gives("g", c="2-3")
+        await w.keeper.beside.look()
+        assert w.said[-1] == "kubelet's CPU manager holds 2-3 now"
+        kubelet.takes_back("g")
+        kubelet.gives("h", c="3-4")
+        await w.keeper.beside.look()
+        assert w.said[-1] == "kubelet's CPU manager holds 4 now and has let go of 2"
+
+    node(day)

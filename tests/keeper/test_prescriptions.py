@@ -152,3 +152,19 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
         assert any("RuntimeError: oops" in what for what in told(w))
 
     live(day)
+
+
+def test_who_shares_follows_new_rules_without_a_comparison(live, tmp_path: Path) -> None:
+    async def day(w: Any) -> None:
+        node = Written(w, tmp_path)
+        ls = await w.run(await w.pod("ls", "LS"))
+        passes = w.keeper.counters["passes"]
+        node.path.write_text(
+            json.dumps({"metadata": {"annotations": {RESERVATION: json.dumps({"reservedCPUs": "0,2"})}}})
+        )
+        await w.keeper.prescriptions.follow(w.keeper.kernel)
+        await w.quiet()
+        assert w.on(ls) == "1,3-15"
+        assert w.keeper.counters["passes"] == passes
+
+    live(day)
