@@ -24,7 +24,7 @@ from proxy.model.idset import CpuSet, Mask
 MIB = 1 << 20
 SIZE_MIB = 24
 HOLD = ["sh", "-c", f"dd if=/dev/zero bs={SIZE_MIB}M count=1 | sleep 36000"]
-POD_US = 300_000
+POD_US = 500_000
 EVERY = Mask(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
 FAR = max(EVERY)
 OWN = CpuSet(list(node_cpus(FAR))[:4])
