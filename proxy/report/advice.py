@@ -17,12 +17,22 @@ _BY_REASON = {
     "SMTAlignmentError": (
         "Only whole cores are given (full-pcpus-only): ask for a multiple of the threads of a core"
     ),
-    "InvalidCPUSet": "Correct the CPUs that the pod's resource-status annotation names, or remove it",
+    "InvalidCPUSet": "Correct the annotation that the reason names, or remove it",
+    "InvalidCPURequest": (
+        "Let its containers together request a whole number of CPUs and be limited to the same,"
+        " or give it the class LS: then it shares CPUs"
+    ),
+    "CPUsInUse": (
+        "Wait until their owner has ended, or let the scheduler place the pod anew: it named these CPUs"
+    ),
     "SharedPoolExhausted": ("Ask for fewer CPUs: at least one must stay for the containers that own none"),
     "EmptyPodSharedPoolError": (
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
 }
+
+_ANYWHERE = ("InvalidCPUSet", "InvalidCPURequest")
+"""Reasons that lie in what the pod says of itself: every node refuses it."""
 
 
 def against(told: Explanation) -> tuple[str, ...]:
@@ -64,7 +74,7 @@ def help_for(told: Explanation) -> tuple[str, ...]:
         texts.append(_smaller(told))
     if told.merge is not None and reason == UNALIGNED and not any(_cannot(said) for said in told.said):
         texts.append(_other_policy(told.merge.policy, told.merge.best))
-    if reason != "InvalidCPUSet":
+    if reason not in _ANYWHERE:
         texts.append("Another node of the cluster may have room for it")
     return sentences(texts)
 

@@ -24,7 +24,7 @@ from proxy.report.words import begun, both, clean, cpus, few, nodes, sentence, s
 MOVED_SHOWN = 10
 CLASS = "QoS class"
 _CODES = {3: "INVALID_ARGUMENT", 9: "FAILED_PRECONDITION"}
-_POOLS = {"shared": "the shared pool", "be": "the BE pool"}
+_POOLS = {"shared": "the shared pool", "be": "the BE pool", "system": "the SYSTEM pool"}
 
 
 @dataclass(frozen=True, slots=True)

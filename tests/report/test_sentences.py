@@ -258,6 +258,29 @@ def test_a_refusal_without_anything_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "code", "begins", "elsewhere"),
+    [
+        ("InvalidCPUSet", 3, "Correct the annotation that the reason names", False),
+        ("InvalidCPURequest", 3, "Let its containers together request a whole number of CPUs", False),
+        ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod anew", True),
+    ],
+)
+def test_what_a_pod_says_of_itself_is_no_matter_of_the_node(
+    reason: str, code: int, begins: str, elsewhere: bool
+) -> None:
+    told = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(code, reason, "no"))
+    helped = section(told, "What would help")
+    assert helped[0].startswith(begins)
+    assert ("Another node of the cluster may have room for it." in helped[1:]) == elsewhere
+    assert len(helped) == 1 + elsewhere
+
+
+def test_who_is_of_class_system_has_no_cpus_of_its_own() -> None:
+    told = replace(record("shared"), pool="system", cpus=CpuSet([0, 1]))
+    assert "was admitted to the SYSTEM pool (CPUs 0-1 then)" in all_sentences(told)[0]
+
+
+@pytest.mark.parametrize(
     ("said", "text"),
     [
         (
