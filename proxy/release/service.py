@@ -17,39 +17,21 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.worker import Worker
-from proxy.model.errors import InputError, RuntimeCallError, UnavailableError
-from proxy.model.workload import Container, Phase
-from proxy.release.kernel import Due, Given, give_back
+from proxy.model.errors import InputError
+from proxy.model.workload import Phase
+from proxy.release.kernel import Given, give_back
 from proxy.release.making import KEY
 from proxy.release.targets import target_of
+from proxy.release.telling import Progress, Telling
 
 RELEASING, RELEASED = "releasing", "released"
 PER_SECOND = 10.0
 """How many containers a second are told where the configuration does not settle at all."""
 PAUSE_S, PAUSE_LIMIT_S = 0.1, 30.0
 PASS_LIMIT_S = 10.0
-NOT_FOUND = 5
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far it has come.
-
-    Attributes:
-        told: Containers that the runtime was told, with what.
-        left: What could not be done in the last sweep, by container or group, in words.
-        sweeps: How often everybody was looked at.
-        pending: Ids that the last sweep found and that are not told yet.
-    """
-
-    told: dict[str, Due] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    sweeps: int = 0
-    pending: list[str] = field(default_factory=list)
 
 
 def rest(keeper: Keeper, *, resting: bool) -> None:
@@ -81,9 +63,14 @@ class Release:
         self._worker = Worker("release", keeper.broken)
         self._running: asyncio.Task[None] | None = None
         self._lasting = True
-        self.progress = Progress()
+        self._telling = Telling(keeper, self._worker, Progress())
         self.stage = ""
         self.since = 0.0
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return self._telling.progress
 
     # -- the record ---------------------------------------------------------------------------------------
 
@@ -118,7 +105,7 @@ class Release:
         if not self.stage:
             self._lasting = lasting
             self.stage, self.since = RELEASING, self._keeper.wall()
-            self.progress = Progress()
+            self._telling.progress = Progress()
             rest(self._keeper, resting=True)
             await self._record()
             self._keeper.voice.info("release: every container gets back what it would have had without us")
@@ -134,7 +121,7 @@ class Release:
             raise InputError("cannot undo the release: the node is not released")
         await self._end()
         keeper = self._keeper
-        self.stage, self.progress = "", Progress()
+        self.stage, self._telling.progress = "", Progress()
         await self._record()
         keeper.synced.clear()
         rest(keeper, resting=False)
@@ -161,13 +148,15 @@ class Release:
 
     async def _run(self) -> None:
         pause = PAUSE_S
-        try:
-            while not await self.sweep(self._pace):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSE_LIMIT_S) if self.progress.left else PAUSE_S
-        except Exception as error:  # noqa: BLE001 - told, and tried again when somebody asks or at a start
-            self._keeper.broken(error)
-            self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
+        while True:
+            try:
+                if await self.sweep(self._pace):
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
+                self._keeper.broken(error)
+                self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, PAUSE_LIMIT_S) if self.progress.left else PAUSE_S
 
     async def _pace(self) -> None:
         per_second = self._keeper.options.settle_per_second
@@ -205,10 +194,10 @@ class Release:
         given = await self._kernel()
         for number, error in enumerate(given.errors):
             progress.left[f"kernel {number}"] = error
-        progress.pending = [i for i in given.due if self._is_due(i, given)]
+        progress.pending = [i for i in given.due if self._telling.is_due(i, given)]
         clean = bool(progress.sweeps) and listed and not progress.pending and not given.written
         progress.sweeps += 1
-        await self._tell_all(given, pace)
+        await self._telling.all(given, pace)
         if not self._is_over(clean):
             return False
         self.stage = RELEASED
@@ -222,7 +211,7 @@ class Release:
             left["quotas"] = f"{len(keeper.quotas.records)} CFS quotas are not back yet"
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not off yet"
-        flying = any(self._is_flying(c) for c in keeper.state.containers.values())
+        flying = any(self._telling.is_flying(c) for c in keeper.state.containers.values())
         return clean and not (flying or left or keeper.lost)
 
     async def _passed(self) -> bool:
@@ -251,73 +240,6 @@ class Release:
             if c.phase not in (Phase.EXITED, Phase.CREATING)
         ]
         return await keeper.kernel.run(give_back, keeper.enforcer, state, targets)
-
-    # -- the runtime --------------------------------------------------------------------------------------
-
-    def _is_due(self, container_id: str, given: Given) -> bool:
-        """Tell whether the runtime may have something else saved than a container is to have."""
-        keeper, due = self._keeper, given.due[container_id]
-        container = keeper.state.containers.get(container_id)
-        if container is None:
-            return False
-        if container_id in keeper.quotas.untold or not due.exact or container_id in given.written:
-            return True
-        if keeper.state.node.erases(container.placement) and not container.request.cpuset_cpus:
-            return False  # nothing is saved for it but what its request says
-        told = self.progress.told.get(container_id)
-        mems = container.placement.mems if told is None else told.mems
-        return keeper.saved.get(container_id) != due.cpus or mems != due.mems
-
-    async def _tell_all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
-        pending = self.progress.pending
-        while pending:
-            container_id = pending[0]
-            try:
-                if await self._tell(container_id, given.due[container_id]):
-                    await pace()
-            except UnavailableError as error:
-                self.progress.left["runtime"] = str(error)
-                return  # nobody else would be told either
-            except RuntimeCallError as error:
-                self._keeper.quotas.refused(container_id)
-                if error.code != NOT_FOUND:
-                    self.progress.left[container_id] = str(error)
-            del pending[0]
-
-    async def _tell(self, container_id: str, due: Due) -> bool:
-        """Have the runtime save what a container is to have.
-
-        Returns:
-            True where that was an update; False where it was so, or has to wait for the next sweep.
-
-        Raises:
-            UnavailableError, RuntimeCallError: It does not.
-        """
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or self._is_flying(container):
-            return False
-        quota = keeper.quotas.carried(container)
-        if container_id not in keeper.saved and due.exact and not quota:
-            detail = await self._worker.run(keeper.runtime.detail, container_id)
-            if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
-                keeper.saved[container_id] = due.cpus
-                self.progress.told[container_id] = due
-                return False
-        flight = keeper.flights.depart(container_id, due.cpus)
-        try:
-            keeper.saved.pop(container_id, None)
-            await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
-            keeper.saved[container_id] = due.cpus
-            keeper.quotas.told(container_id, quota)
-        finally:
-            keeper.flights.land(flight)
-        self.progress.told[container_id] = due
-        keeper.counters["released"] += 1
-        return True
-
-    def _is_flying(self, container: Container) -> bool:
-        return container.phase is Phase.CREATING or bool(self._keeper.flights.of(container.id))
 
     # -- the end ------------------------------------------------------------------------------------------
 

@@ -219,6 +219,20 @@ def test_one_that_the_runtime_refuses_is_told_and_tried_again(live: Callable[...
     fast(live, day)
 
 
+def test_a_fault_of_ours_ends_nothing(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
+        async with Leaving(w) as release:
+            right, w.keeper.quotas.once = w.keeper.quotas.once, lambda: 1 // 0
+            await release.begin()
+            await w.until(lambda: any("ZeroDivisionError" in words for words in release.page()["left"]))
+            w.keeper.quotas.once = right
+            await over(w, release)
+            assert w.on(lse) == w.runtime.specs[lse] == ALL
+
+    fast(live, day)
+
+
 def test_without_a_runtime_the_kernel_is_given_back(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))

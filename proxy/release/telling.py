@@ -1,0 +1,118 @@
+"""The part of a release that takes long: having the runtime save what each container is to have.
+
+Who has that saved already is not told: it is known of those that were placed or told since the start, and
+asked for of the others. A container with a call at the runtime waits for the next sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.workload import Container, Phase
+from proxy.release.kernel import Due, Given
+
+NOT_FOUND = 5
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it has come.
+
+    Attributes:
+        told: Containers that the runtime was told, with what.
+        left: What could not be done in the last sweep, by container or group, in words.
+        sweeps: How often everybody was looked at.
+        pending: Ids that the last sweep found and that are not told yet.
+    """
+
+    told: dict[str, Due] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    sweeps: int = 0
+    pending: list[str] = field(default_factory=list)
+
+
+class Telling:
+    """Tells the runtime."""
+
+    def __init__(self, keeper: Keeper, worker: Worker, progress: Progress) -> None:
+        """Take note of the parts.
+
+        Args:
+            keeper: Whose containers.
+            worker: Where the calls are made.
+            progress: Follows what is done.
+        """
+        self._keeper = keeper
+        self._worker = worker
+        self.progress = progress
+
+    def is_due(self, container_id: str, given: Given) -> bool:
+        """Tell whether the runtime may have something else saved than a container is to have."""
+        keeper, due = self._keeper, given.due[container_id]
+        container = keeper.state.containers.get(container_id)
+        if container is None:
+            return False
+        if container_id in keeper.quotas.untold or not due.exact or container_id in given.written:
+            return True
+        if keeper.state.node.erases(container.placement) and not container.request.cpuset_cpus:
+            return False  # nothing is saved for it but what its request says
+        told = self.progress.told.get(container_id)
+        mems = container.placement.mems if told is None else told.mems
+        return keeper.saved.get(container_id) != due.cpus or mems != due.mems
+
+    async def all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
+        """Tell everybody who is pending; who cannot be told now is left for the next sweep."""
+        pending = self.progress.pending
+        while pending:
+            container_id = pending[0]
+            try:
+                if await self._tell(container_id, given.due[container_id]):
+                    await pace()
+            except UnavailableError as error:
+                self.progress.left["runtime"] = str(error)
+                return  # nobody else would be told either
+            except RuntimeCallError as error:
+                self._keeper.quotas.refused(container_id)
+                if error.code != NOT_FOUND:
+                    self.progress.left[container_id] = str(error)
+            del pending[0]
+
+    async def _tell(self, container_id: str, due: Due) -> bool:
+        """Have the runtime save what a container is to have.
+
+        Returns:
+            True where that was an update; False where it was so, or has to wait for the next sweep.
+
+        Raises:
+            UnavailableError, RuntimeCallError: It does not.
+        """
+        keeper = self._keeper
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or self.is_flying(container):
+            return False
+        quota = keeper.quotas.carried(container)
+        if container_id not in keeper.saved and due.exact and not quota:
+            detail = await self._worker.run(keeper.runtime.detail, container_id)
+            if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
+                keeper.saved[container_id] = due.cpus
+                self.progress.told[container_id] = due
+                return False
+        flight = keeper.flights.depart(container_id, due.cpus)
+        try:
+            keeper.saved.pop(container_id, None)
+            await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
+            keeper.saved[container_id] = due.cpus
+            keeper.quotas.told(container_id, quota)
+        finally:
+            keeper.flights.land(flight)
+        self.progress.told[container_id] = due
+        keeper.counters["released"] += 1
+        return True
+
+    def is_flying(self, container: Container) -> bool:
+        """Tell whether a call is at the runtime that may bring a container a set."""
+        return container.phase is Phase.CREATING or bool(self._keeper.flights.of(container.id))
