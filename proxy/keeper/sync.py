@@ -63,6 +63,11 @@ class Sync:
             if key.startswith("i/"):
                 keeper.lost[container.id] = keeper.clock()
         keeper.state = recounted(type(keeper.state).of(node, pods, containers))
+        for container in containers:
+            if container.phase in (Phase.CREATED, Phase.STARTING):
+                # The runtime may be at a start that a daemon before us let go, with a set that nobody knows.
+                flight = keeper.flights.depart(container.id, node.machine.online, is_start=True)
+                self._launch.stray(flight)
         for resource, (promised, there) in beyond(keeper.state).items():
             keeper.problems.note(
                 f"cannot count all {resource} of the containers that run: they were promised"

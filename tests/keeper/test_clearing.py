@@ -202,3 +202,39 @@ def test_a_client_that_is_gone_gets_no_second_placement(live: Callable[..., None
         assert w.keeper.counters["creates_elsewhere"] == 0
 
     live(day)
+
+
+def test_a_start_that_was_in_flight_at_a_crash_is_waited_for(live: Callable[..., None]) -> None:
+    """Its set is that of before, and the runtime may get to it at any moment."""
+
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
+        await w.close()
+        w.boot()
+        await w.sync.once()
+        sandbox = await w.pod("lse", "LSE", "", "0-3")
+        create = asyncio.create_task(w.begin(sandbox))
+        await asyncio.sleep(0.05)
+        assert not create.done()
+        w.cgroups.sets[ls] = CpuSet.parse(w.runtime.specs[ls])
+        w._state(ls, "RUNNING")
+        await w.sync.once()
+        assert (await create).refused is None
+        assert w.on(ls) == "4-15"
+
+    live(day)
+
+
+def test_a_start_that_did_not_come_after_a_crash_is_not_waited_for_long(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        await w.close()
+        w.boot()
+        w.now += 3
+        await w.sync.once()
+        assert (await w.begin(await w.pod("lse", "LSE", "", "0-3"))).refused is None
+        assert (await w.start(ls)).refused is None
+        assert w.on(ls) == "4-15"
+
+    live(day)

@@ -74,6 +74,7 @@ def test_a_start_that_the_runtime_never_began_is_created_again_after_a_restart(l
         container = w.keeper.state.containers[ls].in_phase(Phase.STARTING)
         w.ledger.entries[f"c/{ls}"] = dump(container)
         w.boot()
+        w.now += 3
         await w.sync.once()
         assert w.keeper.state.containers[ls].phase is Phase.CREATED
         await w.start(ls)
