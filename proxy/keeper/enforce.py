@@ -54,8 +54,22 @@ class Enforcer:
         paused: True while nothing is to be written: what is queued already does nothing either.
     """
 
-    def __init__(self, cgroups: Cgroups, state: Callable[[], NodeState]) -> None:
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        state: Callable[[], NodeState],
+        busy: Callable[[str], bool] = lambda container_id: False,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            cgroups: Where.
+            state: Gives the newest state; called in the kernel worker's thread, as all of this.
+            busy: Tells whether the runtime is at a call that brings a set to a container: what is found in
+                its group then is nobody's doing but ours.
+        """
         self.cgroups = cgroups
+        self._busy = busy
         self.paused = False
         self._state = state
         self._paths: dict[str, str] = {}
@@ -145,9 +159,12 @@ class Enforcer:
         try:
             if self.cgroups.write(path, want, None):
                 done.written.append(container.id)
-                if self._held.get(container.id) == want:
+                if self._held.get(container.id) == want and not self._busy(container.id):
                     done.drifted.append(container.id)
-            self._held[container.id] = want
+            if self._busy(container.id):
+                self._held.pop(container.id, None)
+            else:
+                self._held[container.id] = want
             self._gone.pop(container.id, None)
         except CgroupError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):

@@ -111,3 +111,20 @@ def test_what_was_known_of_a_container_goes_with_it() -> None:
         now = [state]
         ours.enforce_all()
     assert sorted(cgroups.looked) == ["a", "a", "vm", "vm", "vm"]
+
+
+def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
+    cgroups = Cgroups(ls="0-3")
+    busy: set[str] = set()
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), [one("ls"), one("own", "0")])
+    ours = Enforcer(cgroups, lambda: state, busy.__contains__)
+    assert ours.enforce(["ls"]).drifted == []
+    busy.add("ls")
+    cgroups.sets["ls"] = CpuSet.parse("0-3")  # the runtime executes an update of before
+    assert ours.enforce(["ls"]).drifted == []
+    cgroups.sets["ls"] = CpuSet.parse("0-3")  # and only now
+    busy.clear()
+    done = ours.enforce(["ls"])
+    assert (done.written, done.drifted) == (["ls"], [])
+    cgroups.sets["ls"] = CpuSet.parse("0-3")
+    assert ours.enforce(["ls"]).drifted == ["ls"], "this was somebody else"
