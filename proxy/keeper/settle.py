@@ -18,6 +18,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 
 NOT_FOUND = 5
+EXIT_NEWS_S = 0.2
+"""A runtime refuses to update a container that has just ended some moments before it lists it as ended."""
 
 
 class Settler:
@@ -57,6 +59,7 @@ class Settler:
         quota = keeper.quotas.carried(container)
         flight = keeper.flights.depart(container_id, want)
         carried: CpuSet | None = None
+        refused = ""
         try:
             await self._worker.run(
                 keeper.runtime.update_cpuset, container_id, want, keeper.mems.wide.get(container_id), quota
@@ -69,13 +72,23 @@ class Settler:
             await asyncio.sleep(1)
         except RuntimeCallError as error:
             keeper.quotas.refused(container_id)
-            if error.code != NOT_FOUND:
-                keeper.problems.note(str(error))
+            refused = "" if error.code == NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             keeper.broken(error)
         finally:
             self._launch.landed(flight, carried)
+        if refused and await self._runs(container_id):
+            keeper.problems.note(refused)
         return True
+
+    async def _runs(self, container_id: str) -> bool:
+        """Tell whether a container whose update was refused is one that runs; then the refusal is news."""
+        await asyncio.sleep(EXIT_NEWS_S)
+        try:
+            listed = await self._worker.run(self._keeper.runtime.list_containers, container_id)
+        except Exception:  # noqa: BLE001  who is not known to have ended runs, whatever the reason
+            return True
+        return any(one.state == "RUNNING" for one in listed)
 
     def _is_passing(self, container: Container, saved: CpuSet | None) -> bool:
         """Tell whether a set is narrow only while BE is suppressed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from typing import Any
 
@@ -449,6 +450,32 @@ def test_settling_survives_an_unexpected_error(live) -> None:
         settler.close()
         assert not dead
         assert w.runtime.specs[ls] == "2-15"
+
+    live(day, settle_per_second=1000)
+
+
+def test_a_container_that_ends_before_it_is_told_is_no_problem(live) -> None:
+    """The runtime refuses to update who has just ended, and lists him as running for another moment."""
+
+    async def day(w: Any) -> None:
+        settler = Settler(w.keeper, w.launch)
+        ls = await w.run(await w.pod("ls", "LS"))
+        await w.run(await w.pod("a", "LSE", "", "0"))
+        refusal = RuntimeCallError("cannot update the cpuset: cannot update a stopped container", 2)
+
+        async def told(state: str) -> list[str]:
+            w.runtime.update_error = refusal
+            w.keeper.unsettled[ls] = None
+            finishing = asyncio.create_task(settler.finish(30))
+            await asyncio.sleep(0)
+            w.runtime.containers[ls] = dataclasses.replace(w.runtime.containers[ls], state=state)
+            await finishing
+            w.runtime.update_error = None
+            return [problem["what"] for problem in w.keeper.problems.page()]
+
+        assert str(refusal) not in await told("EXITED")
+        assert str(refusal) in await told("RUNNING")
+        settler.close()
 
     live(day, settle_per_second=1000)
 

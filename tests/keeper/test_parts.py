@@ -197,6 +197,7 @@ def test_settling_survives_errors(live) -> None:
             w.keeper.saved.pop(ls, None)
             w.keeper.to_settle.set()
             await w.quiet()
+        await w.until(w.keeper.problems.page)
         assert [p["what"] for p in w.keeper.problems.page()] == ["cannot: odd"]
         w.runtime.update_error = UnavailableError("cannot: down")
         w.keeper.unsettled[ls] = None
