@@ -66,7 +66,8 @@ def quote(text: str) -> str:
 def choice(values: type[enum.StrEnum]) -> Kind:
     """One of a few words, spelled exactly."""
     words = [str(v) for v in values]
-    listed = f"{', '.join(words[:-1])} or {words[-1]}"
+    said = [word or "empty" for word in words]
+    listed = f"{', '.join(said[:-1])} or {said[-1]}"
 
     def read(text: str) -> enum.StrEnum:
         if text not in words:

@@ -101,6 +101,7 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
             f"{p.ref} (set aside)"
             for p in state.pods.values()
             if p.aside is not None and p.key != owner and not p.aside.cpus.isdisjoint(clash)
+            if p.ref not in holders
         }
         here = {c.owner for c in state.containers.values()}
         holders |= {
