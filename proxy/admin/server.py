@@ -59,7 +59,7 @@ class AdminServer:
                 called on the event loop and must not block; it may be a coroutine function. One that takes
                 an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
                 client as status 400. ``/healthz`` is there by default and says that the loop turns.
-            actions: The same for POST. One must see to it itself that it goes on when its client leaves.
+            actions: The same for POST. One that has begun goes on to its end when its client leaves.
             patient: Routes that may take as long as an action, because they ask others.
         """
         self._path = path
@@ -70,6 +70,7 @@ class AdminServer:
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()
+        self._acting: set[asyncio.Future[object]] = set()
 
     async def start(self) -> None:
         """Listen.
@@ -138,7 +139,10 @@ class AdminServer:
         if words[0] == "POST" and path in self._actions:
             if not _may_act(writer):
                 return _response(403, "only root and the daemon's own user may act\n")
-            return await self._serve(self._actions[path], path, query, ACTION_SECONDS)
+            action = self._actions[path]
+            return await self._serve(
+                lambda words: self._to_its_end(action(words)), path, query, ACTION_SECONDS
+            )
         if words[0] != "GET" or (path in self._actions and path not in self._routes):
             only = "POST" if path in self._actions else "GET"
             return _response(405, f"only {only} is answered\n", f"Allow: {only}\r\n")
@@ -147,6 +151,15 @@ class AdminServer:
             return _response(404, f"there is {', '.join(sorted(self._routes))}\n")
         seconds = ACTION_SECONDS if path in self._patient else CLIENT_SECONDS
         return await self._serve(route, path, query, seconds)
+
+    def _to_its_end(self, answer: Answer) -> Answer:
+        """Let an action go on when nobody waits for it any more: half of one must not stay."""
+        if not inspect.isawaitable(answer):
+            return answer
+        acting: asyncio.Future[object] = asyncio.ensure_future(answer)
+        self._acting.add(acting)
+        acting.add_done_callback(self._acting.discard)
+        return asyncio.shield(acting)
 
     async def _serve(self, route: Callable[[str], Answer], path: str, query: str, seconds: float) -> bytes:
         try:

@@ -72,7 +72,6 @@ class Takeover:
         self._alive = alive
         self._worker = Worker("takeover", keeper.broken)
         self._one = asyncio.Lock()
-        self._acting: set[asyncio.Future[dict[str, object]]] = set()
         self._static = keeper.state.node.static
         keeper.beside.counts = lambda held: self.record.standing(held)
 
@@ -108,13 +107,6 @@ class Takeover:
             InputError: The parameters are wrong.
         """
         decide = _decision(step, params)
-        # Whoever asked may leave: a step that has begun goes on to its end.
-        acting = asyncio.ensure_future(self._act(step, decide))
-        self._acting.add(acting)
-        acting.add_done_callback(self._acting.discard)
-        return await asyncio.shield(acting)
-
-    async def _act(self, step: str, decide: Callable[[Record, Scene, float], Outcome]) -> dict[str, object]:
         keeper = self._keeper
         async with self._one:
             try:

@@ -330,3 +330,27 @@ def test_a_patient_page_has_the_time_of_an_action(at: Path, monkeypatch: pytest.
             await server.stop()
 
     asyncio.run(body())
+
+
+def test_an_action_goes_on_when_nobody_waits_for_it(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ACTION_SECONDS", 0.2)
+
+    async def body() -> None:
+        go, done = asyncio.Event(), asyncio.Event()
+
+        async def act() -> object:
+            await go.wait()
+            done.set()
+            return {}
+
+        server = AdminServer(at, {}, {"/do": act})
+        await server.start()
+        try:
+            assert b" 504 " in (await send(at, b"POST /do HTTP/1.1\r\n\r\n")).splitlines()[0]
+        finally:
+            await server.stop()
+        go.set()
+        async with asyncio.timeout(60):
+            await done.wait()
+
+    asyncio.run(body())
