@@ -62,6 +62,7 @@ class Release:
         self._idle = idle
         self._worker = Worker("release", keeper.broken)
         self._running: asyncio.Task[None] | None = None
+        self._one = asyncio.Lock()
         self._lasting = True
         self._telling = Telling(keeper, self._worker, Progress())
         self.stage = ""
@@ -97,19 +98,22 @@ class Release:
     # -- what commands ask --------------------------------------------------------------------------------
 
     async def begin(self, *, lasting: bool = True) -> None:
-        """Begin to give back; what has begun goes on.
+        """Begin to give back, after an ``undo`` that is under way; what has begun goes on.
 
         Args:
             lasting: Whether the next daemon keeps out of the way too; not at a stop.
         """
-        if not self.stage:
-            self._lasting = lasting
-            self.stage, self.since = RELEASING, self._keeper.wall()
-            self._telling.progress = Progress()
-            rest(self._keeper, resting=True)
-            await self._record()
-            self._keeper.voice.info("release: every container gets back what it would have had without us")
-        self._start()
+        async with self._one:
+            if not self.stage:
+                self._lasting = lasting
+                self.stage, self.since = RELEASING, self._keeper.wall()
+                self._telling.progress = Progress()
+                rest(self._keeper, resting=True)
+                await self._record()
+                self._keeper.voice.info(
+                    "release: every container gets back what it would have had without us"
+                )
+            self._start()
 
     async def undo(self) -> None:
         """Take over again, as at a start: calls wait until everybody is compared.
@@ -117,16 +121,17 @@ class Release:
         Raises:
             InputError: There is nothing to undo.
         """
-        if not self.stage:
-            raise InputError("cannot undo the release: the node is not released")
-        await self._end()
-        keeper = self._keeper
-        self.stage, self._telling.progress = "", Progress()
-        await self._record()
-        keeper.synced.clear()
-        rest(keeper, resting=False)
-        keeper.attention.set()
-        keeper.voice.info("release undone: containers are placed again")
+        async with self._one:
+            if not self.stage:
+                raise InputError("cannot undo the release: the node is not released")
+            await self._end()
+            keeper = self._keeper
+            self.stage, self._telling.progress = "", Progress()
+            await self._record()
+            keeper.synced.clear()
+            rest(keeper, resting=False)
+            keeper.attention.set()
+            keeper.voice.info("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy release`` and ``status`` show."""

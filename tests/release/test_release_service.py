@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -337,5 +338,27 @@ def test_a_stop_waits_no_longer_than_it_may(live: Callable[..., None]) -> None:
             await release.begin(lasting=False)
             assert not await release.finish(0.5)
             assert w.on(lse) == ALL
+
+    fast(live, day)
+
+
+def test_a_release_that_is_asked_for_while_one_is_undone_comes_after_it(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
+        async with Leaving(w) as release:
+            w.runtime.update_error = RuntimeCallError("cannot update: busy", 2)
+            await release.begin()
+            await w.until(lambda: release.page()["left"])
+            answers = threading.Event()
+            release._worker.start(answers.wait)  # a call that the runtime is slow to answer
+            both = asyncio.gather(release.undo(), release.begin())
+            await asyncio.sleep(0.05)
+            answers.set()
+            await both
+            assert (release.stage, w.keeper.options.enforce) == ("releasing", False)
+            w.runtime.update_error = None
+            await over(w, release)
+            assert w.on(lse) == w.runtime.specs[lse] == ALL
+            assert w.ledger.entries[KEY]["stage"] == "released"
 
     fast(live, day)
