@@ -178,6 +178,14 @@ def test_release(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_release.py")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_machine(story: Story, kind: str) -> None:
+    odd = Machine(
+        cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3,), kernel="isolcpus=12-13"
+    )
+    story.ends_well(kind, "vm_odd.py", odd)
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and certificates of it for kubelet's server and for our client."""
