@@ -89,10 +89,10 @@ class Release:
         if self.stage == RELEASING:
             self._start()
 
-    async def _record(self) -> None:
+    async def _record(self, stage: str) -> None:
         journal = self._keeper.journal
-        kept = self._lasting and self.stage
-        journal.put(KEY, {"stage": self.stage, "since": self.since} if kept else None)
+        kept = self._lasting and stage
+        journal.put(KEY, {"stage": stage, "since": self.since} if kept else None)
         await journal.flush()
 
     # -- what commands ask --------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Release:
                 self.stage, self.since = RELEASING, self._keeper.wall()
                 self._telling.progress = Progress()
                 rest(self._keeper, resting=True)
-                await self._record()
+                await self._record(self.stage)
                 self._keeper.voice.info(
                     "release: every container gets back what it would have had without us"
                 )
@@ -127,7 +127,7 @@ class Release:
             await self._end()
             keeper = self._keeper
             self.stage, self._telling.progress = "", Progress()
-            await self._record()
+            await self._record(self.stage)
             keeper.synced.clear()
             rest(keeper, resting=False)
             keeper.attention.set()
@@ -205,8 +205,8 @@ class Release:
         await self._telling.all(given, pace)
         if not self._is_over(clean):
             return False
-        self.stage = RELEASED
-        await self._record()
+        await self._record(RELEASED)
+        self.stage = RELEASED  # what is told is on the disk
         keeper.voice.info(f"released: {len(progress.told)} containers were told at the runtime")
         return True
 
