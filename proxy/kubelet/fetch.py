@@ -12,9 +12,7 @@ is meant for kubelet only, and goes over TLS only.
 from __future__ import annotations
 
 import io
-import os
 import socket
-import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 from proxy import lean
 from proxy.kubelet.errors import TOO_LATE, KubeletError
 from proxy.kubelet.settings import KubeletSettings
+from proxy.kubelet.small_file import read_small
 
 if TYPE_CHECKING:
     import http.client
@@ -212,7 +211,7 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
     if scheme != "https":
         raise ValueError("a token is sent over https only")
     try:
-        token = _small_file(settings.token_file).decode("ascii").strip()
+        token = read_small(settings.token_file, _LONGEST_TOKEN)[0].decode("ascii").strip()
     except OSError as error:
         raise ValueError(f"cannot read the token in {settings.token_file}: {error.strerror}") from None
     except ValueError as error:
@@ -220,20 +219,6 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
     if not token or not token.isprintable() or " " in token:
         raise ValueError(f"cannot use the token in {settings.token_file}: it is not one word")
     return {"Authorization": f"Bearer {token}"}
-
-
-def _small_file(path: str) -> bytes:
-    """Read a file that a call waits for: of a pipe nobody writes to, or a device, the end may never come."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
-        content = os.read(descriptor, _LONGEST_TOKEN + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > _LONGEST_TOKEN:
-        raise ValueError(f"it is larger than {_LONGEST_TOKEN >> 10} KiB")
-    return content
 
 
 def _body(response: http.client.HTTPResponse, page: _Page) -> bytes:

@@ -9,12 +9,11 @@ tells of any more.
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from proxy.kubelet.small_file import read_small
 from proxy.model.nodeobject import NodeMeta
 from proxy.pools.fields import short
 from proxy.pools.nodemeta import node_meta
@@ -58,7 +57,7 @@ class NodeFile:
             if attempt:
                 self._pause(PAUSE_S)
             try:
-                self._take(_load(self._path))
+                self._take(read_small(str(self._path), LIMIT)[0])
             except FileNotFoundError:
                 cause = "there is no such file"
             except OSError as error:
@@ -87,17 +86,3 @@ def _decoded(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def _load(path: Path) -> bytes:
-    # O_NONBLOCK: whatever lies there, a FIFO included, must not stop us.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("it is not a regular file")
-        data = file.read(LIMIT + 1)
-    if data is None:  # some files of the kernel's own have nothing yet
-        raise ValueError("nothing can be read from it")
-    if len(data) > LIMIT:
-        raise ValueError(f"it is larger than {LIMIT >> 20} MiB")
-    return data

@@ -1,4 +1,4 @@
-"""Reading small files that kubelet writes, without ever waiting for them."""
+"""Reading small files that others write, without ever waiting for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
         largest: Bytes that it may have.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: It cannot be read, or would let us wait (some files of the kernel's own).
         ValueError: It is no regular file, or is larger.
     """
     # Of a pipe nobody writes to, or a device, the end may never come.
@@ -62,5 +62,9 @@ def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
     finally:
         os.close(descriptor)
     if large:
-        raise ValueError(f"it is larger than {largest >> 20} MiB")
+        raise ValueError(f"it is larger than {_size(largest)}")
     return content, Stamp.of(status)
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"

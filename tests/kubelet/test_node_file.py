@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import io
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,8 +77,8 @@ def test_what_is_no_file_of_ours(tmp_path: Path) -> None:
     with huge.open("wb") as file:
         file.truncate(node_file.LIMIT + 1)
     for path, words in (
-        (fifo, "not a regular file"),
-        (folder, "directory"),
+        (fifo, "no regular file"),
+        (folder, "no regular file"),
         (binary, "not UTF-8"),
         (huge, "larger than 4 MiB"),
     ):
@@ -101,13 +101,12 @@ def test_a_file_that_has_nothing_to_read_yet(tmp_path: Path, monkeypatch: pytest
     file = quick(path)
     file.read()
 
-    class Waits(io.FileIO):
-        def read(self, size: int | None = -1) -> bytes:
-            return None  # type: ignore[return-value]  # as where reading would block
+    def waits(*_: object) -> bytes:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     path.write_text(LATER)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdopen", Waits)
+        patch.setattr(os, "read", waits)
         assert labels(file) == {"a": "1"}
-    assert file.problem.endswith("nothing can be read from it (what it said last stays in force)")
+    assert file.problem.endswith("temporarily unavailable (what it said last stays in force)")
     assert labels(file) == {"a": "2"}
