@@ -9,10 +9,8 @@ from pathlib import Path
 
 import click
 
-from proxy.admin.client import ask
-from proxy.cli.settings import config_option, read_config
-from proxy.config import Config, override
-from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.model.errors import TopoproxyError
 from proxy.report.page import Told, known_names, newest, read_records, render, render_pods
 from proxy.report.words import clean
 
@@ -23,13 +21,7 @@ _NEAR = 3
 @click.argument("who", metavar="[POD[/CONTAINER]]", required=False, default="")
 @click.option("--all", "everything", is_flag=True, help="Show all that is remembered, the newest last.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decisions as JSON (docs/explain.md).")
-@config_option
-@click.option(
-    "--admin", metavar="unix://SOCKET", help="The daemon's admin socket, if the configuration does not tell."
-)
-@click.option(
-    "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
-)
+@asking_options()
 def explain(
     who: str, everything: bool, as_json: bool, file: Path | None, admin: str | None, timeout: float
 ) -> None:
@@ -54,15 +46,9 @@ def explain(
 
     Ends with 69 when nobody answers, and with 1 when nothing is remembered of POD.
     """  # noqa: D301 - click wants the real backspace
-    # With a socket named, a configuration that cannot be read is no reason to say nothing.
-    config = (
-        read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+    answer = ask_daemon(
+        config_for(file, admin), "/explain", timeout, {"query": who.strip()} if who.strip() else None
     )
-    try:
-        answer = ask(config.admin_path, "/explain", timeout, {"query": who.strip()} if who.strip() else None)
-    except UnavailableError as error:
-        hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
-        raise UnavailableError(f"{error} ({hint})") from error
     records = read_records(answer)
     if who.strip() and not records:
         raise TopoproxyError(_unknown(who.strip(), answer))

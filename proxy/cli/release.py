@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from proxy.admin.client import ask
+from proxy.cli.asking import RUNS, ask_daemon, config_for
 from proxy.cli.settings import read_config, setting_options
-from proxy.config import Config, override
-from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.config import Config
+from proxy.model.errors import TopoproxyError
 
 ASK_S = 30.0
 LOOK_S = 0.5
@@ -44,9 +44,8 @@ def release(
     daemon goes on), 65 when there is nothing to undo, 69 when nobody answers, 75 when --offline meets a
     daemon, 77 for who may not.
     """
-    # With a socket named, a configuration that cannot be read is no reason to say nothing.
     named = words.get("admin") if not offline else None
-    config = override(Config(), {"adminSocket": ("--admin", named)}) if named else read_config(file, words)
+    config = config_for(file, named) if named else read_config(file, words)
     if offline:
         answer = _undo_offline(config) if undo else _offline(config, timeout)
     else:
@@ -102,11 +101,8 @@ def _act(config: Config, step: str) -> Mapping[str, object]:
 
 
 def _ask(config: Config, route: str, *, act: bool = False) -> Mapping[str, object]:
-    try:
-        answer = ask(config.admin_path, route, ASK_S, act=act)
-    except UnavailableError as error:
-        hint = "systemctl status topoproxy tells whether it runs; without it: topoproxy release --offline"
-        raise UnavailableError(f"{error} ({hint})") from error
+    hint = f"{RUNS}; without it: topoproxy release --offline"
+    answer = ask_daemon(config, route, ASK_S, act=act, hint=hint)
     return answer if isinstance(answer, dict) else {}
 
 

@@ -8,25 +8,18 @@ from pathlib import Path
 
 import click
 
-from proxy.admin.client import ask
 from proxy.admin.page import render, table
-from proxy.cli.settings import config_option, read_config
-from proxy.config import Config, override
-from proxy.model.errors import UnavailableError, UsageError
+from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.config import Config
+from proxy.model.errors import UsageError
 
 
 @click.command()
-@config_option
-@click.option(
-    "--admin", metavar="unix://SOCKET", help="The daemon's admin socket, if the configuration does not tell."
-)
+@asking_options()
 @click.option("--cgroups", is_flag=True, help="Show what the kernel's cpusets say, group by group, too.")
 @click.option("--memory", is_flag=True, help="Show on which NUMA nodes the memory of containers is, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
 @click.option("--metrics", is_flag=True, help="Print its numbers as Prometheus reads them, and nothing else.")
-@click.option(
-    "--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to wait."
-)
 def status(
     file: Path | None,
     admin: str | None,
@@ -43,15 +36,8 @@ def status(
 
     Ends with 69 when nobody answers.
     """
-    # With a socket named, a configuration that cannot be read is no reason to say nothing.
-    config = (
-        read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
-    )
-    try:
-        answer = ask(config.admin_path, _route(memory=memory, metrics=metrics), timeout)
-    except UnavailableError as error:
-        hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
-        raise UnavailableError(f"{error} ({hint})") from error
+    config = config_for(file, admin)
+    answer = ask_daemon(config, _route(memory=memory, metrics=metrics), timeout)
     if metrics:
         click.echo(answer, nl=False)
         return

@@ -9,10 +9,8 @@ from typing import Any
 
 import click
 
-from proxy.admin.client import ask
-from proxy.cli.settings import config_option, read_config
-from proxy.config import Config, override
-from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.cli.asking import ask_daemon, asking_options, config_for
+from proxy.model.errors import TopoproxyError
 from proxy.takeover.text import done_text, plan_text, status_text
 
 ACTION_S = 60.0
@@ -45,24 +43,8 @@ def takeover() -> None:
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Add what all of them have."""
-    for add in (
-        click.option(
-            "--timeout",
-            type=click.FloatRange(0.1, 600),
-            default=ACTION_S + PATIENCE_S,
-            show_default=True,
-            help="Seconds to wait.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON."),
-        click.option(
-            "--admin",
-            metavar="unix://SOCKET",
-            help="The daemon's admin socket, if the configuration does not tell.",
-        ),
-        config_option,
-    ):
-        command = add(command)
-    return command
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
+    return as_json(asking_options(ACTION_S + PATIENCE_S)(command))
 
 
 @takeover.command()
@@ -186,12 +168,4 @@ def _ask(
     *,
     act: bool = False,
 ) -> object:
-    # With a socket named, a configuration that cannot be read is no reason to say nothing.
-    config = (
-        read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
-    )
-    try:
-        return ask(config.admin_path, route, timeout, params, act=act)
-    except UnavailableError as error:
-        hint = "systemctl status topoproxy tells whether it runs, --admin names another socket"
-        raise UnavailableError(f"{error} ({hint})") from error
+    return ask_daemon(config_for(file, admin), route, timeout, params, act=act)

@@ -1,0 +1,84 @@
+"""Asking the daemon, the same way in every command that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from proxy.admin.client import ask
+from proxy.cli.settings import config_option, read_config
+from proxy.config import Config, override
+from proxy.model.errors import UnavailableError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RUNS = "systemctl status topoproxy tells whether it runs"
+
+
+def asking_options(timeout: float = 5.0) -> Callable[[F], F]:
+    """Add ``--config``, ``--admin`` and ``--timeout``; by default so many seconds are waited."""
+
+    def add(command: F) -> F:
+        for option in (
+            click.option(
+                "--timeout",
+                type=click.FloatRange(0.1, 600),
+                default=timeout,
+                show_default=True,
+                help="Seconds to wait.",
+            ),
+            click.option(
+                "--admin",
+                metavar="unix://SOCKET",
+                help="The daemon's admin socket, if the configuration does not tell.",
+            ),
+            config_option,
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def config_for(file: Path | None, admin: str | None) -> Config:
+    """Find out where the daemon is asked.
+
+    Args:
+        file: What ``--config`` said.
+        admin: What ``--admin`` said; then a configuration that cannot be read is no reason to say nothing.
+
+    Raises:
+        ConfigError, UsageError: What is read is refused.
+    """
+    return read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+
+
+def ask_daemon(
+    config: Config,
+    route: str,
+    timeout: float,
+    params: Mapping[str, str] | None = None,
+    *,
+    act: bool = False,
+    hint: str = f"{RUNS}, --admin names another socket",
+) -> object:
+    """Ask the daemon; see ``proxy.admin.client.ask``.
+
+    Args:
+        config: Says where.
+        route: What to ask for.
+        timeout: Seconds for the whole exchange.
+        params: Parameters of the question.
+        act: Something is to be done.
+        hint: What to do where nobody answers.
+
+    Raises:
+        UnavailableError, InputError, PermissionDeniedError: As ``ask`` says.
+    """
+    try:
+        return ask(config.admin_path, route, timeout, params, act=act)
+    except UnavailableError as error:
+        raise UnavailableError(f"{error} ({hint})") from error
