@@ -77,7 +77,6 @@ def _sets(scene: Scene) -> Iterator[str]:
     held = [(uid, n, cpus) for uid, pod in scene.file.held.held.items() for n, cpus in pod.items()]
     everything = CpuSet()
     for uid, name, cpus in held:
-        everything |= cpus
         who = scene.ref(uid, name)
         if missing := cpus - scene.online:
             yield f"CPUs {missing} that kubelet gave to {who} are not online"
