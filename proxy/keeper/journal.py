@@ -3,6 +3,9 @@
 Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
 restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
 gives CPUs away is written before anybody moves, and waited for (``flush``).
+
+What cannot be written stays with the worker, and goes with its next batch: batches are written in the order
+in which they were taken, so that a record never comes back after a newer one.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ Record = Pod | Container | Mapping[str, object]
 class Journal:
     """Collects changes and has them written.
 
-    Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight, ``b/`` what was written to groups above
-    pods (plain data).
+    Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
+    quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover.
     """
 
     def __init__(self, ledger: Ledger | None, worker: Worker, problem: Callable[[str], None]) -> None:
@@ -34,6 +37,7 @@ class Journal:
         self._worker = worker
         self._problem = problem
         self._waiting: dict[str, Record | None] = {}
+        self._unwritten: dict[str, Record | None] = {}  # the worker's
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -42,29 +46,41 @@ class Journal:
         if self._ledger is None:
             return
         self._waiting[key] = value
+        self._start_in(DELAY_S)
+
+    def _start_in(self, seconds: float) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._start)
+            self._timer = self._loop.call_later(seconds, self._start)
 
     def _start(self) -> None:
         self._timer = None
-        if self._waiting:
-            self._worker.start(self._write, self._take())
+        self._worker.start(self._write, self._take())
 
     def _take(self) -> Mapping[str, Record | None]:
         batch, self._waiting = self._waiting, {}
         return batch
 
     async def flush(self) -> None:
-        """Write everything that waits, and wait for it."""
+        """Write everything that waits, and wait for it. It is written too where the wait is cancelled."""
+        if self._waiting:
+            self._still()
+            await asyncio.shield(self._worker.run(self._write, self._take()))
+
+    async def close(self) -> None:
+        """Write everything, also what the worker has not come to yet."""
+        self._still()
+        if self._ledger is not None:
+            await self._worker.run(self._write, self._take())
+
+    def _still(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._waiting:
-            await self._worker.run(self._write, self._take())
 
     def _write(self, batch: Mapping[str, Record | None]) -> None:
         """Runs in the worker. A ledger that cannot be written is told, and does not stop the node."""
         assert self._ledger is not None
+        batch, self._unwritten = {**self._unwritten, **batch}, {}
         there = self._ledger.entries
         changes = {
             key: dump(value) if isinstance(value, Pod | Container) else value
@@ -76,12 +92,7 @@ class Journal:
         try:
             self._ledger.write(changes)
         except TopoproxyError as error:
+            self._unwritten = {key: batch[key] for key in changes}
             self._problem(str(error))
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._again, batch)
-
-    def _again(self, batch: Mapping[str, Record | None]) -> None:
-        """Try what could not be written once more, later; what is newer meanwhile counts."""
-        self._waiting = {**batch, **self._waiting}
-        if self._timer is None:
-            self._timer = self._loop.call_later(RETRY_S, self._start)
+                self._loop.call_soon_threadsafe(self._start_in, RETRY_S)

@@ -360,8 +360,12 @@ class Keeper:
 
     def broken(self, error: BaseException) -> None:
         """Report a fault of ours; callable from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._note_fault, f"{type(error).__name__}: {error}")
+
+    def _note_fault(self, what: str) -> None:
         self.counters["internal_errors"] += 1
-        self.complain(f"internal error: {type(error).__name__}: {error}")
+        self.problems.note(f"internal error: {what}")
 
     async def close(self) -> None:
         """Write what waits and end the workers."""
@@ -369,7 +373,7 @@ class Keeper:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.journal.flush()
+        await self.journal.close()
         await asyncio.to_thread(self.kernel.close)
         await asyncio.to_thread(self.scout.close)
         await asyncio.to_thread(self.prescriptions.close)

@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import threading
 
+import pytest
+
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.keeper.flights import Flights
@@ -120,13 +122,70 @@ def test_a_ledger_that_cannot_be_written_is_told_and_does_not_stop_the_node() ->
     asyncio.run(day())
 
 
+class _Full(dict):
+    """A ledger that can be full, and remembers what it holds."""
+
+    entries = property(lambda self: self)
+    full = False
+
+    def write(self, changes: dict[str, object]) -> None:
+        if self.full:
+            raise CannotCreateError("cannot write the ledger: no space left")
+        self.update(changes)
+
+
+def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
+    async def day() -> None:
+        worker = Worker("k", lambda error: None)
+        ledger = _Full()
+        ledger.full = True
+        journal = Journal(ledger, worker, lambda words: None)
+        gate = threading.Event()
+        worker.start(gate.wait, 30)
+        writes = []
+        for number in range(3):  # three batches wait for the worker, and all of them fail
+            journal.put("q/pod", {"quota": number})
+            writes.append(asyncio.ensure_future(journal.flush()))
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*writes)
+        await asyncio.sleep(0)
+        ledger.full = False
+        await journal.close()
+        assert ledger == {"q/pod": {"quota": 2}}
+        worker.close()
+
+    asyncio.run(day())
+
+
+def test_a_wait_that_is_given_up_costs_no_record() -> None:
+    async def day() -> None:
+        worker = Worker("k", lambda error: None)
+        ledger = _Full()
+        journal = Journal(ledger, worker, lambda words: None)
+        gate = threading.Event()
+        worker.start(gate.wait, 30)
+        journal.put("i/one", {})
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await journal.flush()
+        journal.put("c/two", {})
+        journal._start()  # as its timer does: the worker has not come to it when all ends
+        gate.set()
+        await journal.close()
+        worker.close()
+        assert set(ledger) == {"i/one", "c/two"}
+
+    asyncio.run(day())
+
+
 def test_the_worker_keeps_order_and_reports() -> None:
     async def day() -> None:
         seen: list[int] = []
         failed: list[BaseException] = []
         worker = Worker("w", failed.append)
         gate = threading.Event()
-        worker.start(gate.wait)
+        worker.start(gate.wait, 30)
         for i in range(20):
             worker.start(seen.append, i)
         worker.start(lambda: 1 / 0)
