@@ -18,13 +18,14 @@ from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
 from proxy.ledger import open_ledger
 from proxy.ledger.journal import NAME
-from proxy.model.errors import InputError, LockedError
+from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.release.making import KEY
 from proxy.release.service import RELEASED, Release
 from proxy.topology.reader import read_machine
 from proxy.wiring import keeper_of, suppression_of
 
 LOOK_S = 0.2
+NOT_RELEASED = "cannot undo the release: the node is not released"
 
 Page = dict[str, object]
 
@@ -43,7 +44,7 @@ def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
     Raises:
         TopoproxyError: A daemon runs, or the state, the machine or its cgroups cannot be read.
     """
-    if not (config.state_dir / NAME).exists():
+    if not _has_ledger(config):
         return {"stage": "", "nothing": f"there is nothing to release: {config.state_dir} has no ledger"}
     with _locked(config):
         return asyncio.run(_release(config, limit, say))
@@ -56,16 +57,30 @@ def undo(config: Config) -> Page:
         InputError: The node is not released.
         TopoproxyError: A daemon runs, or the state cannot be written.
     """
+    if not _has_ledger(config):
+        raise InputError(NOT_RELEASED)
     with _locked(config):
         machine = read_machine(config.sysfs_root, config.procfs_root)
         ledger, _ = open_ledger(config.state_dir, machine.fingerprint)
         try:
             if KEY not in ledger.entries:
-                raise InputError("cannot undo the release: the node is not released")
+                raise InputError(NOT_RELEASED)
             ledger.write({KEY: None})
         finally:
             ledger.close()
     return {"stage": ""}
+
+
+def _has_ledger(config: Config) -> bool:
+    try:
+        (config.state_dir / NAME).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PermissionDeniedError(
+            f"cannot use the state folder {config.state_dir}: {error.strerror}"
+        ) from error
+    return True
 
 
 @contextlib.contextmanager

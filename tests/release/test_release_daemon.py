@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 from leaving_node import ALL, MACHINE, Node, command
 
+from proxy.config import Config
 from proxy.demo.client import PodSpec
 from proxy.kubelet.rewriting import static_state
-from proxy.model.errors import InputError, LockedError, TopoproxyError, UnavailableError
+from proxy.model.errors import (
+    InputError,
+    LockedError,
+    PermissionDeniedError,
+    TopoproxyError,
+    UnavailableError,
+)
 from proxy.model.idset import CpuSet
+from proxy.release import offline
 
 
 def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
@@ -112,6 +123,8 @@ def test_without_a_daemon(node: Node) -> None:
         await daemon.keeper.journal.flush()
 
     assert "has no ledger" in command(node, "--offline").stdout
+    with pytest.raises(InputError, match="not released"):
+        command(node, "--offline", "--undo")
     with pytest.raises(UnavailableError, match="topoproxy release --offline"):
         command(node)
     daemon = node.daemon()
@@ -130,6 +143,18 @@ def test_without_a_daemon(node: Node) -> None:
     )
     with pytest.raises(InputError, match="not released"):
         command(node, "--offline", "--undo")
+
+
+def test_without_a_daemon_for_who_may_not(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> object:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    config = Config(state_dir=node.folder / "state")
+    with pytest.raises(PermissionDeniedError, match=r"cannot use the state folder .*: Permission denied"):
+        offline.release(config, 1, print)
+    with pytest.raises(PermissionDeniedError, match=r"cannot use the state folder .*: Permission denied"):
+        offline.undo(config)
 
 
 def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
