@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING
 from proxy.keeper.backoff import BackOff
 from proxy.keeper.ports import CpuGroups
 from proxy.keeper.quota_files import Found, look, put_back, take_off
-from proxy.model.koordinator import KeepQuota
 from proxy.model.workload import Container, Phase, Pool
-from proxy.plan.quotas import at_once
-from proxy.pools.quota import UNLIMITED, quota_of_owner
+from proxy.plan.quotas import unlimited
+from proxy.pools.quota import UNLIMITED
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
@@ -87,13 +86,9 @@ class Quotas:
         """Tell whether a container's quota is to be off now."""
         if not self.active or self.leaving or container.phase is Phase.EXITED:
             return False
-        state, count = self._keeper.state, 1
-        keep = state.node.keep_quota
-        if keep is KeepQuota.SEVERAL_CONTAINERS:
-            pod = state.pods.get(container.pod.sandbox_id) or container.pod
-            count = at_once(state, pod, container.name)
-        owns = container.placement.pool is Pool.OWN
-        return quota_of_owner(owns=owns, containers=count, keep=keep) is not None
+        state = self._keeper.state
+        pod = state.pods.get(container.pod.sandbox_id) or container.pod
+        return unlimited(state, pod, container.name, container.placement.pool)
 
     def all_off(self) -> list[Container]:
         """Give the containers whose quota is to be off now."""

@@ -8,15 +8,11 @@ of several containers. Who no longer owns CPUs gets the quota of the request bac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from proxy.model.koordinator import KeepQuota
 
 UNLIMITED = -1
 PERIOD = 100_000
 """Microseconds, kubelet's."""
-LEAST = 1000
-"""Microseconds; the kernel takes no smaller quota."""
 
 
 def quota_of_owner(*, owns: bool, containers: int = 1, keep: KeepQuota = KeepQuota.NEVER) -> int | None:
@@ -32,30 +28,3 @@ def quota_of_owner(*, owns: bool, containers: int = 1, keep: KeepQuota = KeepQuo
     """
     several = containers > 1 and keep is KeepQuota.SEVERAL_CONTAINERS
     return None if not owns or several or keep is KeepQuota.ALWAYS else UNLIMITED
-
-
-def quota_again(had: int | None, has: int | None, asked: int) -> int | None:
-    """Tell what to write when a decision changes.
-
-    Args:
-        had: What was decided before.
-        has: What is decided now, both as ``quota_of_owner`` says.
-        asked: The quota of the request (0 or -1 for none).
-
-    Returns:
-        The quota to write, None where nothing changes.
-    """
-    if had == has:
-        return None
-    return has if has is not None else asked or UNLIMITED
-
-
-def pod_quota(limits: Iterable[int], period: int = PERIOD) -> int:
-    """Give the quota that kubelet gives to a pod.
-
-    Args:
-        limits: CPU limits of its containers in thousandths; 0 where one has none.
-        period: Microseconds.
-    """
-    each = list(limits)
-    return UNLIMITED if not each or 0 in each else max(LEAST, sum(each) * period // 1000)
