@@ -19,9 +19,11 @@ N ?= 60
 MUTATE_ARGS ?=
 RUNTIMES ?= build/runtimes
 BENCH_ARGS ?=
+CRASH_ARGS ?=
+CHURN_ARGS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo test test-vm test-runtimes lint mutate bench bench-go conformance proto lock wheel clean
+.PHONY: help venv demo test test-vm test-runtimes lint mutate bench bench-go crash churn conformance proto lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +107,14 @@ conformance: venv ## run the tables of cases: VECTORS="file or folder ..."
 bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS="..."
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
 	@$(BIN)/python bench/simulate.py
+	@$(BIN)/python bench/ledger_figures.py
+	@$(BIN)/python bench/moving_figures.py
+
+crash: venv ## kill the daemon at every step and at 500 moments: CRASH_ARGS="--moments 50"
+	@$(BIN)/python bench/crash.py $(CRASH_ARGS)
+
+churn: venv ## 20,000 calls with a runtime and a kernel that fail now and then: CHURN_ARGS="--calls 2000"
+	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
 
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)

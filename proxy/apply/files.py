@@ -64,6 +64,22 @@ class OsFiles:
         finally:
             os.close(fd)
 
+    def exchange(self, path: str, name: str, text: str) -> tuple[str, str | None]:
+        """Read one file of a group, write it where it holds something else, and read it again: opened once.
+
+        Returns:
+            What it held, and what it holds after the write; None where nothing was written.
+        """
+        fd = os.open(f"{self._full(path)}/{name}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            before = os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
+            if before.strip() == text:
+                return before, None
+            os.pwrite(fd, text.encode(), 0)
+            return before, os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
+        finally:
+            os.close(fd)
+
     def is_group(self, path: str) -> bool:
         """Tell whether there is such a directory."""
         try:

@@ -1,0 +1,186 @@
+"""Twenty thousand creates, updates and removals, with a runtime and a kernel that fail now and then.
+
+    make churn                                      as many; some minutes
+    .venv/bin/python bench/churn.py --calls 2000    fewer
+
+Eight clients call the real daemon at the same time. The runtime (a stand-in) fails one call in twenty, and
+one kernel write in fifty is refused. It is looked at all the time whether a running container is on the CPUs
+of an owner who runs; in the end, whether everybody is where he belongs. The daemon's memory and its ledger
+are measured after a tenth of the calls and after all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import tempfile
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crash import Found, watched
+from faulty_node import KINDS, Node, node
+from procs import BenchError
+from table import render
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.demo.calls import CallRefused
+from proxy.demo.client import CriClient
+from proxy.model.errors import RuntimeCallError, TopoproxyError
+
+CALLS, HANDS = 20_000, 8
+RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
+GROWTH_MB, LEDGER_KB = 5.0, 1024
+COUNTED = ("CreateContainer", "UpdateContainerResources", "RemoveContainer")
+
+
+@dataclass
+class Churn:
+    """What came out: the calls, memory (MB) and ledger (bytes) early and in the end, and what was wrong."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    memory: list[float] = field(default_factory=list)
+    ledger: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def growth(self) -> float:
+        return self.memory[-1] - self.memory[0]
+
+    @property
+    def missed(self) -> bool:
+        return bool(self.wrong) or self.growth >= GROWTH_MB or max(self.ledger) >= LEDGER_KB * 1024
+
+
+class Hand(threading.Thread):
+    """A client with pods of its own, one after the other."""
+
+    def __init__(self, one: Node, number: int, share: int, churn: Churn) -> None:
+        super().__init__()
+        self.one = one
+        self.dice = random.Random(number)
+        self.left = share
+        self.churn = churn
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with CriClient(str(self.one.socket)) as client:
+                while self.left > 0:
+                    self.pod(client)
+        except BaseException as error:  # noqa: BLE001 - told by whoever waits
+            self.error = error
+
+    def count(self, what: str) -> None:
+        self.left -= 1
+        self.churn.calls[what] += 1
+
+    def pod(self, client: CriClient) -> None:
+        """A pod's life: some containers, one after the other."""
+        with contextlib.suppress(RuntimeCallError):
+            pod_id = self.one.pod(client, self.dice.choice(KINDS))
+            for attempt in range(self.dice.randint(1, 3)):
+                with contextlib.suppress(RuntimeCallError):
+                    self.container(client, pod_id, attempt)
+            client.end_pod(pod_id)
+
+    def container(self, client: CriClient, pod_id: str, attempt: int) -> None:
+        self.count("create")
+        container_id = self.one.create(client, pod_id, attempt)
+        with contextlib.suppress(RuntimeCallError):
+            client.start(container_id)
+            for _ in range(self.dice.randint(0, 2)):
+                self.count("update")
+                client.update(container_id, pb.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=64))
+        for _ in range(20):
+            with contextlib.suppress(RuntimeCallError):
+                self.count("remove")
+                client.remove(container_id)
+                return
+
+
+def memory_mb(one: Node) -> float:
+    assert one.popen is not None
+    for line in Path(f"/proc/{one.popen.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise BenchError("cannot read the memory of the daemon")
+
+
+def measure(calls: int = CALLS) -> Churn:
+    """Make so many calls."""
+    churn, found = Churn(), Found()
+    with tempfile.TemporaryDirectory(prefix="ch") as folder, node(Path(folder)) as one:
+        dice, lock = random.Random(7), threading.Lock()
+
+        def fail(_: object) -> None:
+            with lock:
+                fails = dice.random() < RUNTIME_FAILS
+            if fails:
+                import grpc
+
+                raise CallRefused(grpc.StatusCode.UNKNOWN, "failed to do it: no reason is known")
+
+        for method in (*COUNTED, "StartContainer"):
+            one.runtime.before(method, fail)
+        one.start(writes=WRITES_FAIL)
+        with watched(one, found):
+            for share in (calls // 10, calls - calls // 10):
+                hands = [Hand(one, share + number, share // HANDS, churn) for number in range(HANDS)]
+                for hand in hands:
+                    hand.start()
+                for hand in hands:
+                    hand.join()
+                churn.wrong += [repr(hand.error) for hand in hands if hand.error is not None]
+                clear(one)
+                churn.wrong += one.settled(30)
+                churn.memory.append(memory_mb(one))
+                churn.ledger.append((one.folder / "state/ledger.jsonl").stat().st_size)
+                with one.runtime._lock:
+                    one.runtime._calls.clear()
+        churn.wrong += [*found.overlaps]
+        page = one.status() or {}
+        churn.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
+    return churn
+
+
+def clear(one: Node) -> None:
+    """End the pods whose end was refused."""
+    with CriClient(str(one.socket)) as client:
+        for pod_id in list(one.runtime.pods):
+            with contextlib.suppress(TopoproxyError):
+                client.end_pod(pod_id)
+
+
+HEAD = ("churn", "creates", "updates", "removals", "broken", "memory", "growth", "ledger", "bar")
+
+
+def rows(churn: Churn) -> list[list[str]]:
+    return [
+        [
+            f"{HANDS} at once, runtime fails {RUNTIME_FAILS:.0%}, writes {WRITES_FAIL:.0%}",
+            *(str(churn.calls[what]) for what in ("create", "update", "remove")),
+            str(len(churn.wrong)),
+            f"{churn.memory[-1]:.1f} MB",
+            f"{churn.growth:+.1f} MB",
+            f"{max(churn.ledger) / 1024:.0f} kB",
+            f"0, {GROWTH_MB:g} MB, {LEDGER_KB} kB" + (" MISSED" if churn.missed else ""),
+        ]
+    ]
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--calls", type=int, default=CALLS)
+    churn = measure(words.parse_args().calls)
+    print(render(HEAD, rows(churn)))
+    for what in churn.wrong:
+        print(f"  {what}")
+    return int(churn.missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""The daemon is killed (SIGKILL) at every step of a day, and at random moments of a busy one.
+
+    make crash                                    the steps, and 500 moments; some twenty minutes
+    .venv/bin/python bench/crash.py --steps       every step once
+    .venv/bin/python bench/crash.py --moments 50  as many random moments
+
+The runtime and the cgroup tree are imitated (``faulty_node``), the daemon is the real one. After each end
+of a daemon another one is started on what is left. What is counted: containers that run on CPUs of an owner
+who runs (looked at all the time, also while no daemon runs), owners that the next daemon does not know,
+containers without CPUs, who is not where he belongs some seconds later (astray), and how long it takes from
+the start of the process until calls are decided again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from faulty_node import KINDS, Node, node
+from table import number, render
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.demo.client import CriClient
+from proxy.model.errors import TopoproxyError, UnavailableError
+
+BAR_S = 1.0
+HANDS = 4
+CALM = 10
+"""After so many moments it is waited until everybody is where he belongs."""
+LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
+
+
+@dataclass
+class Found:
+    """What came out.
+
+    Attributes:
+        kills: How often the daemon was killed.
+        overlaps, lost, astray: What must not be, in words.
+        ready: Seconds until calls were decided again, one for each start.
+    """
+
+    kills: int = 0
+    overlaps: set[str] = field(default_factory=set)
+    lost: list[str] = field(default_factory=list)
+    astray: list[str] = field(default_factory=list)
+    ready: list[float] = field(default_factory=list)
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.overlaps or self.lost or self.astray)
+
+    def row(self, what: str) -> list[str]:
+        late = sorted(self.ready)
+        none = sum("no CPUs" in words for words in self.overlaps)
+        return [
+            what,
+            str(self.kills),
+            str(len(self.overlaps) - none),
+            str(len(self.lost)),
+            str(none),
+            str(len(self.astray)),
+            number(late[len(late) // 2] if late else None, "s"),
+            number(late[-1] if late else None, "s"),
+        ]
+
+
+HEAD = ("killed", "times", "overlaps", "lost owners", "without CPUs", "astray", "ready p50", "ready max")
+
+
+@contextlib.contextmanager
+def watched(one: Node, found: Found) -> Iterator[None]:
+    """Look for overlaps all the time."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.004):
+            with contextlib.suppress(TopoproxyError):  # a group that goes while it is read
+                found.overlaps.update(one.overlaps())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def again(one: Node, found: Found) -> None:
+    """Start the next daemon, and look whether it knows all owners."""
+    found.ready.append(one.start())
+    found.lost += one.lost()
+
+
+# -- steps ------------------------------------------------------------------------------------------------
+
+
+def story(one: Node, client: CriClient, shared: str) -> None:
+    """A day with all that matters: owners come, with named CPUs and with chosen ones, and one goes."""
+    pod = one.pod(client, LSE)
+    named = one.create(client, pod, 0)
+    client.start(named)
+    client.update(shared, pb.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=100))
+    other = one.pod(client, WHOLE)
+    client.start(one.create(client, other, 0))
+    client.stop(named)
+    client.remove(named)
+    client.end_pod(pod)
+    client.end_pod(other)
+
+
+def at_step(one: Node, found: Found, step: int, trace: Path | None = None) -> bool:
+    """Live a day up to a step; False where it has no such step."""
+    told = {"kill_at": step} | ({"steps": str(trace)} if trace else {})
+    one.start(**told)
+    shared = next(i for i, r in one.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
+    with CriClient(str(one.socket), timeout=10) as client:
+        try:
+            story(one, client, shared)
+        except UnavailableError:
+            one.until(lambda: not one.alive, 10, f"the end at step {step}")
+        else:
+            return False
+    found.kills += 1
+    again(one, found)
+    found.astray += [f"step {step}: {what}" for what in one.settled()]
+    with CriClient(str(one.socket)) as client:
+        for pod in list(one.runtime.pods.values()):
+            if pod.config.metadata.name.startswith((f"{LSE.name}-", f"{WHOLE.name}-")):
+                client.end_pod(pod.id)
+    found.astray += [f"after step {step}: {what}" for what in one.settled()]
+    return True
+
+
+def steps(every: int = 1) -> tuple[Found, list[str]]:
+    """Kill the daemon at each step of the story, or at some."""
+    found = Found()
+    with tempfile.TemporaryDirectory(prefix="cr") as folder, node(Path(folder)) as one:
+        one.start()
+        with CriClient(str(one.socket)) as client:
+            for kind in (KINDS[0], KINDS[1], KINDS[2]):
+                client.start(one.create(client, one.pod(client, kind), 0))
+        trace = Path(folder) / "steps"
+        with watched(one, found):
+            at_step(one, found, 10**9, trace)
+            names = trace.read_text().splitlines()
+            for step in range(1, len(names) + 1, every):
+                say(f"step {step} of {len(names)}: {names[step - 1]}")
+                at_step(one, found, step)
+    return found, names
+
+
+# -- moments ----------------------------------------------------------------------------------------------
+
+
+def hand(one: Node, seed: int, over: threading.Event) -> None:
+    """A client that does one thing after the other with some pods, until the daemon is gone."""
+    dice = random.Random(seed)
+    with CriClient(str(one.socket), timeout=10) as client:
+        while not over.is_set():
+            try:
+                act(one, client, dice, seed % HANDS)
+            except UnavailableError:
+                return
+            except (TopoproxyError, KeyError):
+                continue  # refused, or somebody else's
+
+
+def act(one: Node, client: CriClient, dice: random.Random, mine: int) -> None:
+    """Do one thing. Each hand has pods of its own, as kubelet has one worker for a pod."""
+    pods = [
+        p for p in one.runtime.pods.values() if int(p.config.metadata.name.rpartition("-")[2]) % HANDS == mine
+    ]
+    if len(pods) < 2 or (len(pods) < 4 and dice.random() < 0.2):
+        one.pod(client, dice.choice(KINDS))
+        return
+    pod = dice.choice(pods)
+    if dice.random() < 0.1:
+        client.end_pod(pod.id)
+        return
+    inside = [r for r in one.runtime.containers.values() if r.pod_id == pod.id]
+    live = [r for r in inside if r.state != pb.CONTAINER_EXITED]
+    if not live:
+        for old in inside:
+            client.remove(old.id)
+        one.create(client, pod.id, dice.randrange(10**6))
+        return
+    record = dice.choice(live)
+    if record.state == pb.CONTAINER_CREATED:
+        client.start(record.id)
+    elif dice.random() < 0.5:
+        client.update(record.id, pb.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=100))
+    else:
+        client.stop(record.id)
+
+
+def moments(count: int, seed: int = 1) -> Found:
+    """Kill the daemon at random moments under churn."""
+    dice, found = random.Random(seed), Found()
+    with tempfile.TemporaryDirectory(prefix="cr") as folder, node(Path(folder)) as one:
+        slow = random.Random(seed)
+        for method in ("CreateContainer", "StartContainer", "UpdateContainerResources"):
+            one.runtime.before(method, lambda _: time.sleep(slow.choice((0, 0, 0.005, 0.03))))
+        with watched(one, found):
+            again(one, found)
+            for turn in range(count):
+                over = threading.Event()
+                hands = [
+                    threading.Thread(target=hand, args=(one, turn * HANDS + i, over)) for i in range(HANDS)
+                ]
+                for thread in hands:
+                    thread.start()
+                time.sleep(dice.uniform(0.01, 0.4))
+                one.kill()
+                over.set()
+                for thread in hands:
+                    thread.join()
+                found.kills += 1
+                again(one, found)
+                if turn % CALM == CALM - 1 or turn == count - 1:
+                    found.astray += one.settled()
+                    say(f"moment {turn + 1} of {count}: {len(found.overlaps)} overlaps")
+    return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument(
+        "--steps", action="store_true", help="every step of a day, and no moments unless asked for"
+    )
+    words.add_argument("--every", type=int, default=1, metavar="N", help="every Nth step")
+    words.add_argument("--moments", type=int, metavar="N", help="so many random moments (500)")
+    words.add_argument("--seed", type=int, default=1)
+    told = words.parse_args()
+    rows, every = [], list[Found]()
+    if told.steps or told.moments is None:
+        found, names = steps(told.every)
+        every.append(found)
+        rows.append(
+            found.row(f"at each of {len(names)} steps" + (f", every {told.every}." * (told.every > 1)))
+        )
+    if told.moments or (told.moments is None and not told.steps):
+        every.append(moments(told.moments or 500, told.seed))
+        rows.append(every[-1].row("at random moments"))
+    print(render(HEAD, rows))
+    for found in every:
+        for words_ in (*sorted(found.overlaps), *found.lost, *found.astray):
+            print(f"  {words_}")
+    slow = any(sorted(found.ready)[len(found.ready) // 2] > BAR_S for found in every)
+    return int(slow or any(found.broken for found in every))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The daemon with faults at its ports: kernel writes that fail, and an end by SIGKILL at any of its steps.
+
+    FAULTS='{"kill_at": 17}' python bench/faulty.py serve --config ...
+
+``FAULTS`` is JSON: ``kill_at`` (the step at which it kills itself, counted from 1), ``steps`` (a file to
+which each step is appended), ``writes`` (the share of kernel writes that are refused, with EBUSY or ENOSPC),
+``seed``. A step is a point at which something has just become true outside of the process, or is about to:
+before, amid and after each write of the ledger, before and after each kernel write, before and after a call
+is let go to the runtime, and when its answer arrives. Only steps of calls are counted: those of the first
+comparison are not, as a crash there is one more crash of the same kind.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from proxy.apply.folder_rules import FolderFiles
+from proxy.cri.call import Call
+from proxy.cri.interceptors import Interceptors
+from proxy.ledger import journal
+
+
+class Faults:
+    """What goes wrong."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.kill_at = int(told.get("kill_at", 0))
+        self.share = float(told.get("writes", 0.0))
+        self.dice = random.Random(int(told.get("seed", 1)))
+        self.trace = Path(told["steps"]).open("a", buffering=1) if "steps" in told else None  # noqa: SIM115
+        self.count = 0
+        self.counting = False
+        self._lock = threading.Lock()
+
+    def step(self, what: str) -> None:
+        """Pass a step, or end at it."""
+        if not self.counting:
+            return
+        with self._lock:
+            self.count += 1
+            if self.trace is not None:
+                self.trace.write(f"{what}\n")
+            if self.count == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+                threading.Event().wait()  # it is on its way
+
+    def refuse(self, path: str) -> None:
+        """Refuse a kernel write now and then."""
+        with self._lock:
+            if self.dice.random() >= self.share:
+                return
+            number = self.dice.choice((errno.EBUSY, errno.EBUSY, errno.ENOSPC))
+        raise OSError(number, os.strerror(number), path)
+
+
+def install(faults: Faults) -> None:
+    """Put the faults between the daemon and what it stands on."""
+    store, write, release = journal._write_whole, FolderFiles.write, Call.release
+    request, response = Interceptors.request, Interceptors.response
+
+    def stored(fd: int, data: bytes) -> None:
+        faults.step("ledger: before a record")
+        if faults.count + 1 == faults.kill_at:
+            os.write(fd, data[: len(data) // 2])
+        faults.step("ledger: amid a record")
+        store(fd, data)
+        faults.step("ledger: after a record")
+
+    def written(self: FolderFiles, path: str, name: str, text: str) -> None:
+        faults.step("kernel: before a write")
+        faults.refuse(path)
+        write(self, path, name, text)
+        faults.step("kernel: after a write")
+
+    def released(self: Call, body: bytes | None = None) -> None:
+        faults.step(f"{self.method}: before it goes on")
+        release(self, body)
+        faults.step(f"{self.method}: after it went on")
+
+    def requested(self: Interceptors, call: Any) -> None:
+        faults.counting = True
+        request(self, call)
+
+    def answered(self: Interceptors, call: Any, message: bytes) -> None:
+        faults.step(f"{call.method}: answered, not noted")
+        response(self, call, message)
+        faults.step(f"{call.method}: answered and noted")
+
+    journal._write_whole = stored
+    FolderFiles.write = written  # type: ignore[method-assign]
+    Call.release = released  # type: ignore[method-assign]
+    Interceptors.request = requested  # type: ignore[method-assign]
+    Interceptors.response = answered  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    install(Faults(json.loads(os.environ.get("FAULTS", "{}"))))
+    from proxy.__main__ import main
+
+    main()

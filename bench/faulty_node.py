@@ -1,0 +1,253 @@
+"""A node to break: the stand-in runtime, a folder with the kernel's cpuset rules, the daemon as a process.
+
+What is promised is looked up where it counts, in the cgroup files and at the runtime, not at the daemon:
+``overlaps`` holds at any moment, also while no daemon runs; ``unsettled`` must become nothing once a daemon
+is there and the calls are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from procs import BENCH, BenchError, environment
+
+from proxy.admin.client import ask
+from proxy.apply.folder import FolderCgroups
+from proxy.cri.pb import api_pb2 as pb
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.records import ContainerRecord
+from proxy.demo.runtime import StandInRuntime
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import KubeQos
+from proxy.topology import write_sysfs
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 8, 2)
+QOS = "koordinator.sh/qosClass"
+KINDS = (
+    PodSpec("ls", "LS", KubeQos.BURSTABLE),
+    PodSpec("be", "BE", KubeQos.BEST_EFFORT),
+    PodSpec("burstable", "", KubeQos.BURSTABLE),
+    PodSpec("lse-low", "LSE", KubeQos.GUARANTEED, "2-3", 2),
+    PodSpec("lse-high", "LSE", KubeQos.GUARANTEED, "6-7,14", 3),
+    PodSpec("whole", "", KubeQos.GUARANTEED, "", 2),
+    PodSpec("more", "", KubeQos.GUARANTEED, "", 1),
+)
+
+
+def owns(record: ContainerRecord) -> bool:
+    """Tell whether a container was promised CPUs of its own."""
+    return record.config.annotations.get("owns") == "yes"
+
+
+@dataclass
+class Node:
+    """One node in a folder."""
+
+    folder: Path
+    version: int = 1
+    popen: subprocess.Popen[bytes] | None = None
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        machine = self.folder / "machine"
+        write_sysfs(MACHINE, machine)
+        self.cgroups = FolderCgroups(
+            self.folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, self.version
+        )
+        self.runtime = StandInRuntime(self.folder / "runtime.sock", self.cgroups)
+        self.socket, self.admin = self.folder / "cri.sock", self.folder / "admin.sock"
+        config = {
+            "apiVersion": "topoproxy/v1",
+            "kind": "TopoproxyConfiguration",
+            "kubelet": {"stateDir": str(self.folder / "kubelet")},
+            "cpuManagerPolicy": "static",
+            "reconcilePeriod": "1s",
+            "callTimeout": "5s",
+            "listen": f"unix://{self.socket}",
+            "adminSocket": f"unix://{self.admin}",
+            "runtime": f"unix://{self.runtime.socket_path}",
+            "stateDir": str(self.folder / "state"),
+            "sysfsRoot": str(machine / "sys"),
+            "procfsRoot": str(machine / "proc"),
+            "cgroupRoot": str(self.cgroups.root),
+            "log": {"level": "warning"},
+        }
+        (self.folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+
+    # -- the daemon ---------------------------------------------------------------------------------------
+
+    def start(self, **faults: object) -> float:
+        """Start a daemon, with faults if any are named.
+
+        Returns:
+            Seconds until it was in step with the runtime and a call was answered through it.
+        """
+        self.kill()
+        program = [str(BENCH / "faulty.py")] if faults else ["-m", "proxy"]
+        begun = time.monotonic()
+        with (self.folder / "daemon.log").open("ab") as log:
+            self.popen = subprocess.Popen(  # the argument vector is ours
+                [sys.executable, *program, "serve", "--config", str(self.folder / "config.yaml")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=BENCH.parent,
+                env={**environment(malloc=False), "FAULTS": json.dumps(faults)},
+            )
+        self.until(self._ready, 30, "ready")
+        with CriClient(str(self.socket)) as client:
+            client.version()
+        return time.monotonic() - begun
+
+    def _ready(self) -> bool:
+        if self.popen is not None and self.popen.poll() is not None:
+            raise BenchError(f"cannot start the daemon: {self.log()}")
+        page = self.status()
+        return bool(page and page["ready"])
+
+    def status(self) -> dict[str, Any] | None:
+        """Ask what ``topoproxy status`` shows; None where nobody answers."""
+        with contextlib.suppress(TopoproxyError, OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(self.admin))  # without the retries of a command that a person gives
+            page = ask(self.admin, "/status")
+            return page if isinstance(page, dict) else None
+        return None
+
+    def log(self) -> str:
+        """The last words of the daemons."""
+        return (self.folder / "daemon.log").read_text(errors="replace")[-2000:]
+
+    @property
+    def alive(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def kill(self) -> None:
+        """End the daemon as a crash does."""
+        if self.popen is not None:
+            self.popen.kill()
+            self.popen.wait()
+            self.popen = None
+
+    @staticmethod
+    def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+        """Wait until something is so."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                raise BenchError(f"{what}: not within {seconds:g} s")
+            time.sleep(0.005)
+
+    # -- what a client does -------------------------------------------------------------------------------
+
+    def pod(self, client: CriClient, kind: PodSpec) -> str:
+        """Run a sandbox; gives its id."""
+        name = f"{kind.name}-{next(self.numbers)}"
+        spec = PodSpec(name, kind.qos, kind.kube_qos, kind.cpuset, kind.cpus)
+        return client.run_pod(spec).pod_id
+
+    def create(self, client: CriClient, pod_id: str, attempt: int) -> str:
+        """Create the pod's container."""
+        config = self.runtime.pods[pod_id].config
+        kind = next(k for k in KINDS if config.metadata.name.startswith(f"{k.name}-"))
+        resources = pb.LinuxContainerResources(
+            cpu_period=100_000, cpu_quota=100_000 * kind.cpus, cpu_shares=1024 * kind.cpus or 2
+        )
+        request = pb.CreateContainerRequest(pod_sandbox_id=pod_id, sandbox_config=config)
+        request.config.metadata.name, request.config.metadata.attempt = "main", attempt
+        request.config.annotations["owns"] = "yes" if kind.owns else "no"
+        request.config.linux.resources.CopyFrom(resources)
+        created = client.call("CreateContainer", request)
+        return str(created.container_id)
+
+    # -- what was promised --------------------------------------------------------------------------------
+
+    def _records(self) -> list[ContainerRecord]:
+        return list(self.runtime.containers.values())
+
+    def _on(self, record: ContainerRecord) -> CpuSet:
+        return self.cgroups.read(record.cgroup).cpus
+
+    def overlaps(self) -> list[str]:
+        """Name running containers that are on CPUs of a running owner, or on none."""
+        found = []
+        with self.runtime._engine.lock:  # nobody starts, ends or is updated while we look
+            running = [r for r in self._records() if r.state == pb.CONTAINER_RUNNING]
+            sets = {record.id: self._on(record) for record in running}
+        for record in running:
+            if not sets[record.id]:
+                found.append(f"{self.name(record)} has no CPUs")
+            for other in running:
+                both = CpuSet.parse(record.resources.cpuset_cpus) & sets[other.id]
+                if owns(record) and other.pod_id != record.pod_id and both:
+                    found.append(f"{self.name(other)} is on CPUs {both} of {self.name(record)}")
+        return found
+
+    def unsettled(self) -> list[str]:
+        """Name owners that the daemon does not know, and who runs and is not where he belongs."""
+        page = self.status()
+        if page is None:
+            return ["nobody answers"]
+        held = {row["cpus"] for row in page["exclusive"]}
+        found = [*page["violations"]]
+        with self.runtime._engine.lock:
+            live = [r for r in self._records() if r.state != pb.CONTAINER_EXITED]
+            sets = {r.id: self._on(r) for r in live if r.state == pb.CONTAINER_RUNNING}
+        own = {r.id: CpuSet.parse(r.resources.cpuset_cpus) for r in live if owns(r)}
+        found += [
+            f"{self.name(r)} is lost" for r in live if r.id in own and r.resources.cpuset_cpus not in held
+        ]
+        if len(held) != len({str(cpus) for cpus in own.values()}):
+            found.append(
+                f"owned are {sorted(held)}, and those of containers are {sorted(map(str, own.values()))}"
+            )
+        shared = MACHINE.online
+        for cpus in own.values():
+            shared -= cpus
+        for record in live:
+            if record.id in sets and sets[record.id] != own.get(record.id, shared):
+                found.append(
+                    f"{self.name(record)} is on {sets[record.id]}, not on {own.get(record.id, shared)}"
+                )
+        return found
+
+    def name(self, record: ContainerRecord) -> str:
+        pod = self.runtime.pods.get(record.pod_id)
+        return f"{pod.config.metadata.name if pod else record.pod_id}/{record.id[:6]}"
+
+    def lost(self) -> list[str]:
+        """Name owners that the daemon does not know."""
+        return [what for what in self.unsettled() if what.endswith(("is lost", "nobody answers"))]
+
+    def settled(self, seconds: float = 15.0) -> list[str]:
+        """Wait until everybody is where he belongs; gives what is not so when the time is over."""
+        end = time.monotonic() + seconds
+        while (found := self.unsettled()) and time.monotonic() < end:
+            time.sleep(0.02)
+        return found
+
+
+@contextlib.contextmanager
+def node(folder: Path, version: int = 1) -> Iterator[Node]:
+    """Set a node up in an empty folder with a short path."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    one = Node(folder, version)
+    with one.runtime.start():
+        try:
+            yield one
+        finally:
+            one.kill()

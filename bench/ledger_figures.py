@@ -1,0 +1,66 @@
+"""What the ledger costs a create that gives CPUs away, and how the file grows: a command by itself
+
+    .venv/bin/python bench/ledger_figures.py
+
+Such a create waits for one batch: the placement, in flight. It is made as the daemon makes it (``dump`` of
+a container of a pod with all that kubelet and a scheduler write) and appended to a ledger that holds as
+much as a full node's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from pools_figures import full
+from table import number, render
+
+from proxy.keeper.codec import dump
+from proxy.ledger import open_ledger
+from proxy.model.workload import Pool
+
+BAR_MS = 0.3
+ROUNDS = 2000
+HEAD = ("the ledger on a create's path", "p50", "p99", "bar", "largest", "after")
+
+
+def measure() -> tuple[list[float], int, int]:
+    """Give the milliseconds of each batch, and the bytes of the file at most and in the end."""
+    state = full()
+    owner = next(c for c in state.containers.values() if c.placement.pool is Pool.OWN)
+    took, largest = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        ledger, _ = open_ledger(Path(folder), "bench")
+        ledger.write({f"c/{c.id}": dump(c) for c in state.containers.values()})
+        ledger.write({f"p/{p.sandbox_id}": dump(p) for p in state.pods.values()})
+        file = Path(folder) / "ledger.jsonl"
+        for turn in range(ROUNDS):
+            key, container = f"i/call-{turn}", dataclasses.replace(owner, id=f"call-{turn}")
+            begun = time.perf_counter()
+            ledger.write({key: dump(container)})
+            took.append((time.perf_counter() - begun) * 1000)
+            ledger.write({key: None})
+            largest = max(largest, file.stat().st_size)
+        ledger.close()
+        return took, largest, file.stat().st_size
+
+
+def main() -> int:
+    took, largest, last = measure()
+    p50, p99 = statistics.median(took), sorted(took)[int(len(took) * 0.99)]
+    missed = p50 > BAR_MS
+    sizes = [f"{size / 1e6:.1f} MB" for size in (largest, last)]
+    what = "1000 containers there, one more owner"
+    bar = f"{BAR_MS} ms" + (" MISSED" if missed else "")
+    print(render(HEAD, [[what, number(p50, "ms"), number(p99, "ms"), bar, *sizes]]))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

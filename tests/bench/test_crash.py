@@ -1,0 +1,45 @@
+"""The daemon as a process: killed at steps and at moments, and busy with a runtime that fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, str(BENCH))
+    yield
+    sys.path.remove(str(BENCH))
+
+
+def test_killed_at_steps() -> None:
+    """Every eleventh step of the story; ``make crash`` takes them all."""
+    import crash
+
+    found, names = crash.steps(every=11)
+    assert found.kills >= len(names) // 11 - 1
+    assert not found.broken, (found.overlaps, found.lost, found.astray)
+    assert {name.partition(":")[0] for name in names} >= {"ledger", "kernel", "CreateContainer"}
+
+
+def test_killed_at_random_moments() -> None:
+    import crash
+
+    found = crash.moments(10)
+    assert found.kills == 10
+    assert not found.broken, (found.overlaps, found.lost, found.astray)
+
+
+def test_busy_with_a_runtime_that_fails() -> None:
+    import churn
+
+    done = churn.measure(2000)
+    assert done.wrong == []
+    assert sum(done.calls.values()) >= 2000 - churn.HANDS
+    assert max(done.ledger) < churn.LEDGER_KB * 1024
