@@ -12,7 +12,7 @@ Where the runtime tells of ends by itself (``watching``), passes find them done 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from proxy.keeper.adoption import PHASES, Adoption, Listing, listed
 from proxy.keeper.codec import load_container, load_pod
@@ -20,7 +20,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.workload import Container, Phase
+from proxy.model.workload import Container, Phase, Pod
 from proxy.plan.recount import beyond, recounted
 
 UNIMPLEMENTED = 12
@@ -48,20 +48,7 @@ class Sync:
         keeper = self._keeper
         keeper.quotas.load(entries)
         node = keeper.state.node
-        pods = [p for k, v in entries.items() if k.startswith("p/") and (p := load_pod(v))]
-        for pod in pods:
-            keeper.bad_input.see(pod)
-        containers = []
-        for key, value in entries.items():
-            if not key.startswith(("c/", "i/")):
-                continue
-            container = load_container(value)
-            if container is None or not container.placement.own <= node.machine.present:
-                keeper.problems.note(f"cannot use the ledger's record {key}: it is rebuilt from the runtime")
-                continue
-            containers.append(container)
-            if key.startswith("i/"):
-                keeper.lost[container.id] = keeper.clock()
+        pods, containers = self._recorded(entries)
         keeper.state = recounted(type(keeper.state).of(node, pods, containers))
         for container in containers:
             if container.phase in (Phase.CREATED, Phase.STARTING):
@@ -76,6 +63,27 @@ class Sync:
         for container in keeper.state.containers.values():
             keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
         keeper.where.recall()
+
+    def _recorded(self, entries: Mapping[str, Mapping[str, object]]) -> tuple[list[Pod], list[Container]]:
+        """Read the ledger's records, and tell which cannot be used."""
+        keeper, pods, containers = self._keeper, list[Pod](), list[Container]()
+        for key, value in entries.items():
+            if key.startswith("p/"):
+                if (pod := load_pod(value)) is not None:
+                    keeper.bad_input.see(pod)
+                    pods.append(pod)
+                    continue
+            elif key.startswith(("c/", "i/")):
+                container = load_container(value)
+                if container is not None and container.placement.own <= keeper.state.node.machine.present:
+                    containers.append(container)
+                    if key.startswith("i/"):
+                        keeper.lost[container.id] = keeper.clock()
+                    continue
+            else:
+                continue
+            keeper.problems.note(f"cannot use the ledger's record {key}: it is rebuilt from the runtime")
+        return pods, containers
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -157,8 +165,8 @@ class Sync:
             found = await keeper.where.find(running, self._worker)
             await keeper.follow(found)
             self._say_lost([i for i in done.lost if i not in found], listing, began)
-            await keeper.quotas.once()
-            await keeper.mems.once()
+            await self._also(keeper.quotas.once())
+            await self._also(keeper.mems.once())
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
             keeper.synced.set()
@@ -166,6 +174,13 @@ class Sync:
                 f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
                 f" {len(keeper.state.owners)} owners of CPUs, shared pool {keeper.state.pools.shared}"
             )
+
+    async def _also(self, work: Awaitable[None]) -> None:
+        """Do what a pass does besides: a fault in it must not keep the node from being in step."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  see above
+            self._keeper.broken(error)
 
     def _say_drift(self, ids: list[str]) -> None:
         """Tell who had been moved by somebody else."""

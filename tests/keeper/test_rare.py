@@ -180,9 +180,25 @@ def test_records_that_cannot_be_used_are_told_and_left(live) -> None:
         assert [p["what"][:36] for p in w.keeper.problems.page()] == [
             "cannot use the ledger's record c/odd",
             "cannot use the ledger's record c/awa",
+            "cannot use the ledger's record p/odd",
         ]
 
     live(day)
+
+
+@pytest.mark.parametrize("part", ["quotas", "mems"])
+def test_a_fault_beside_the_comparison_does_not_keep_the_node_from_being_in_step(live, part: str) -> None:
+    async def day(w: Any) -> None:
+        async def fault() -> None:
+            raise RuntimeError("a fault of ours")
+
+        getattr(w.keeper, part).once = fault
+        await w.sync.once()
+        await asyncio.sleep(0)
+        assert w.keeper.synced.is_set()
+        assert w.keeper.counters["internal_errors"] == 1
+
+    live(day, synced=False)
 
 
 def test_a_pod_that_only_a_create_tells_of_is_recorded(live) -> None:
