@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, Held
 from proxy.model.workload import Pod, Pool, Request
 from proxy.plan.owners import NOT_KUBELETS
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT, may_own, whole_cpus
 
 if TYPE_CHECKING:
@@ -92,11 +92,8 @@ class BesideKubelet:
         keeper, before = self._keeper, self._keeper.state
         after = before.beside(self.counts(manager.held))
         if after is not before:
-            keeper.state = after
+            keeper.go_on(after)
             keeper.counters["kubelet_changes"] += 1
-            shrink, grow = moves(before, after)
-            if shrink or grow:
-                keeper.later([*shrink, *grow])
             keeper.voice.info(_change(before.kubelet, after.kubelet))
         if manager is not self.manager or self._checked != (manager, keeper.state.owners):
             self.manager, self._checked = manager, (manager, keeper.state.owners)

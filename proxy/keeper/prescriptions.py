@@ -18,7 +18,6 @@ from proxy.plan.enact import enact
 from proxy.plan.node import Node
 from proxy.plan.prescribe import prescribe
 from proxy.plan.prescribed import Prescribed, Value
-from proxy.plan.state import moves
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
@@ -73,7 +72,8 @@ class Prescriptions:
         machine = before.node.machine
         told = self._with_kept(prescribe(self._configured, machine, self.meta, keeper.beside.manager))
         done = enact(before, told, self.told, self._options)
-        old, self.told, keeper.state = self.told.named(), done.told, done.state
+        old, self.told = self.told.named(), done.told
+        keeper.go_on(done.state)
         for words in [*self._unread(), *(v.problem for v in done.told.named().values()), *done.notes]:
             if words:
                 keeper.problems.note(words)
@@ -86,9 +86,6 @@ class Prescriptions:
             if value.value != old[name].value
         ]
         keeper.voice.info(f"the node's rules changed: {', '.join(new)}")
-        shrink, grow = moves(before, done.state)
-        if shrink or grow:
-            keeper.later([*shrink, *grow])
 
     def _with_kept(self, told: Prescribed) -> Prescribed:
         reserved = told.reserved
