@@ -224,8 +224,9 @@ class Keeper:
         if done.written:
             self.to_settle.set()
         self.where.absent.update(done.absent)
-        if done.absent and look_again:
-            self.attention.set()
+        there = (self.state.containers.get(container_id) for container_id in done.absent)
+        if look_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
+            self.attention.set()  # who is only starting has no cgroup yet
 
     def created(self, token: str, container_id: str) -> None:
         """The runtime has made the container and named it."""
