@@ -48,7 +48,7 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
         mems: The memory nodes; None to leave them.
         quota: The CFS quota, -1 for none; 0 to leave it.
     """
-    key = (cpus.bits if cpus is not None else 0, mems.bits if mems is not None else 0, quota)
+    key = (cpus.bits if cpus is not None else -1, mems.bits if mems is not None else 0, quota)
     known = _create_suffixes.get(key)
     if known is None:
         if len(_create_suffixes) >= _SUFFIXES:

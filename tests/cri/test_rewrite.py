@@ -53,3 +53,9 @@ def test_a_quota_is_part_of_what_is_remembered() -> None:
     assert create_suffix(CpuSet([1]), None, -1) != create_suffix(CpuSet([1]), None)
     assert create_suffix(CpuSet([1]), None) == create_suffix(CpuSet([1]), None, 0)
     assert len(update_suffix(CpuSet([1]), None, -1)) == len(update_suffix(CpuSet([1]), None)) + 11
+
+
+def test_no_set_is_never_taken_for_the_wish_to_erase_one() -> None:
+    create_suffix(None, None)
+    with pytest.raises(AssertionError, match="an empty set means all CPUs"):
+        create_suffix(CpuSet(), None)
