@@ -19,6 +19,7 @@ from proxy.model.machine import Machine
 from proxy.topology.reader import online_now, read_machine
 
 if TYPE_CHECKING:
+    from proxy.apply.memory import KernelMemory
     from proxy.keeper.beside import BesideKubelet
     from proxy.keeper.keeper import Keeper, Options
     from proxy.keeper.ports import Cgroups, CpuGroups, Ledger, NodeObject, Places
@@ -63,8 +64,8 @@ def keeper_of(
         lambda known: _changed(config, known) if reread else None,
     )
     keeper.quotas.groups = groups
-    keeper.where.places = _places(config, keeper.enforcer.cgroups, groups)
-    keeper.mems.memory = open_memory(root) if (root := _root_of(config, cgroups)) is not None else None
+    keeper.mems.memory = memory = open_memory(root) if (root := _root_of(config, cgroups)) else None
+    keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
     keeper.scout = _scout(config, keeper)
@@ -80,16 +81,19 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
     return root if isinstance(root, Path) else None
 
 
-def _places(config: Config, cgroups: Cgroups, others: CpuGroups | None) -> Places | None:
+def _places(
+    config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
+) -> Places | None:
     """Make who finds a container's group by what the runtime tells of it."""
     from proxy.apply.cpu_groups import KernelCpuGroups
     from proxy.apply.kernel import KernelCgroups
     from proxy.apply.locate import Locator
+    from proxy.apply.memory import KernelMemory
 
     if not isinstance(cgroups, KernelCgroups):
         return None
-    more = (others,) if isinstance(others, KernelCpuGroups) else ()
-    return Locator(cgroups, more, config.procfs_root)
+    others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
+    return Locator(cgroups, others, config.procfs_root)
 
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from proxy.apply import names
-from proxy.apply.cpu_groups import KernelCpuGroups
 from proxy.apply.hierarchies import read_mounts, root_of
 from proxy.apply.kernel import KernelCgroups
 from proxy.apply.mounts import Below, below, group_line
@@ -31,13 +31,20 @@ _LIMIT = 1024
 """So many groups are looked at for a place whose beginning nobody tells."""
 
 
+class Tree(Protocol):
+    """The tree of another controller."""
+
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember where a container's group is."""
+
+
 class Locator:
     """Implements ``proxy.keeper.ports.Places``; safe to use from several threads."""
 
     def __init__(
         self,
         groups: KernelCgroups,
-        others: Sequence[KernelCpuGroups] = (),
+        others: Sequence[Tree] = (),
         procfs: Path = Path("/proc"),
         mounts: Path = Path("/proc"),
     ) -> None:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.apply.files import OsFiles
+from proxy.apply.hierarchies import elsewhere, has, mounted
+from proxy.apply.mounts import mounted_v1
 from proxy.apply.search import Finder
 from proxy.keeper.ports import MemoryUse
 from proxy.model.errors import CgroupError
@@ -86,7 +88,7 @@ class KernelMemory:
         root: Where it is mounted.
         version: 1 or 2.
         huge: Where the hugetlb controller's is; None where there is none.
-        cpusets: Where the cpuset controller's is, on v1.
+        cpusets: Where the cpuset controller's is, if that is v1.
     """
 
     root: Path
@@ -121,31 +123,39 @@ class KernelMemory:
                     continue  # gone with its group
         return "\n".join(found)
 
+    def learn(self, container_id: str, path: str, parent: str = "") -> None:
+        """Remember where a container's group is; see ``proxy.apply.locate``."""
+        self._finder.learn(container_id, path, parent)
+
     def migrates(self, path: str) -> bool:
         """Tell whether a change of memory nodes moves pages; see ``proxy.keeper.ports.Memory.migrates``."""
-        if self.version == 2:
-            return True
+        if self.cpusets is None:
+            return self.version == 2
         try:
-            return ((self.cpusets or self.root) / path / "cpuset.memory_migrate").read_text().strip() == "1"
+            return (self.cpusets / path / "cpuset.memory_migrate").read_text().strip() == "1"
         except OSError:
             return False
 
 
-def open_memory(root: Path) -> KernelMemory | None:
+def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None:
     """Find the memory controller's hierarchy; None where there is none.
 
     Args:
-        root: What ``proxy.apply.kernel.open_cgroups`` is given.
+        root: What ``proxy.apply.kernel.open_cgroups`` is given. Where the controller is at none of its usual
+            places, it is the mounts that tell.
+        procfs: Where our own mounts are told.
     """
     beside = root.parent if (root / "cpuset.cpus").is_file() else root
+    mounts = elsewhere(root, procfs)
+    sets = beside / "cpuset"
+    cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
     if (beside / "memory" / _STAT).is_file():
         huge = beside / "hugetlb"
-        return KernelMemory(beside / "memory", 1, huge if huge.is_dir() else None, beside / "cpuset")
+        return KernelMemory(beside / "memory", 1, huge if huge.is_dir() else None, cpusets)
     for mount in (root, root / "unified"):
-        try:
-            controllers = (mount / "cgroup.controllers").read_text().split()
-        except OSError:
-            continue
-        if "memory" in controllers:
-            return KernelMemory(mount, 2, mount)
+        if has(mount, "memory"):
+            return KernelMemory(mount, 2, mount, cpusets)
+    for mount, version in mounted(mounts, "memory", _STAT):
+        tree = mount if version == 2 else next(mounted_v1(mounts, "hugetlb"), None)
+        return KernelMemory(mount, version, tree, cpusets)
     return None

@@ -12,6 +12,7 @@ from proxy.apply.folder import FolderCgroups
 from proxy.apply.hierarchies import read_mounts, root_of
 from proxy.apply.kernel import KernelCgroups, open_cgroups
 from proxy.apply.locate import Locator
+from proxy.apply.memory import KernelMemory, open_memory
 from proxy.apply.mounts import below, group_line
 from proxy.apply.usage import V1, V2, open_usage
 from proxy.keeper.ports import RuntimeDetail
@@ -129,8 +130,13 @@ def test_other_trees_are_told(tmp_path: Path) -> None:
     found = Locator(place.tree, (cpu,)).locate(ID, RuntimeDetail(f"/odd/place/{ID}"))
     assert found.path == cpu.find("/kubepods/podx", ID) == path
     again = KernelCpuGroups(place.tree.root, 1, place.tree.files)
-    Locator(place.tree, (again,)).remember(ID, path)
+    memory = KernelMemory(place.tree.root, place.tree.version)
+    (place.tree.root / path / "memory.numa_stat").write_text("total=0 N0=0\nfile=0 N0=0\n")
+    assert memory.use("/kubepods/podx", "another") is None
+    Locator(place.tree, (again, memory)).remember(ID, path)
     assert again.find("/kubepods/podx", ID) == path
+    place.make("kubepods/podx")  # where its name says, so that nobody searches
+    assert memory.use("/kubepods/podx", ID) is not None
 
 
 def test_our_own_group_is_where_the_kernel_says() -> None:
@@ -168,11 +174,16 @@ def test_v1_is_found_by_its_mount_where_v2_has_the_usual_place(tmp_path: Path) -
         sys__cgroup_dot_controllers="memory\n",
         mnt__sets__cpuset_dot_cpus="0-3\n",
         mnt__sets__cpu_dot_cfs_quota_us="-1\n",
+        mnt__sets__g__cpuset_dot_memory_migrate="0\n",
     )
     found = open_cgroups(sys, tmp_path / "proc")
     assert (type(found), found.root, found.version) == (KernelCgroups, mnt, 1)
     cpu = open_cpu_groups(sys, tmp_path / "proc")
     assert (cpu.root, cpu.version) == (mnt, 1)
+    memory = open_memory(sys, tmp_path / "proc")
+    assert memory is not None
+    assert (memory.root, memory.version, memory.cpusets) == (sys, 2, mnt)
+    assert not memory.migrates("g"), "it is the cpuset controller's side that moves pages, or does not"
     with pytest.raises(CgroupError, match="cannot find the kernel's CPU times"):
         open_usage(sys, tmp_path / "proc", tmp_path / "proc")
 
@@ -182,15 +193,33 @@ def test_v2_is_found_by_its_mount(tmp_path: Path) -> None:
     lay(
         tmp_path,
         [f"1 0 0:1 / {other} rw - cgroup2 cgroup2 rw"],
-        sys__second__cgroup_dot_controllers="cpuset cpu\n",
+        sys__second__cgroup_dot_controllers="cpuset cpu memory\n",
         sys__second__cpu_dot_stat="usage_usec 1\n",
     )
     for found in (
         open_cgroups(tmp_path / "sys", tmp_path / "proc"),
         open_cpu_groups(tmp_path / "sys", tmp_path / "proc"),
+        open_memory(tmp_path / "sys", tmp_path / "proc"),
     ):
+        assert found is not None
         assert (found.root, found.version) == (other, 2)
     assert open_usage(tmp_path / "sys", tmp_path / "proc", tmp_path / "proc")._file == V2
+
+
+def test_v1_memory_is_found_by_its_mounts(tmp_path: Path) -> None:
+    points = {name: tmp_path / "sys" / name for name in ("ram", "big", "sets")}
+    lay(
+        tmp_path,
+        [
+            f"1 0 0:1 / {points[name]} rw - cgroup cgroup rw,{controller}"
+            for name, controller in (("ram", "memory"), ("big", "hugetlb"), ("sets", "cpuset"))
+        ],
+        sys__ram__memory_dot_numa_stat="total=0 N0=0\nfile=0 N0=0\n",
+    )
+    memory = open_memory(tmp_path / "sys", tmp_path / "proc")
+    assert memory is not None
+    found = (memory.root, memory.version, memory.huge, memory.cpusets)
+    assert found == (points["ram"], 1, points["big"], points["sets"])
 
 
 def test_joined_accounting_is_found_by_its_mount(tmp_path: Path) -> None:
