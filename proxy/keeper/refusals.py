@@ -67,4 +67,4 @@ def pause(tried: int, numbers: Iterable[int]) -> float | None:
     """
     if tried >= TRIES or not any(way(number) is Way.RETRY for number in numbers):
         return None
-    return PAUSE_S * 4 ** (tried - 1)
+    return PAUSE_S * 4.0 ** (tried - 1)
