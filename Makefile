@@ -85,11 +85,11 @@ test-vm: venv ## run the stories of virtual machines with NUMA nodes: as root on
 
 test-runtimes: venv ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=folder
 	@sh tests/e2e/install.sh
-	@bins=$$(sh tests/e2e/runtimes.sh $(RUNTIMES)); \
+	@bins=$$(sh tests/e2e/runtimes.sh $(RUNTIMES)) || exit 1; failed=0; \
 	for bin in $$bins; do \
 	  echo "== $$($$bin/containerd --version), $$(PATH=$$bin:$$PATH runc --version | head -n 1)"; \
-	  TOPOPROXY_CONTAINERD=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS); \
-	done
+	  TOPOPROXY_CONTAINERD=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS) || failed=1; \
+	done; exit $$failed
 
 lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .
