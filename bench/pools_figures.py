@@ -30,9 +30,10 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos, Phase, Pod, QosClass, Request
 from proxy.place.cputopo import CpuTopology
+from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 
 HEAD = (
     "pools after a change, in this process",

@@ -42,9 +42,10 @@ from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Fault, Phase, Pod, Pool, Request
+from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import Pool, QosClass
-from proxy.plan.state import moves
+from proxy.plan.moves import moves
 from proxy.pools.quota import UNLIMITED
 from proxy.pools.seats import Seat, seats_of
 from proxy.pools.shared import Held, Withheld

@@ -12,11 +12,12 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.plan.moves import moves
 from proxy.plan.nodes import named_mems
 from proxy.plan.place import Plan, place
 from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.sharing import constrained, pooled
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 from proxy.pools.claims import Claim, claim
 
 

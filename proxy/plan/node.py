@@ -1,4 +1,7 @@
-"""What does not change on a node while the daemon runs: the machine and the rules for it."""
+"""The machine and the rules for it: what no decision changes.
+
+CPUs come and go, and other rules may be prescribed: then there is another node.
+"""
 
 from __future__ import annotations
 

@@ -32,11 +32,12 @@ from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Case, Ruling, grant, refused, rule
 from proxy.plan.found import Found, RefusedError, named_cpus
 from proxy.plan.lacks import lacks_of
+from proxy.plan.moves import moves
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
 from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, pooled, unmet
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 from proxy.plan.wishes import wished
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 

@@ -9,7 +9,8 @@ from proxy.model.quantity import show_quantity
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.desk import ANYWHERE, Ruling
-from proxy.plan.state import NodeState, in_pool
+from proxy.plan.state import NodeState
+from proxy.plan.wanted import in_pool
 from proxy.pools.claims import whole_cpus
 
 NO_SHARES = 2

@@ -17,7 +17,8 @@ from proxy.model.wording import nodes as named
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.place.binding.burst import burst_nodes
 from proxy.place.cpu_request import CPU, MILLI
-from proxy.plan.state import NodeState, limit_of
+from proxy.plan.state import NodeState
+from proxy.plan.wanted import limit_of
 from proxy.pools.claims import Claim
 
 

@@ -12,16 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.asks import Kind
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass
+from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
 from proxy.place.devices.state import DeviceState
 from proxy.place.memory.state import MemoryState
 from proxy.plan.accounts import charged, devices_of, entries_of, let_go
 from proxy.plan.node import Node
 from proxy.plan.owners import owners_of
+from proxy.plan.wanted import in_pool
 from proxy.pools.pools import Owner, Pools, pools_of
 
 
@@ -90,9 +91,7 @@ class NodeState:
         """
         if held == self.kubelet:
             return self
-        owners = owners_of(self.node, self.containers.values(), held, self.pods.values())
-        pools = _pools(self.node, owners, self.be_limit)
-        return dataclasses.replace(self, owners=owners, pools=pools, kubelet=held)
+        return dataclasses.replace(self, kubelet=held)._anew()
 
     def suppressing(self, limit: CpuSet | None) -> NodeState:
         """Give the state with BE suppressed to some CPUs, or with None not suppressed."""
@@ -137,9 +136,7 @@ class NodeState:
         memory = self._charged(self.pods, containers, (), touched)
         if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
             return self._with(containers, memory)
-        owners = owners_of(self.node, containers.values(), self.kubelet, self.pods.values())
-        pools = _pools(self.node, owners, self.be_limit)
-        return dataclasses.replace(self, containers=containers, owners=owners, pools=pools, memory=memory)
+        return dataclasses.replace(self, containers=containers, memory=memory)._anew()
 
     def _with(self, containers: Table[Container], memory: MemoryState | None) -> NodeState:
         """Give the state with other containers, where that changes neither owners nor pools."""
@@ -199,11 +196,13 @@ class NodeState:
         """Give the state with owners and pools counted anew, if pods matter to what kubelet holds."""
         if not any(pod and (pod.uid in self.kubelet or pod.aside) for pod in pods if self.kubelet):
             return self
+        after = self._anew()
+        return self if after.owners == self.owners else after
+
+    def _anew(self) -> NodeState:
+        """Give the state with owners and pools counted anew."""
         owners = owners_of(self.node, self.containers.values(), self.kubelet, self.pods.values())
-        if owners == self.owners:
-            return self
-        pools = _pools(self.node, owners, self.be_limit)
-        return dataclasses.replace(self, owners=owners, pools=pools)
+        return dataclasses.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:
         """Give the state after a container has started: init containers before it let go of their memory."""
@@ -268,67 +267,5 @@ class NodeState:
         return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]
 
 
-def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tell whose CPUs change from one state to the next because a pool changed.
-
-    Returns:
-        Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
-        Containers that have exited, or are not in both states, do not move.
-    """
-    still = before.node is after.node
-    if still and before.pools == after.pools:
-        return (), ()
-    shrink: list[str] = []
-    grow: list[str] = []
-    known, online = before.containers, after.node.machine.online
-    own, exited = Pool.OWN, Phase.EXITED
-    # What a container wants follows from its placement, and few of them differ.
-    ways: dict[tuple[Pool, CpuSet | None, Mask | None], int] = {}
-    for key, container in after.containers.items():
-        old = known.get(key)
-        if old is None or container.phase is exited:
-            continue
-        placement = container.placement
-        alike = old is container or old.placement == placement
-        if alike and placement.pool is own and still and not placement.own.isdisjoint(online):
-            continue
-        kind = (placement.pool, placement.within, placement.nodes)
-        turn = ways.get(kind) if alike and placement.pool is not own else None
-        if turn is None:
-            turn = _way(before.wanted(old), after.wanted(container))
-            if alike and placement.pool is not own:
-                ways[kind] = turn
-        if turn:
-            (shrink if turn < 0 else grow).append(key)
-    return tuple(sorted(shrink)), tuple(sorted(grow))
-
-
-def limit_of(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
-    """Give the CPUs to which a pool is narrowed by CPUs or by NUMA nodes; None where it is not."""
-    return within if nodes is None else node.machine.cpus_of(nodes)
-
-
-def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
-    """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any.
-
-    Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
-    """
-    pool = pools.of(placement.pool)
-    limit, nodes = placement.within, placement.nodes
-    if nodes is not None:
-        limit = node.machine.cpus_of(nodes)
-    if limit is None:
-        return pool
-    whole = pools.be if placement.pool is Pool.BE else pool
-    return pool & limit or whole & limit or pool
-
-
 def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> Pools:
     return pools_of(node.shareable, owners.values(), node.system & node.machine.online, be_limit)
-
-
-def _way(have: CpuSet, want: CpuSet) -> int:
-    """Tell whether CPUs must be left (-1), only some are gained (1), or nothing changes (0)."""
-    if have == want:
-        return 0
-    return 1 if have <= want else -1

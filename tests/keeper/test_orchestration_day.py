@@ -32,7 +32,8 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.plan.invariants import violations
-from proxy.plan.state import NodeState, moves
+from proxy.plan.moves import moves
+from proxy.plan.state import NodeState
 
 PREFIX = "scheduling.koordinator.sh/"
 STATUSES = (

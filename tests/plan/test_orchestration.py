@@ -30,9 +30,10 @@ from proxy.place.cputopo import CpuTopology
 from proxy.plan.admit import admit
 from proxy.plan.adopt import adopt
 from proxy.plan.invariants import violations
+from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 from proxy.pools.facts import pod_facts
 from proxy.topology.build import described
 

@@ -12,9 +12,10 @@ from proxy.model.options import CpuOptions
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
+from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # two sockets, one node each; 16 CPUs

@@ -5,9 +5,10 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
+from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.state import NodeState, moves
+from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
