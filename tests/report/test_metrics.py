@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from proxy.report.metrics import metrics
+import proxy
+from proxy.report.metrics import _COUNTERS, metrics
 
 STATUS: Mapping[str, object] = {
     "version": '1"2',
@@ -114,3 +116,11 @@ def test_be_suppression() -> None:
     found = samples(metrics({"beSuppress": {"mode": "cfs-quota", "quota_us": 250_000, "cpus": "0-7"}}))
     assert found["topoproxy_be_quota_cpus"] == "2.5"
     assert "topoproxy_be_budget_cpus" not in found
+
+
+def test_every_counter_has_words_of_its_own() -> None:
+    package = Path(proxy.__file__).parent
+    texts = [file.read_text() for file in package.rglob("*.py")]
+    counted = {name for text in texts for name in re.findall(r'counters\["([a-z_]+)"\]', text)}
+    assert len(counted) > 20
+    assert counted <= _COUNTERS.keys()
