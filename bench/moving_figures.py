@@ -4,8 +4,9 @@
 
 The bare loop opens each group's ``cpuset.cpus``, writes it and closes it: the least that anybody can do who
 knows the paths. What is compared with it does what a create waits for: the wanted set of every container,
-the group's value read before and after. In each round both go there and back, in turn; of each the
-best round counts, as others run here too. Then nothing is to change, and nothing is written. On cgroup v1; a group is made for it and removed.
+the group's value read before and after. In each round both are done once, in turn; of each the best round
+counts, as others run here too. Then nothing is to change, and nothing is written. On cgroup v1; a group is
+made for it and removed.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Protocol
 _READ_BYTES = (
     65536  # more than the longest list of ids that a kernel writes (8192 CPUs, every other one: 40 kB)
 )
+_QUICK_BYTES = 1024
 _CHILDLESS = 2
 
 
@@ -67,16 +68,18 @@ class OsFiles:
     def exchange(self, path: str, name: str, text: str) -> tuple[str, str | None]:
         """Read one file of a group, write it where it holds something else, and read it again: opened once.
 
+        A list that is longer than most is not read to its end.
+
         Returns:
             What it held, and what it holds after the write; None where nothing was written.
         """
         fd = os.open(f"{self._full(path)}/{name}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            before = os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
-            if before.strip() == text:
+            before = os.pread(fd, _QUICK_BYTES, 0).decode("ascii", "replace").rstrip()
+            if before == text:
                 return before, None
             os.pwrite(fd, text.encode(), 0)
-            return before, os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
+            return before, os.pread(fd, _QUICK_BYTES, 0).decode("ascii", "replace").rstrip()
         finally:
             os.close(fd)
 

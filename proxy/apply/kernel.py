@@ -21,6 +21,7 @@ Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset
 from __future__ import annotations
 
 import errno
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,16 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 _GONE = (errno.ENOENT, errno.ENODEV)
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str, text: str) -> IdSet:
+    """Read a list; most groups hold the same few."""
+    return (CpuSet if file == "cpuset.cpus" else Mask).parse(text)
+
+
+_said = functools.lru_cache(maxsize=64)(str)
+"""Says a list as the kernel does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +186,10 @@ class KernelCgroups:
         """Write in the quick way; gives what the group held, or None where it takes more than that."""
         if not isinstance(self._files, OsFiles):
             return None
+        text = _said(value)
         try:
-            before, after = self._files.exchange(path, kind.file, str(value))
-            return kind.type.parse(before) if after is None or kind.type.parse(after) == value else None
+            before, after = self._files.exchange(path, kind.file, text)
+            return _parsed(kind.file, before) if after is None or after == text else None
         except (OSError, ValueError):
             return None
 
