@@ -21,7 +21,7 @@ _COUNTERS = {
     "creates_placed": "Containers that were placed.",
     "creates_refused": "Creates of containers that were refused.",
     "creates_failed": "Creates that came to nothing at the runtime.",
-    "creates_elsewhere": "Containers that were given other CPUs, since those chosen first could not be freed.",
+    "creates_elsewhere": "Containers that got other CPUs, as those chosen first could not be freed.",
     "pods_refused": "Sandboxes that were refused.",
     "adopted": "Containers that were there already and were taken in.",
     "cpusets_written": "Cpusets of containers that were written to the kernel.",
