@@ -21,6 +21,9 @@ NOT_FOUND = 5
 EXIT_NEWS_S = 0.2
 """A runtime refuses to update a container that has just ended some moments before it lists it as ended."""
 
+AWAY_S = 1.0
+"""Seconds before a runtime that does not answer is told the next set."""
+
 
 class Settler:
     """Tells the runtime, one container at a time."""
@@ -59,7 +62,7 @@ class Settler:
         quota = keeper.quotas.carried(container)
         flight = keeper.flights.depart(container_id, want)
         carried: CpuSet | None = None
-        refused = ""
+        refused, away = "", False
         try:
             await self._worker.run(
                 keeper.runtime.update_cpuset, container_id, want, keeper.mems.wide.get(container_id), quota
@@ -68,8 +71,7 @@ class Settler:
             keeper.quotas.told(container_id, quota)
             keeper.counters["settled"] += 1
         except UnavailableError:
-            keeper.unsettled[container_id] = None
-            await asyncio.sleep(1)
+            away = True
         except RuntimeCallError as error:
             keeper.quotas.refused(container_id)
             refused = "" if error.code == NOT_FOUND else str(error)
@@ -77,6 +79,9 @@ class Settler:
             keeper.broken(error)
         finally:
             self._launch.landed(flight, carried)
+        if away:
+            keeper.unsettled[container_id] = None
+            await asyncio.sleep(AWAY_S)
         if refused and await self._runs(container_id):
             keeper.problems.note(refused)
         return True

@@ -263,6 +263,7 @@ def test_settling_survives_errors(live) -> None:
         w.keeper.to_settle.set()
         await w.quiet()
         assert ls in w.keeper.unsettled, "kept for later"
+        assert not w.keeper.flights.of(ls), "nobody waits for a call that is over"
         task.cancel()
         settler.close()
 
