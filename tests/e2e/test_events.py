@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,41 +54,44 @@ def back(sharer: str) -> float:
     return time.time()
 
 
-def by_itself(node: Node, pod: str) -> str:
-    return node.run(pod, command=["sleep", "4"])
+def execute(node: Node, container: str, *command: str) -> None:
+    """Run a command in a container: ExecSyncRequest { container_id (1), cmd (2) }."""
+    fields = [(b"\x0a", container), *((b"\x12", word) for word in command)]
+    request = b"".join(tag + bytes([len(text)]) + text.encode() for tag, text in fields)
+    call: Any = node.cri.channel.unary_unary("/runtime.v1.RuntimeService/ExecSync")
+    call(request, timeout=LIMIT_S)
 
 
-def by_a_signal(node: Node, pod: str) -> str:
-    return node.run(pod)
+WAIT = "until [ -e /go ]; do sleep 0.1; done"
+ENDS = {
+    "by itself": WAIT,
+    "by a signal": "sleep 3600",
+    # It reads all of /dev/zero into its memory.
+    "by its memory": f"{WAIT}; exec tail /dev/zero",
+}
 
 
-def by_its_memory(node: Node, pod: str) -> str:
-    # It reads its input until there is none, and then all of /dev/zero into its memory.
-    return node.run(pod, command=["sh", "-c", "sleep 4; exec tail /dev/zero"], memory_limit_in_bytes=16 * MIB)
-
-
-@pytest.mark.parametrize("begin", [by_itself, by_a_signal, by_its_memory])
-def test_cpus_are_back_by_the_event(calm_node: Node, begin: Callable[[Node, str], str]) -> None:
+@pytest.mark.parametrize("how", ENDS)
+def test_cpus_are_back_by_the_event(calm_node: Node, how: str) -> None:
     node = calm_node
     sharer, pod = node.spawn("ls"), node.pod("lse", LAST)
-    owner = begin(node, pod)
+    owner = node.run(pod, command=["sh", "-c", ENDS[how]], memory_limit_in_bytes=16 * MIB)
     assert cpuset_of(sharer).cpus == REST
-    if begin is by_a_signal:
-        before = hears(node)
+    before = hears(node)
+    if how == "by a signal":
         os.kill(init_of(owner), signal.SIGKILL)
     else:
-        wait_for("the daemon to listen", lambda: node.daemon.status()["runtime"]["events"] == "connected")
-        before = node.daemon.status()["counters"]
+        execute(node, owner, "touch", "/go")
     end = back(sharer)
     wait_for("the runtime to say so", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
     status = node.cri.status(owner).status
-    print(f"{begin.__name__}: back {(end - status.finished_at / 1e9) * 1000:.0f} ms after the exit")
+    print(f"{how}: back {(end - status.finished_at / 1e9) * 1000:.0f} ms after the exit")
     after = node.daemon.status()
     assert after["counters"]["exits_by_event"] - before.get("exits_by_event", 0) == 1
     assert (owner, "exited") in {(c["id"], c["phase"]) for c in after["containers"]}
     del node.members[owner]
     node.settle(limit=LIMIT_S)
-    if begin is by_its_memory:
+    if how == "by its memory":
         assert status.exit_code == 137
 
 
@@ -121,11 +123,8 @@ def test_an_exec_that_ends_is_no_end(calm_node: Node) -> None:
     owner = node.spawn("lse", LAST)
     sharer = node.spawn("ls")
     before = hears(node)
-    # ExecSyncRequest { container_id (1), cmd (2) }
-    request = b"\x0a" + bytes([len(owner)]) + owner.encode() + b"\x12\x04true"
-    execute: Any = node.cri.channel.unary_unary("/runtime.v1.RuntimeService/ExecSync")
     for _ in range(3):
-        execute(request, timeout=LIMIT_S)
+        execute(node, owner, "true")
     ended = node.run(node.pod("be"), command=["true"])  # its event comes after those of the three
     del node.members[ended]
     wait_for(
