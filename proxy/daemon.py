@@ -128,8 +128,12 @@ class Daemon:
         entries = {}
         if enforce:
             self._state_lock = self._lock_state()
-            self._ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
-            entries = dict(self._ledger.entries)
+            try:
+                self._ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
+                entries = dict(self._ledger.entries)
+            except CannotCreateError as error:
+                # A node without a proxy is worse than a proxy that asks the runtime after each start.
+                notes = [f"{error}: placements are not kept (a restart asks the runtime)"]
         self.keeper = keeper = keeper_of(
             config, machine, self._cgroups, self._ledger, reread=self._machine is None
         )

@@ -1,0 +1,73 @@
+"""A ledger that cannot be opened costs the memory of placements, not the node."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import ledger
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.daemon import Daemon
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.runtime import StandInRuntime
+from proxy.ledger import open_ledger
+from proxy.model.errors import CannotCreateError
+from proxy.model.workload import KubeQos
+from proxy.topology.build import described
+
+MACHINE = described(1, 1, 4, 2)
+
+
+def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise CannotCreateError("cannot open the ledger: no space left on device")
+
+    monkeypatch.setattr(ledger, "open_ledger", no_room)
+    with tempfile.TemporaryDirectory(prefix="tp-") as name:
+        folder = Path(name)
+        cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        text = f"""
+listen: unix://{folder}/cri.sock
+adminSocket: unix://{folder}/admin.sock
+runtime: unix://{folder}/runtime.sock
+stateDir: {folder}/state
+"""
+        daemon = Daemon(parse(text, "test"), machine=MACHINE, cgroups=cgroups)
+
+        def work() -> str:
+            with CriClient(str(folder / "cri.sock")) as client:
+                pod = client.run_pod(PodSpec("lse", "LSE", KubeQos.GUARANTEED, "2-3", 2))
+                container_id = client.create(pod)
+                client.start(container_id)
+                return container_id
+
+        async def whole() -> None:
+            await daemon.start()
+            try:
+                container_id = await asyncio.to_thread(work)
+                assert daemon.keeper is not None
+                assert str(daemon.keeper.state.containers[container_id].placement.own) == "2-3"
+                told = [str(problem["what"]) for problem in daemon.keeper.problems.page()]
+                assert any("placements are not kept" in what for what in told)
+            finally:
+                await daemon.stop()
+
+        with StandInRuntime(folder / "runtime.sock", cgroups).start():
+            asyncio.run(whole())
+
+
+def test_files_put_aside_in_the_same_second_are_all_kept(tmp_path: Path) -> None:
+    """Also where the clock stands still or jumps back: nothing that was kept is written over."""
+    times = iter((2e9, 2e9, 1e9, -1.0))
+    for number in range(4):
+        (tmp_path / "ledger.jsonl").write_text(f"not ours {number}\n")
+        book, notes = open_ledger(tmp_path, "here", now=lambda: next(times))
+        book.close()
+        assert "is not used" in notes[-1]
+    kept = {file.read_text() for file in tmp_path.glob("ledger.jsonl.bad-*")}
+    assert kept == {f"not ours {number}\n" for number in range(4)}
