@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from proxy import ledger
 from proxy.apply.folder import FolderCgroups
@@ -19,6 +17,9 @@ from proxy.ledger import open_ledger
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
+
+if TYPE_CHECKING:
+    import pytest
 
 MACHINE = described(1, 1, 4, 2)
 
