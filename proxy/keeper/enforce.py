@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from proxy.keeper.be_groups import BeGroups
-from proxy.keeper.pauses import Pauses
+from proxy.keeper.pauses import SELDOM, TRIES, Pauses
 from proxy.keeper.ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -114,7 +114,7 @@ class Enforcer:
         """Write the sets of all containers that own no CPUs, and have sandboxes leave what is owned."""
         there = self._state().containers.values()
         done = self.enforce(
-            [c.id for c in there if c.placement.pool is not Pool.OWN and not self._is_missing(c.id)]
+            [c.id for c in there if c.placement.pool is not Pool.OWN and self._missed.get(c.id, 0) < TRIES]
         )
         done.notes += self.enforce_sandboxes().notes
         return done
@@ -124,11 +124,11 @@ class Enforcer:
         return Enforced(notes=[] if self.paused else self.pauses.leave(self._state()))
 
     def _is_missing(self, container_id: str) -> bool:
-        """Tell whether to pass over a container that has no cgroup of its own (in a VM, say).
+        """Tell whether a pass passes over a container that has no cgroup of its own (in a VM, say).
 
-        To look for it costs a search; it is looked for twice, and then in every 32nd pass.
+        To look for it costs a search; it is looked for twice, and then seldom, and never before a create.
         """
-        return self._missed.get(container_id, 0) >= 2 and self._passes % 32 != 0
+        return self._missed.get(container_id, 0) >= TRIES and self._passes % SELDOM != 0
 
     def known_path(self, container: Container) -> str | None:
         """Give a container's group if a write has found it; callable from any thread."""

@@ -34,7 +34,8 @@ from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
 _GONE = (errno.ENOENT, errno.ENODEV)
-_TRIES, _SELDOM = 2, 32
+TRIES, SELDOM = 2, 32
+"""So often a group that is not there is looked for; then once in so many passes."""
 
 
 class Pauses:
@@ -61,7 +62,9 @@ class Pauses:
         if not state.owners:
             return errors  # the pools are all that there is
         for pod, pool in self._ours(state):
-            known = self._seen.get(pod.sandbox_id) or self._look(pod, errors)
+            known = self._seen.get(pod.sandbox_id)
+            if known is None and self._missed.get(pod.sandbox_id, 0) < TRIES:
+                known = self._look(pod, errors)
             if known is not None and not known[1] <= pool:
                 self._write(pod, known[0], _rest(known[1], pool, state.node.reserved), errors)
         return errors
@@ -107,7 +110,7 @@ class Pauses:
         key = pod.sandbox_id
         known = self._seen.get(key)
         missed = self._missed.get(key, 0)
-        if known is None and missed >= _TRIES and self._passes % _SELDOM:
+        if known is None and missed >= TRIES and self._passes % SELDOM:
             return None
         path = known[0] if known is not None else self._cgroups.find(pod.cgroup_parent, key)
         if path is not None:
