@@ -89,7 +89,7 @@ def _kept(before: Value[T], problem: str) -> Value[T]:
 def _starved(state: NodeState) -> bool:
     """Tell whether containers that own nothing would have no CPU, now or when promises are kept."""
     # On a node whose CPUs are all kept back, all are shareable: somebody has to have some.
-    return state.node.machine.online <= _withheld(state.node) or not state.pools.shared - state.aside()
+    return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
 
 
 def _misfit(node: Node, options: TopologyOptions) -> str:
@@ -107,7 +107,7 @@ def _misfit(node: Node, options: TopologyOptions) -> str:
 
 def _keeping(before: NodeState, after: NodeState) -> list[str]:
     """Name owners of CPUs that are kept back now and were not before."""
-    new = _withheld(after.node) - _withheld(before.node)
+    new = after.node.withheld - before.node.withheld
     held: dict[str, CpuSet] = {}
     for container in after.containers.values():
         clash = container.placement.own & new
@@ -117,7 +117,3 @@ def _keeping(before: NodeState, after: NodeState) -> list[str]:
         f"CPUs {cpus} are kept back now, and {ref} owns them: it keeps them until it ends"
         for ref, cpus in sorted(held.items())
     ]
-
-
-def _withheld(node: Node) -> CpuSet:
-    return node.reservation | node.system if node.system_alone else node.reservation

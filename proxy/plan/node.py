@@ -81,7 +81,7 @@ class Node:
             object.__setattr__(self, name, value)
 
         machine = self.machine
-        withheld = self.reservation | self.system if self.system_alone else self.reservation
+        withheld = self.withheld
         reserved = (self.reserved | withheld) & self.topology.cpus
         cpu = CpuPolicy.of(self.topology, self.options, reserved)
         shareable = machine.online - (reserved if self.options.strict_cpu_reservation else withheld)
@@ -96,6 +96,11 @@ class Node:
         """Give the node with another machine: CPUs came or went."""
         topology = CpuTopology.of(machine)
         return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
+
+    @property
+    def withheld(self) -> CpuSet:
+        """CPUs that neither the shared pool nor new owners use."""
+        return self.reservation | self.system if self.system_alone else self.reservation
 
     def erases(self, placement: Placement) -> bool:
         """Tell whether a container's request names no CPUs, so that it has those of the groups above it."""
