@@ -38,6 +38,10 @@ def code(error: RpcError) -> grpc.StatusCode:
     return error.code()  # type: ignore[attr-defined, no-any-return]
 
 
+UNTIL_TOLD = "until [ -e /go ]; do sleep 0.1; done"
+"""For a shell in a container: it goes on from here with ``Cri.tell``."""
+
+
 class Cri:
     """One connection to a CRI socket. Use as a context manager, or close it.
 
@@ -76,6 +80,17 @@ class Cri:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=getattr(pb, answer or f"{name}Response").FromString,
         )
+
+    def execute(self, container: str, *command: str) -> None:
+        """Run a command in a container: ExecSyncRequest { container_id (1), cmd (2) }."""
+        fields = [(b"\x0a", container), *((b"\x12", word) for word in command)]
+        request = b"".join(tag + bytes([len(text)]) + text.encode() for tag, text in fields)
+        method: Any = self.channel.unary_unary(f"/{self._service}.RuntimeService/ExecSync")
+        method(request, timeout=PATIENCE_S)
+
+    def tell(self, container: str) -> None:
+        """Let a container go on that waits with ``UNTIL_TOLD``."""
+        self.execute(container, "touch", "/go")
 
     def call(self, name: str, timeout: float = PATIENCE_S, **fields: Any) -> Any:
         """Call a method of the runtime service with a request made of the fields."""

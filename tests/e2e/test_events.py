@@ -10,11 +10,10 @@ import os
 import signal
 import threading
 import time
-from typing import Any
 
 import pytest
 from bed import Bed, wait_for
-from cri import CREATED, EXITED, RUNNING, cgroup_of, cpuset_of, online
+from cri import CREATED, EXITED, RUNNING, UNTIL_TOLD, cgroup_of, cpuset_of, online
 from daemon import MIB, Node
 
 from proxy.model.idset import CpuSet
@@ -54,20 +53,11 @@ def back(sharer: str) -> float:
     return time.time()
 
 
-def execute(node: Node, container: str, *command: str) -> None:
-    """Run a command in a container: ExecSyncRequest { container_id (1), cmd (2) }."""
-    fields = [(b"\x0a", container), *((b"\x12", word) for word in command)]
-    request = b"".join(tag + bytes([len(text)]) + text.encode() for tag, text in fields)
-    call: Any = node.cri.channel.unary_unary("/runtime.v1.RuntimeService/ExecSync")
-    call(request, timeout=LIMIT_S)
-
-
-WAIT = "until [ -e /go ]; do sleep 0.1; done"
 ENDS = {
-    "by itself": WAIT,
+    "by itself": UNTIL_TOLD,
     "by a signal": "sleep 3600",
     # It reads all of /dev/zero into its memory.
-    "by its memory": f"{WAIT}; exec tail /dev/zero",
+    "by its memory": f"{UNTIL_TOLD}; exec tail /dev/zero",
 }
 
 
@@ -81,7 +71,7 @@ def test_cpus_are_back_by_the_event(calm_node: Node, how: str) -> None:
     if how == "by a signal":
         os.kill(init_of(owner), signal.SIGKILL)
     else:
-        execute(node, owner, "touch", "/go")
+        node.cri.tell(owner)
     end = back(sharer)
     wait_for("the runtime to say so", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
     status = node.cri.status(owner).status
@@ -124,7 +114,7 @@ def test_an_exec_that_ends_is_no_end(calm_node: Node) -> None:
     sharer = node.spawn("ls")
     before = hears(node)
     for _ in range(3):
-        execute(node, owner, "true")
+        node.cri.execute(owner, "true")
     ended = node.run(node.pod("be"), command=["true"])  # its event comes after those of the three
     del node.members[ended]
     wait_for(

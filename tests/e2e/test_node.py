@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from bed import Bed, wait_for
-from cri import CREATED, EXITED, Cri, cgroup_of, code, cpuset_of, online
+from cri import CREATED, EXITED, UNTIL_TOLD, Cri, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, Daemon, Member, Node
 
 from proxy.model.idset import CpuSet
@@ -174,8 +174,9 @@ def test_the_end_of_a_pod_gives_cpus_back(calm_node: Node, how: str) -> None:
 
 def test_a_container_that_ends_by_itself_gives_cpus_back(node: Node) -> None:
     sharer = node.spawn("ls")
-    owner = node.run(node.pod("lse", LAST), command=["sleep", "2"])
+    owner = node.run(node.pod("lse", LAST), command=["sh", "-c", UNTIL_TOLD])
     node.check()
+    node.cri.tell(owner)
     wait_for("the end", lambda: node.cri.status(owner).status.state == EXITED, limit=10)
     del node.members[owner]
     node.settle(limit=5)  # the reconcile period is one second

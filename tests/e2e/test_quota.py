@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bed import CGROUPS, Bed, wait_for
-from cri import EXITED, Cri, online
+from cri import EXITED, UNTIL_TOLD, Cri, online
 from daemon import Daemon, Node
 
 from proxy.model.idset import CpuSet
@@ -106,8 +106,9 @@ def test_who_owns_cpus_has_no_quota_and_others_keep_theirs(make: Callable[..., P
 def test_an_end_by_itself_brings_the_pods_quota_back(make: Callable[..., Pods]) -> None:
     pods = make()
     pod, path = lsr(pods)
-    owner = pods.node.run(pod, command=["sleep", "1"])
+    owner = pods.node.run(pod, command=["sh", "-c", UNTIL_TOLD])
     assert quota(path) == -1
+    pods.node.cri.tell(owner)
     wait_for("the end", lambda: pods.node.cri.status(owner).status.state == EXITED, limit=10)
     wait_for("the pod's quota to come back", lambda: quota(path) == POD_QUOTA)
 

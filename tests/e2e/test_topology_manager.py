@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from bed import Bed, hierarchies, wait_for
-from cri import EXITED, IMAGE, code, cpuset_of, online
+from cri import EXITED, IMAGE, UNTIL_TOLD, code, cpuset_of, online
 from daemon import MIB, Daemon, Node
 from kubelet import Kubelet
 
@@ -378,8 +378,9 @@ def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> No
     node = make(topologyManagerScope="pod")
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
-    first = node.run(pod, command=["sleep", "1"], **whole(1, GIB))
+    first = node.run(pod, command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
     place = cpuset_of(first)
+    node.cri.tell(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, attempt=1, **whole(1, GIB))
@@ -406,8 +407,9 @@ def test_kubelet_tells_over_tls_what_a_pod_is_made_of(make: Callable[..., Node],
     pod = node.pod("whole", name="db", total=whole(1, GIB))
     assert kubelet.asked == 1
     assert free_memory(node) == total - GIB
-    first = node.run(pod, "prepare", command=["sleep", "1"], **whole(1, GIB))
+    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
     place = cpuset_of(first)
+    node.cri.tell(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, "main", **whole(1))
@@ -484,8 +486,9 @@ def test_an_init_container_leaves_its_place_to_the_next(make: Callable[..., Node
     node = make(topologyManagerScope=scope)
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
-    first = node.run(pod, "prepare", command=["sleep", "1"], **whole(1, GIB))
+    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
     place = cpuset_of(first)
+    node.cri.tell(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, "main", **whole(1, GIB))
