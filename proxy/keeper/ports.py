@@ -176,10 +176,6 @@ class CpuGroups(Protocol):
         """
 
 
-SOURCE = "kubernetes.io/config.source"
-"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Where the memory of a container is: bytes by NUMA node, without nodes that have none.
@@ -217,6 +213,10 @@ class Memory(Protocol):
         Args:
             path: The group in the cpuset controller's tree.
         """
+
+
+SOURCE = "kubernetes.io/config.source"
+"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
 
 
 @dataclass(frozen=True, slots=True)

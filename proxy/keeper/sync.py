@@ -156,17 +156,7 @@ class Sync:
         await self.adoption.adopt(foreign, listing)
         keeper.watching.caught_up()
         if keeper.options.enforce:
-            done = await keeper.kernel.run(keeper.enforcer.enforce_all)
-            self._say_drift(done.drifted)
-            for error in done.errors:
-                keeper.problems.note(error)
-            keeper.moved(done, look_again=False)
-            running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
-            found = await keeper.where.find(running, self._worker)
-            await keeper.follow(found)
-            self._say_lost([i for i in done.lost if i not in found], listing, began)
-            await self._also(keeper.quotas.once())
-            await self._also(keeper.mems.once())
+            await self._repair(listing, began)
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
             keeper.synced.set()
@@ -174,6 +164,21 @@ class Sync:
                 f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
                 f" {len(keeper.state.owners)} owners of CPUs, shared pool {keeper.state.pools.shared}"
             )
+
+    async def _repair(self, listing: Listing, began: int) -> None:
+        """Have the kernel hold what it should, everywhere."""
+        keeper = self._keeper
+        done = await keeper.kernel.run(keeper.enforcer.enforce_all)
+        self._say_drift(done.drifted)
+        for error in done.errors:
+            keeper.problems.note(error)
+        keeper.moved(done, look_again=False)
+        running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
+        found = await keeper.where.find(running, self._worker)
+        await keeper.follow(found)
+        self._say_lost([i for i in done.lost if i not in found], listing, began)
+        await self._also(keeper.quotas.once())
+        await self._also(keeper.mems.once())
 
     async def _also(self, work: Awaitable[None]) -> None:
         """Do what a pass does besides: a fault in it must not keep the node from being in step."""

@@ -2,8 +2,8 @@
 
 ``rows`` says which row of the table decides. An answer has two sides. ``text`` is what Koordinator's own hook
 would write, letter for letter: pools joined with bare commas, a list as the scheduler wrote it. ``cpus`` is
-the set that we put into force. They name the
-same CPUs but for three cases, in which the text would do harm:
+the set that may be put into force; the daemon itself asks ``claims``. They name the same CPUs but for three
+cases, in which the text would do harm:
 
 - A BE pod that names CPUs (row 1) gets only those of them that are in the BE pools: it may not run on what an
   LSE pod owns.
