@@ -54,7 +54,7 @@ from proxy.cri.pb import api_pb2 as pb
 
 STREAM_WINDOW = CONNECTION_WINDOW = 65_535  # the protocol's defaults: held bodies meet them at once
 CONTAINERS = 110
-_OPEN_ENDED = (b"GetContainerEvents",)
+_OPEN_ENDED = (b"GetContainerEvents", b"Subscribe")
 _FIRST = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _LAST = ((b"grpc-status", b"0"),)
 

@@ -33,8 +33,8 @@ from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from proxy.topology import write_sysfs
 from proxy.topology.build import described
+from proxy.topology.sysfs_tree import write_sysfs
 
 MACHINE = described(1, 1, 8, 2)
 QOS = "koordinator.sh/qosClass"
@@ -205,7 +205,12 @@ class Node:
         held = {row["cpus"] for row in page["exclusive"]}
         found = [*page["violations"]]
         with self.runtime._engine.lock:
-            live = [r for r in self._records() if r.state != pb.CONTAINER_EXITED]
+            ready = {pod.id for pod in self.runtime.pods.values() if pod.ready}
+            live = [
+                r
+                for r in self._records()
+                if r.state == pb.CONTAINER_RUNNING or (r.state == pb.CONTAINER_CREATED and r.pod_id in ready)
+            ]  # who is created in a sandbox that has ended will never start
             sets = {r.id: self._on(r) for r in live if r.state == pb.CONTAINER_RUNNING}
         own = {r.id: CpuSet.parse(r.resources.cpuset_cpus) for r in live if owns(r)}
         found += [
@@ -227,7 +232,9 @@ class Node:
 
     def name(self, record: ContainerRecord) -> str:
         pod = self.runtime.pods.get(record.pod_id)
-        return f"{pod.config.metadata.name if pod else record.pod_id}/{record.id[:6]}"
+        where = "" if pod is not None and pod.ready else ", its sandbox is not there"
+        state = pb.ContainerState.Name(record.state).removeprefix("CONTAINER_").lower()
+        return f"{pod.config.metadata.name if pod else record.pod_id}/{record.id[:6]} ({state}{where})"
 
     def lost(self) -> list[str]:
         """Name owners that the daemon does not know."""

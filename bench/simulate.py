@@ -19,7 +19,7 @@ from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.machines import Named, copies
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
 from proxy.simulate.summary import find
-from proxy.topology import described
+from proxy.topology.build import described
 
 BAR = 60.0
 CONFIG = """

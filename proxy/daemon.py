@@ -21,7 +21,7 @@ from proxy.notify import Notifier
 from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
-    from proxy.admin import AdminServer
+    from proxy.admin.server import AdminServer
     from proxy.cri.wire import Front
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
@@ -163,7 +163,7 @@ class Daemon:
         return Lock.take(folder / "lock", f"use the state folder {folder}")
 
     async def _start_admin(self) -> None:
-        from proxy.admin import AdminServer
+        from proxy.admin.server import AdminServer
         from proxy.pages import Pages
         from proxy.release.making import Leaving
         from proxy.takeover.making import Late
@@ -206,14 +206,15 @@ class Daemon:
         await self.keeper.synced.wait()
         await asyncio.sleep(0.2)
         lean.freeze()
-        seen = -1
+        counters, seen, begin = self.keeper.counters, (-1, -1), 6
         while True:
-            passes = self.keeper.counters["passes"]
-            if passes != seen:
+            now = counters["passes"], counters["event_streams"]
+            if now != seen:
                 await asyncio.to_thread(lean.trim)
                 await asyncio.to_thread(lean.drop_clean_pages, "cygrpc")
-                seen = passes
-            await asyncio.sleep(2)
+                seen = now
+            await asyncio.sleep(0.3 if begin > 0 else 2)
+            begin -= 1
 
     async def _watchdog(self) -> None:
         while self._notifier.interval is not None:

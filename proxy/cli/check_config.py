@@ -38,7 +38,7 @@ def check_config(file: Path | None, defaults: bool, **words: str | None) -> None
 
 
 def _machine(config: Config) -> str:
-    from proxy.topology import read_machine
+    from proxy.topology.reader import read_machine
 
     try:
         machine = read_machine(config.sysfs_root, config.procfs_root)

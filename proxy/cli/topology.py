@@ -9,7 +9,10 @@ from pathlib import Path
 
 import click
 
-from proxy.topology import load_machine, machine_to_json, read_machine, render
+from proxy.topology.description import load_machine
+from proxy.topology.facts import machine_to_json
+from proxy.topology.picture import render
+from proxy.topology.reader import read_machine
 
 _PICTURE = "├└│─·…"
 

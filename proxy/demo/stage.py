@@ -25,8 +25,9 @@ from proxy.demo.snapshot import Snapshot, take
 from proxy.keeper.ports import Cgroups
 from proxy.model.errors import PermissionDeniedError, TopoproxyError, UnavailableError
 from proxy.model.machine import Machine
-from proxy.topology import read_machine, write_sysfs
 from proxy.topology.build import described
+from proxy.topology.reader import read_machine
+from proxy.topology.sysfs_tree import write_sysfs
 
 GROUP = "topoproxy-demo"
 """The cgroup below which the containerd stage keeps its pods."""

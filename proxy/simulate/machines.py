@@ -10,8 +10,9 @@ from proxy.model.errors import InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.wording import cpus as named
-from proxy.topology import load_machine, read_machine
+from proxy.topology.description import load_machine
 from proxy.topology.facts import section
+from proxy.topology.reader import read_machine
 
 MOST_MACHINES = 100_000
 

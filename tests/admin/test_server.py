@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.admin import AdminServer, ask
 from proxy.admin import server as module
+from proxy.admin.client import ask
+from proxy.admin.server import AdminServer
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, UnavailableError
 
 

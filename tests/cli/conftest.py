@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.admin import AdminServer
-from proxy.admin.server import Route
+from proxy.admin.server import AdminServer, Route
 
 Serve = Callable[[Mapping[str, Route]], Path]
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from proxy.cli.check_config import check_config
 from proxy.config import Config, parse
 from proxy.model.errors import ConfigError, UsageError
-from proxy.topology import described, write_sysfs
+from proxy.topology.build import described
+from proxy.topology.sysfs_tree import write_sysfs
 
 
 @pytest.fixture

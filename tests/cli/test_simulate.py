@@ -14,7 +14,9 @@ from click.testing import CliRunner, Result
 from proxy.cli.simulate import simulate
 from proxy.cli.topology import to_text
 from proxy.model.errors import ConfigError, InputError, TopoproxyError, UsageError
-from proxy.topology import described, machine_to_json, write_sysfs
+from proxy.topology.build import described
+from proxy.topology.facts import machine_to_json
+from proxy.topology.sysfs_tree import write_sysfs
 
 POD = """\
 apiVersion: v1

@@ -10,9 +10,9 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.ports import RuntimeDetail
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology import write_sysfs
 from proxy.topology.build import described
 from proxy.topology.reader import online_now, read_machine
+from proxy.topology.sysfs_tree import write_sysfs
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 

@@ -16,8 +16,8 @@ from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
-from proxy.topology import write_sysfs
 from proxy.topology.build import described
+from proxy.topology.sysfs_tree import write_sysfs
 
 MACHINE = described(2, 1, 4, 2)
 ALL = "0-15"

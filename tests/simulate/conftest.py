@@ -13,7 +13,7 @@ from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.hosts import MAX_PODS, Host
 from proxy.simulate.machines import Named
 from proxy.simulate.rehearsal import Rules, hosts_of
-from proxy.topology import described
+from proxy.topology.build import described
 
 MakePod = Callable[..., Guest]
 MakeCluster = Callable[..., Cluster]

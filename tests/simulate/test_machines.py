@@ -12,7 +12,9 @@ from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.simulate.machines import Named, copies, described_machines, sysfs_machine
 from proxy.simulate.plugins import check_plugins, load_plugins
-from proxy.topology import described, machine_to_json, write_sysfs
+from proxy.topology.build import described
+from proxy.topology.facts import machine_to_json
+from proxy.topology.sysfs_tree import write_sysfs
 
 MACHINE = described(2, 1, 4, 2)
 FACTS = json.loads(json.dumps(machine_to_json(MACHINE)))

@@ -19,7 +19,7 @@ from proxy.simulate.picture import lines_of
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
 from proxy.simulate.rows import rows_of
 from proxy.simulate.summary import find
-from proxy.topology import described
+from proxy.topology.build import described
 
 GPU = "example.com/gpu"
 MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=8 << 30)  # 4 nodes of 8 CPUs

@@ -14,7 +14,7 @@ from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
 from proxy.simulate.rows import Row
 from proxy.simulate.summary import Findings, find
 from proxy.simulate.text import FAILED, MACHINES, explain_lines, report
-from proxy.topology import described
+from proxy.topology.build import described
 
 MakePod = Callable[..., Guest]
 STATIC = "cpuManagerPolicy: static\n"

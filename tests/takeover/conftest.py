@@ -23,8 +23,8 @@ from proxy.kubelet.contents import held_cpus
 from proxy.kubelet.rewriting import none_state, static_state
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from proxy.topology import write_sysfs
 from proxy.topology.build import described
+from proxy.topology.sysfs_tree import write_sysfs
 
 EIGHT = CpuSet(range(8))
 

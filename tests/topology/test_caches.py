@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache
-from proxy.topology import read_machine
+from proxy.topology.reader import read_machine
 
 BASE = {"CPU/online": "0-3"}
 

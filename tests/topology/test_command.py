@@ -8,7 +8,10 @@ from click.testing import CliRunner
 
 from proxy.cli.topology import topology
 from proxy.model.errors import TopologyError
-from proxy.topology import described, machine_to_json, render, write_sysfs
+from proxy.topology.build import described
+from proxy.topology.facts import machine_to_json
+from proxy.topology.picture import render
+from proxy.topology.sysfs_tree import write_sysfs
 
 MACHINE = described(2, 1, 4, 2)
 

@@ -7,14 +7,11 @@ import pytest
 
 from proxy.model.errors import TopologyError
 from proxy.model.machine import Machine
-from proxy.topology import (
-    described,
-    load_machine,
-    machine_from_json,
-    machine_to_json,
-    read_machine,
-    write_sysfs,
-)
+from proxy.topology.build import described
+from proxy.topology.description import load_machine, machine_from_json
+from proxy.topology.facts import machine_to_json
+from proxy.topology.reader import read_machine
+from proxy.topology.sysfs_tree import write_sysfs
 
 
 def minimal() -> dict:

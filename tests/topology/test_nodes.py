@@ -4,7 +4,8 @@ import pytest
 
 from proxy.model.errors import TopologyError
 from proxy.model.machine import HugePages
-from proxy.topology import machine_to_json, read_machine
+from proxy.topology.facts import machine_to_json
+from proxy.topology.reader import read_machine
 
 BASE = {"CPU/online": "0-3"}
 

@@ -4,7 +4,9 @@ import dataclasses
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology import described, machine_from_json, render
+from proxy.topology.build import described
+from proxy.topology.description import machine_from_json
+from proxy.topology.picture import render
 
 
 def draw(machine: Machine, **options) -> list[str]:

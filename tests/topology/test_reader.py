@@ -7,7 +7,8 @@ import pytest
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology import machine_to_json, read_machine
+from proxy.topology.facts import machine_to_json
+from proxy.topology.reader import read_machine
 
 
 def cpu(number: int, **files: str) -> dict[str, str]:
