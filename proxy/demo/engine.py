@@ -131,6 +131,9 @@ class Engine:
             raise _unknown(
                 f'failed to set starting state for container "{container.id}": it is not in CREATED state'
             )
+        pod = self.pods.get(container.pod_id)
+        if pod is None or not pod.ready:
+            raise _unknown(f'sandbox container "{container.pod_id}" is not running')
         pid = next(self._pids)
         try:
             self._runc.start(container.cgroup, container.resources, pid)
