@@ -61,9 +61,17 @@ def _cpus(text: str) -> CpuSet | None:
 class Adoption:
     """Asks the runtime about containers and takes them in."""
 
-    def __init__(self, keeper: Keeper, worker: Worker) -> None:
+    def __init__(self, keeper: Keeper, worker: Worker, lookups: Worker) -> None:
+        """Prepare to ask.
+
+        Args:
+            keeper: Who takes them in.
+            worker: Who asks for comparisons.
+            lookups: Who asks in the way of a call, which is not to wait for a comparison.
+        """
         self._keeper = keeper
         self._worker = worker
+        self._lookups = lookups
 
     async def adopt_one(self, container_id: str) -> bool:
         """Take in one container that a call names and that we do not know.
@@ -73,9 +81,9 @@ class Adoption:
         """
         keeper = self._keeper
         try:
-            listing = await self._worker.run(listed, keeper.runtime, container_id)
+            listing = await self._lookups.run(listed, keeper.runtime, container_id)
             listing = keeper.watching.corrected(listing)
-            await self.adopt(list(listing.containers.values()), listing)
+            await self._adopt(list(listing.containers.values()), listing, self._lookups)
         except (UnavailableError, RuntimeCallError) as error:
             keeper.problems.note(str(error))
         return container_id in keeper.state.containers
@@ -86,11 +94,14 @@ class Adoption:
         Raises:
             UnavailableError: The runtime does not answer any more.
         """
+        await self._adopt(found, listing, self._worker)
+
+    async def _adopt(self, found: list[RuntimeContainer], listing: Listing, worker: Worker) -> None:
         if found:
             await self._keeper.beside.look()
         for start in range(0, len(found), ADOPT_AT_ONCE):
             some = found[start : start + ADOPT_AT_ONCE]
-            details = await self._worker.run(self._details, [c.id for c in some])
+            details = await worker.run(self._details, [c.id for c in some])
             for seen in some:
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
                 if pod is not None and detail is not None and seen.id not in self._keeper.state.containers:

@@ -22,11 +22,15 @@ STRAY_GRACE_S = 2.0
 
 
 class Launch:
-    """The starts and updates of a keeper's containers."""
+    """The starts and updates of a keeper's containers.
+
+    Attributes:
+        lookups: Who asks and tells the runtime in the way of a call.
+    """
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._lookups = Worker("lookups", keeper.broken, threads=8)
+        self.lookups = Worker("lookups", keeper.broken, threads=8)
 
     def is_fresh(self, container: Container) -> bool:
         """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
@@ -79,7 +83,7 @@ class Launch:
             carried: CpuSet | None = None
             try:
                 mems = container.placement.mems
-                await self._lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
+                await self.lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
                 carried = want
                 keeper.quotas.told(container.id, quota)
                 keeper.counters["specs_freshened"] += 1
@@ -155,4 +159,4 @@ class Launch:
 
     def close(self) -> None:
         """End the workers."""
-        self._lookups.close()
+        self.lookups.close()

@@ -38,7 +38,7 @@ class Sync:
         self._keeper = keeper
         self._launch = launch
         self._worker = Worker("sync", keeper.broken)
-        self.adoption = Adoption(keeper, self._worker)
+        self.adoption = Adoption(keeper, self._worker, launch.lookups)
         self.connected = False
         self._waits = False  # somebody was told that the runtime is not there
         self.runtime_version = ""

@@ -312,7 +312,7 @@ class World:
         for _ in range(3):
             await asyncio.sleep(0.02)
             await self.keeper.kernel.run(lambda: None)
-            await self.launch._lookups.run(lambda: None)
+            await self.launch.lookups.run(lambda: None)
 
     async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
         config = pb.PodSandboxConfig(

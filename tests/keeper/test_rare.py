@@ -336,3 +336,19 @@ def test_what_was_made_and_never_started_in_a_sandbox_that_has_died_is_left_alon
         assert container in w.runtime.containers
 
     live(day)
+
+
+def test_a_call_about_an_unknown_container_does_not_wait_for_a_comparison(live) -> None:
+    async def day(w: Any) -> None:
+        gate = threading.Event()
+        held = asyncio.ensure_future(w.sync._worker.run(gate.wait, 60))  # a comparison that takes its time
+        try:
+            w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+            w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
+            async with asyncio.timeout(20):
+                assert await w.sync.adoption.adopt_one("x")
+        finally:
+            gate.set()
+            await held
+
+    live(day)
