@@ -25,6 +25,10 @@ from proxy.place.merge import Merged, merge
 
 FAILED_PRECONDITION = 9
 """The gRPC status of a refusal."""
+UNALIGNED = Verdict(
+    FAILED_PRECONDITION, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
+)
+"""The refusal of a policy, in kubelet's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +116,4 @@ def admits(policy: Policy, hint: TopologyHint) -> bool:
 
 
 def _verdict(policy: Policy, hint: TopologyHint) -> Verdict:
-    if admits(policy, hint):
-        return Verdict()
-    return Verdict(
-        FAILED_PRECONDITION,
-        "TopologyAffinityError",
-        "Resources cannot be allocated with Topology locality",
-    )
+    return Verdict() if admits(policy, hint) else UNALIGNED

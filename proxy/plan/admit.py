@@ -31,6 +31,7 @@ from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory import request as memory_request
+from proxy.place.policies import UNALIGNED
 from proxy.plan.aligned import bound, shared_milli, wants
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import (
@@ -54,7 +55,7 @@ from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
 INVALID_ARGUMENT = 3
-AFFINITY = "TopologyAffinityError"
+AFFINITY = UNALIGNED.reason
 
 
 @dataclass(frozen=True, slots=True)

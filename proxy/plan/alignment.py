@@ -31,8 +31,9 @@ from proxy.place.binding.offers import node_status, offers, policy_of, score_of
 from proxy.place.binding.shares import CPU, Amounts
 from proxy.place.cpu_request import MILLI
 from proxy.place.memory import request as memory_request
+from proxy.place.policies import UNALIGNED
 from proxy.place.samples import say
-from proxy.plan.desk import DEVICES, FAILED_PRECONDITION, Case, near_hints
+from proxy.plan.desk import DEVICES, Case, near_hints
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
@@ -96,8 +97,7 @@ def judge_aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Judged:
     merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
     if aligned.admitted:
         return Judged(hint, Verdict(), said, merge)
-    message = "Resources cannot be allocated with Topology locality"
-    return Judged(hint, Verdict(FAILED_PRECONDITION, "TopologyAffinityError", message), said, merge)
+    return Judged(hint, UNALIGNED, said, merge)
 
 
 def _amounts(
