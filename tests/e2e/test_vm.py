@@ -186,6 +186,11 @@ def test_odd_machine(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_odd.py", odd)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ends_in_the_middle(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and certificates of it for kubelet's server and for our client."""
