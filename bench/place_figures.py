@@ -45,13 +45,11 @@ OWNERS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One row: what, samples in milliseconds, and what is allowed of median and 99th percentile."""
+class Timed:
+    """What was timed, and the samples in milliseconds."""
 
     what: str
     samples: tuple[float, ...]
-    bar: float | None = None
-    late_bar: float | None = None
 
     @property
     def p50(self) -> float:
@@ -60,6 +58,14 @@ class Figure:
     @property
     def p99(self) -> float:
         return sorted(self.samples)[int(len(self.samples) * 0.99)]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure(Timed):
+    """One row, and what is allowed of median and 99th percentile."""
+
+    bar: float | None = None
+    late_bar: float | None = None
 
     @property
     def missed(self) -> bool:

@@ -20,12 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from place_figures import machine, sampled
+from place_figures import Timed, machine, sampled
 from place_merge import bare_loop
 from table import number, render
 
 from proxy.keeper.enforce import Enforcer
-from proxy.keeper.ports import CpusetValue
+from proxy.keeper.kernel_ports import CpusetValue
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos, Phase, Pod, QosClass, Request
@@ -49,7 +49,7 @@ PART = Request(512, 50_000, 100_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(Timed):
     """One row: what happens, how long deciding it takes (milliseconds), and what it comes to.
 
     Attributes:
@@ -58,20 +58,10 @@ class Change:
         written: How many kernel writes it takes.
     """
 
-    what: str
-    samples: tuple[float, ...]
     named: int
     changed: int
     written: int
     bar: float | None = BAR
-
-    @property
-    def p50(self) -> float:
-        return statistics.median(self.samples)
-
-    @property
-    def p99(self) -> float:
-        return sorted(self.samples)[int(len(self.samples) * 0.99)]
 
     @property
     def missed(self) -> bool:

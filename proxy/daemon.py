@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
     from proxy.cri.wire import Front
     from proxy.keeper.keeper import Keeper
+    from proxy.keeper.kernel_ports import Cgroups
     from proxy.keeper.launch import Launch
-    from proxy.keeper.ports import Cgroups, Ledger
+    from proxy.keeper.ports import Ledger
     from proxy.keeper.settle import Settler
     from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync

@@ -21,8 +21,10 @@ from proxy.topology.reader import online_now, read_machine
 if TYPE_CHECKING:
     from proxy.apply.memory import KernelMemory
     from proxy.keeper.beside import BesideKubelet
-    from proxy.keeper.keeper import Keeper, Options
-    from proxy.keeper.ports import Cgroups, CpuGroups, Ledger, NodeObject, Places
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.kernel_ports import Cgroups, CpuGroups, Places
+    from proxy.keeper.options import Options
+    from proxy.keeper.ports import Ledger, NodeObject
     from proxy.keeper.scout import Scout
     from proxy.keeper.suppression import Suppression
     from proxy.kubelet.settings import KubeletSettings
@@ -45,8 +47,9 @@ def keeper_of(
     from proxy.apply.kernel import open_cgroups
     from proxy.apply.memory import open_memory
     from proxy.apply.runtime import GrpcRuntime
-    from proxy.keeper.keeper import Keeper, Voice
+    from proxy.keeper.keeper import Keeper
     from proxy.keeper.node import node_of
+    from proxy.keeper.options import Voice
     from proxy.keeper.watching import Watching
 
     groups, lack = _cpu_groups(config, cgroups)
@@ -146,7 +149,7 @@ def _node_object(config: Config) -> NodeObject | None:
 
 
 def _options(config: Config) -> Options:
-    from proxy.keeper.keeper import Options
+    from proxy.keeper.options import Options
 
     return Options(
         enforce=config.mode is Mode.ENFORCE,

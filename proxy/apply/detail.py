@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeDetail
+from proxy.keeper.runtime_ports import RuntimeDetail
 
 
 def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError
 
 from proxy.apply.pb import containerd_events_pb2 as pb
-from proxy.keeper.ports import RuntimeEvent
+from proxy.keeper.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _OPTIONS = (
 
 
 class ContainerdEvents:
-    """Implements ``proxy.keeper.ports.Events``."""
+    """Implements ``proxy.keeper.runtime_ports.Events``."""
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
         """Take note of the runtime; nothing is dialled before ``listen``.
@@ -69,7 +69,7 @@ class ContainerdEvents:
         self._closed = False
 
     def listen(self) -> Iterator[RuntimeEvent]:
-        """Subscribe; see ``proxy.keeper.ports.Events``."""
+        """Subscribe; see ``proxy.keeper.runtime_ports.Events``."""
         import grpc
 
         channel = self._open()

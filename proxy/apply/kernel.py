@@ -31,7 +31,7 @@ from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
 from proxy.apply.words import explain
-from proxy.keeper.ports import CpusetValue
+from proxy.keeper.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -69,7 +69,7 @@ def _kinds(version: int) -> tuple[_Kind, _Kind]:
 
 
 class KernelCgroups:
-    """A cpuset hierarchy; implements ``proxy.keeper.ports.Cgroups``.
+    """A cpuset hierarchy; implements ``proxy.keeper.kernel_ports.Cgroups``.
 
     Thread-safe as far as the kernel is: it holds no lock, and no state but names that were found.
     """
@@ -94,7 +94,7 @@ class KernelCgroups:
         return self._version
 
     def find(self, parent: str, container_id: str) -> str | None:
-        """Find a container's group; see ``proxy.keeper.ports.Cgroups.find`` and ``proxy.apply.search``."""
+        """Find a container's group; see ``Cgroups.find`` of the ports and ``proxy.apply.search``."""
         return self._finder.find(parent, container_id)
 
     def learn(self, container_id: str, path: str, parent: str = "") -> None:
@@ -106,7 +106,7 @@ class KernelCgroups:
         return self._files.is_group(path)
 
     def pod_group(self, parent: str) -> str | None:
-        """Find the group that a pod's ``cgroup_parent`` names; see ``proxy.keeper.ports.Cgroups``."""
+        """Find the group that a pod's ``cgroup_parent`` names; see ``proxy.keeper.kernel_ports.Cgroups``."""
         path = parent_path(parent)
         return self._finder.group(path) if path else None
 
@@ -117,7 +117,7 @@ class KernelCgroups:
         return list(self._files.children(path))
 
     def read(self, path: str) -> CpusetValue:
-        """Read a group's cpuset; see ``proxy.keeper.ports.Cgroups.read``."""
+        """Read a group's cpuset; see ``proxy.keeper.kernel_ports.Cgroups.read``."""
         values: list[IdSet] = []
         for kind in (self._cpus, self._mems):
             own = self._get(path, kind, kind.file)
@@ -131,7 +131,7 @@ class KernelCgroups:
         )
 
     def nodes(self, path: str) -> Mask:
-        """Read a group's memory nodes as configured; see ``proxy.keeper.ports.Cgroups.nodes``."""
+        """Read a group's memory nodes as configured; see ``proxy.keeper.kernel_ports.Cgroups.nodes``."""
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
 
     def _get(self, path: str, kind: _Kind, file: str, missing: IdSet | None = None) -> IdSet:
@@ -152,7 +152,7 @@ class KernelCgroups:
     # Writing
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
-        """Set a group's CPUs and memory nodes; see ``proxy.keeper.ports.Cgroups.write``."""
+        """Set a group's CPUs and memory nodes; see ``proxy.keeper.kernel_ports.Cgroups.write``."""
         if not path.strip("/"):
             raise CgroupError("cannot write to the root cgroup: it belongs to the kernel", errno.EACCES)
         pairs = [

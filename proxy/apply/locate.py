@@ -25,7 +25,8 @@ from proxy.apply import names
 from proxy.apply.hierarchies import read_mounts, root_of
 from proxy.apply.kernel import KernelCgroups
 from proxy.apply.mounts import Below, below, group_line
-from proxy.keeper.ports import Located, RuntimeDetail
+from proxy.keeper.kernel_ports import Located
+from proxy.keeper.runtime_ports import RuntimeDetail
 
 _LIMIT = 1024
 """So many groups are looked at for a place whose beginning nobody tells."""
@@ -39,7 +40,7 @@ class Tree(Protocol):
 
 
 class Locator:
-    """Implements ``proxy.keeper.ports.Places``; safe to use from several threads."""
+    """Implements ``proxy.keeper.kernel_ports.Places``; safe to use from several threads."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Locator:
         self._mounts = mounts
 
     def locate(self, container_id: str, told: RuntimeDetail) -> Located:
-        """Find a container's group; see ``proxy.keeper.ports.Places.locate``."""
+        """Find a container's group; see ``proxy.keeper.kernel_ports.Places.locate``."""
         path, why = self._by_name(container_id, told.cgroups_path), ""
         if not path:
             path, why = self._by_pid(container_id, told.pid)
@@ -71,7 +72,7 @@ class Locator:
         return Located(path, why)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
-        """Tell all trees of a place; see ``proxy.keeper.ports.Places.remember``."""
+        """Tell all trees of a place; see ``proxy.keeper.kernel_ports.Places.remember``."""
         self._groups.learn(container_id, path, parent)
         for tree in self._others:
             tree.learn(container_id, path, parent)

@@ -24,7 +24,7 @@ from proxy.apply.files import OsFiles
 from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.mounts import mounted_v1
 from proxy.apply.search import Finder
-from proxy.keeper.ports import MemoryUse
+from proxy.keeper.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 
 _NODE = re.compile(r"N([0-9]{1,5})=([0-9]{1,19})")
@@ -82,7 +82,7 @@ def _huge(text: str) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class KernelMemory:
-    """The memory controller's tree; implements ``proxy.keeper.ports.Memory``.
+    """The memory controller's tree; implements ``proxy.keeper.kernel_ports.Memory``.
 
     Attributes:
         root: Where it is mounted.
@@ -101,7 +101,7 @@ class KernelMemory:
         object.__setattr__(self, "_finder", Finder(OsFiles(self.root)))
 
     def use(self, parent: str, container_id: str) -> MemoryUse | None:
-        """Tell where a container's memory is; see ``proxy.keeper.ports.Memory.use``."""
+        """Tell where a container's memory is; see ``proxy.keeper.kernel_ports.Memory.use``."""
         path = self._finder.find(parent, container_id)
         if path is None:
             return None
@@ -128,7 +128,7 @@ class KernelMemory:
         self._finder.learn(container_id, path, parent)
 
     def migrates(self, path: str) -> bool:
-        """Tell whether a change of memory nodes moves pages; see ``proxy.keeper.ports.Memory.migrates``."""
+        """Tell whether a change of memory nodes moves pages; see ``Memory.migrates`` of the ports."""
         if self.cpusets is None:
             return self.version == 2
         try:

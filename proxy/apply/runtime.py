@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from proxy.apply.detail import parse_detail
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import SOURCE, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import SOURCE, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.facts import POD_KEYS
@@ -41,7 +41,7 @@ Answer = TypeVar("Answer", bound="Message")
 
 
 class GrpcRuntime:
-    """Implements ``proxy.keeper.ports.Runtime``; safe to use from several threads."""
+    """Implements ``proxy.keeper.runtime_ports.Runtime``; safe to use from several threads."""
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
         """Take note of the runtime; nothing is dialled before the first call.
@@ -58,12 +58,12 @@ class GrpcRuntime:
         self._closed = False
 
     def version(self) -> str:
-        """Ask ``name version``; see ``proxy.keeper.ports.Runtime``."""
+        """Ask ``name version``; see ``proxy.keeper.runtime_ports.Runtime``."""
         answer = self._call("ask the version", "Version", pb.VersionRequest(), pb.VersionResponse)
         return f"{answer.runtime_name} {answer.runtime_version}"
 
     def cgroup_driver(self) -> str:
-        """Ask who makes its cgroups; see ``proxy.keeper.ports.Runtime``. CRI of 1.28; containerd 2.0."""
+        """Ask who makes its cgroups; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
         what = "ask the cgroup driver"
         try:
             answer = self._call(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
@@ -76,7 +76,7 @@ class GrpcRuntime:
         return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
 
     def list_pods(self) -> Sequence[RuntimePod]:
-        """List all sandboxes; see ``proxy.keeper.ports.Runtime``."""
+        """List all sandboxes; see ``proxy.keeper.runtime_ports.Runtime``."""
         request = pb.ListPodSandboxRequest()
         answer = self._call("list pods", "ListPodSandbox", request, pb.ListPodSandboxResponse)
         return [
@@ -94,7 +94,7 @@ class GrpcRuntime:
         ]
 
     def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
-        """List all containers, or the one with the id; see ``proxy.keeper.ports.Runtime``."""
+        """List all containers, or the one with the id; see ``proxy.keeper.runtime_ports.Runtime``."""
         request = pb.ListContainersRequest()
         if container_id:
             request.filter.id = container_id
@@ -114,13 +114,13 @@ class GrpcRuntime:
         ]
 
     def detail(self, container_id: str) -> RuntimeDetail:
-        """Ask for one container's status, verbose; see ``proxy.keeper.ports.Runtime``."""
+        """Ask for one container's status, verbose; see ``proxy.keeper.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         what = f"ask the status of container {container_id}"
         return parse_detail(self._call(what, "ContainerStatus", request, pb.ContainerStatusResponse))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
-        """Make a cpuset lasting, and a quota; see ``proxy.keeper.ports.Runtime``.
+        """Make a cpuset lasting, and a quota; see ``proxy.keeper.runtime_ports.Runtime``.
 
         Fields that are not set mean "leave" to the runtime, so the request holds nothing else.
         """

@@ -31,7 +31,7 @@ class Finder:
         self._tops: list[str] = [""]
 
     def find(self, parent: str, container_id: str) -> str | None:
-        """Give a container's group, or None where it has none; see ``proxy.keeper.ports.Cgroups.find``."""
+        """Give a container's group, or None where it has none; see ``Cgroups.find`` of the ports."""
         if not _is_id(container_id):
             return None
         for path in names.candidates(parent, container_id):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from proxy.apply.kernel import KernelCgroups
-from proxy.keeper.ports import CpusetValue
+from proxy.keeper.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

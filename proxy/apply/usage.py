@@ -23,7 +23,7 @@ from pathlib import Path
 from proxy.apply import names
 from proxy.apply.hierarchies import elsewhere, mounted
 from proxy.apply.values import cpu_usage
-from proxy.keeper.ports import UsageGroup, UsageReading
+from proxy.keeper.kernel_ports import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
 
 _OPEN = 1024
@@ -38,7 +38,7 @@ _PARSERS: Mapping[str, Callable[[str], int]] = {V1: int, V2: cpu_usage}
 
 
 class CgroupUsage:
-    """Reads counters; implements ``proxy.keeper.ports.UsageSource``. For one thread at a time."""
+    """Reads counters; implements ``proxy.keeper.kernel_ports.UsageSource``. For one thread at a time."""
 
     def __init__(self, root: Path, file: str, procfs: Path = Path("/proc")) -> None:
         """Take a hierarchy as it is; ``open_usage`` finds one.
@@ -56,7 +56,7 @@ class CgroupUsage:
         self._open: dict[str, int] = {}
 
     def read(self, groups: Mapping[str, UsageGroup]) -> UsageReading:
-        """Read the counters; see ``proxy.keeper.ports.UsageSource.read``."""
+        """Read the counters; see ``proxy.keeper.kernel_ports.UsageSource.read``."""
         at = time.monotonic_ns()
         node = self._node()
         found: dict[str, Mapping[str, int]] = {}
@@ -71,7 +71,7 @@ class CgroupUsage:
         return UsageReading(at, node, found)
 
     def best_effort(self, parents: Iterable[str]) -> str:
-        """Find the group above BestEffort pods; see ``proxy.keeper.ports.UsageSource.best_effort``."""
+        """Find the group above BestEffort pods; see ``proxy.keeper.kernel_ports.UsageSource.best_effort``."""
         above = Counter[str]()
         for parent in parents:
             path = (names.parent_path(parent) or "").rpartition("/")[0]

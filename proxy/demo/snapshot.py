@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.demo.client import Started
-from proxy.keeper.ports import Cgroups
+from proxy.keeper.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.wording import cpus as named

@@ -22,7 +22,7 @@ from proxy.demo.private_containerd import PrivateContainerd, import_image, remov
 from proxy.demo.proxy_process import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.snapshot import Snapshot, take
-from proxy.keeper.ports import Cgroups
+from proxy.keeper.kernel_ports import Cgroups
 from proxy.model.errors import PermissionDeniedError, TopoproxyError, UnavailableError
 from proxy.model.machine import Machine
 from proxy.topology.build import described

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.keeper.keeper import Keeper
-from proxy.keeper.ports import Runtime, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import Runtime, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 
-from proxy.keeper.ports import Cgroups
+from proxy.keeper.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.keeper.ports import UsageGroup
+from proxy.keeper.kernel_ports import UsageGroup
 from proxy.keeper.rates import Rates, gone
 from proxy.model.workload import KubeQos
 from proxy.plan.state import NodeState

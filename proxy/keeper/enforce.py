@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from proxy.keeper.be_groups import BeGroups
+from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.pauses import SELDOM, TRIES, Pauses
-from proxy.keeper.ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset

@@ -20,7 +20,6 @@ import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 
 from proxy.keeper.bad_input import BadInput
 from proxy.keeper.beside import BesideKubelet
@@ -29,11 +28,14 @@ from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
 from proxy.keeper.journal import Journal
+from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.mems import MemoryNodes
-from proxy.keeper.ports import Cgroups, Ledger, Runtime
+from proxy.keeper.options import Options, Voice
+from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.problems import Problems
 from proxy.keeper.quotas import Quotas
+from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
 from proxy.keeper.watching import Watching
@@ -46,37 +48,6 @@ from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How the keeper behaves.
-
-    Attributes:
-        enforce: False to decide and change nothing (``mode: observe``).
-        refuse_on_error: Refuse a create that we could not decide, instead of letting it pass as it came.
-        call_timeout: Seconds that one wait inside a held call may take.
-        settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
-        reconcile_period: Seconds between comparisons with the runtime and the kernel.
-        history: How many decisions about what is gone are remembered.
-    """
-
-    enforce: bool = True
-    refuse_on_error: bool = False
-    call_timeout: float = 5.0
-    settle_per_second: float = 10.0
-    reconcile_period: float = 10.0
-    history: int = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """Where the keeper speaks, one line each; ``chatty``: somebody reads the debug lines."""
-
-    info: Callable[[str], None]
-    warn: Callable[[str], None]
-    debug: Callable[[str], None]
-    chatty: bool = True
 
 
 class Keeper:

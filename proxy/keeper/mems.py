@@ -27,7 +27,7 @@ from proxy.model.workload import Container, Phase
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.ports import Memory, MemoryUse
+    from proxy.keeper.kernel_ports import Memory, MemoryUse
 
 MIB = 1 << 20
 _GONE = (errno.ENOENT, errno.ENODEV)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from proxy.keeper.ports import Cgroups
+from proxy.keeper.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.keeper.ports import CpuGroups
+from proxy.keeper.kernel_ports import CpuGroups
 from proxy.model.errors import CgroupError
 from proxy.pools.quota import UNLIMITED
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from proxy.keeper.ports import UsageReading
+from proxy.keeper.kernel_ports import UsageReading
 
 LEAST_NS = 10_000_000
 """Readings closer than this tell nothing: the node's own counter moves in steps of so much."""

@@ -12,7 +12,7 @@ from proxy.plan.admit import admit
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.ports import RuntimePod
+    from proxy.keeper.runtime_ports import RuntimePod
 
 
 class Sandboxes:

@@ -24,7 +24,7 @@ from proxy.keeper.be_quota import BeQuota
 from proxy.keeper.be_usage import ABOVE, Asked, asked_of, usage_of
 from proxy.keeper.be_words import quota_words, reason
 from proxy.keeper.keeper import Keeper
-from proxy.keeper.ports import UsageGroup, UsageReading, UsageSource
+from proxy.keeper.kernel_ports import UsageGroup, UsageReading, UsageSource
 from proxy.keeper.rates import rates
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, TopoproxyError

@@ -29,7 +29,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from proxy.keeper.ports import Events, RuntimeEvent
+from proxy.keeper.runtime_ports import Events, RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
 

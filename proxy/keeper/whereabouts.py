@@ -15,7 +15,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.ports import Located, Places, Runtime
+from proxy.keeper.kernel_ports import Located, Places
+from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
 from proxy.model.workload import Phase

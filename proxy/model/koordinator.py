@@ -8,6 +8,9 @@ orchestration was asked for in has more of them than Koordinator's code: ``Const
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+
+from proxy.model.options import Policy
 
 
 class BindPolicy(enum.StrEnum):
@@ -53,6 +56,15 @@ class NumaPolicy(enum.StrEnum):
     BEST_EFFORT = "BestEffort"
     RESTRICTED = "Restricted"
     SINGLE_NUMA_NODE = "SingleNUMANode"
+
+
+KUBERNETES: Mapping[NumaPolicy, Policy] = {
+    NumaPolicy.NONE: Policy.NONE,
+    NumaPolicy.BEST_EFFORT: Policy.BEST_EFFORT,
+    NumaPolicy.RESTRICTED: Policy.RESTRICTED,
+    NumaPolicy.SINGLE_NUMA_NODE: Policy.SINGLE_NUMA_NODE,
+}
+"""What Kubernetes calls each of them."""
 
 
 class NumaExclusive(enum.StrEnum):

@@ -12,6 +12,8 @@ from proxy.place.asks import together
 
 CPU = "cpu"
 MILLI = 1000
+NO_SHARES = 2
+"""The least that the kernel takes, and what kubelet sends where nothing is asked for (reference F)."""
 
 
 def container_cpus(pod: PodAsk, ask: Ask) -> int:

@@ -9,10 +9,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.workload import Pod, Request
-from proxy.place.cpu_request import CPU, MILLI
-
-NO_SHARES = 2
-"""The least that the kernel takes, and what kubelet sends where nothing is asked for."""
+from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 
 
 def wants(pod: Pod) -> bool:

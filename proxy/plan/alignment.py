@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from proxy.model.explanation import Merge, Said
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import NumaPolicy, NumaStrategy
-from proxy.model.options import Policy, Scope
+from proxy.model.koordinator import KUBERNETES, NumaStrategy
+from proxy.model.options import Scope
 from proxy.model.workload import Phase, Pod, Pool, Verdict
 from proxy.place import cpu_static
 from proxy.place.binding.bind import usable
@@ -37,12 +37,7 @@ from proxy.plan.desk import DEVICES, Case, near_hints
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
-_NODE_POLICIES = {
-    Policy.NONE: NumaPolicy.NONE,
-    Policy.BEST_EFFORT: NumaPolicy.BEST_EFFORT,
-    Policy.RESTRICTED: NumaPolicy.RESTRICTED,
-    Policy.SINGLE_NUMA_NODE: NumaPolicy.SINGLE_NUMA_NODE,
-}
+_KOORDINATORS = {kubernetes: own for own, kubernetes in KUBERNETES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ def judge_aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Judged:
         BindError: CPUs cannot be bound as the pod or the node requires.
     """
     node = state.node
-    policy = policy_of(pod.aligned, _NODE_POLICIES[node.policy])
+    policy = policy_of(pod.aligned, _KOORDINATORS[node.policy])
     requests: dict[str, int] = {CPU: milli} if milli else {}
     if case.memory is not None and case.binds and memory_request.served(case.asks):
         requests |= memory_request.pod_amounts(case.asks)

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from proxy.model.asks import MEMORY, Ask, Kind, PodAsk
 from proxy.model.workload import KubeQos, Pod, Request
-from proxy.place.cpu_request import CPU, MILLI
+from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.plan.node import Node
 from proxy.pools import standing
 from proxy.pools.claims import STRICT, whole_cpus
-
-NO_SHARES = 2
-"""The least that the kernel takes; older clients tell no sum at all."""
 
 
 def owns_as_a_whole(node: Node, pod: Pod) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
+from proxy.model.koordinator import KUBERNETES, NodeBindPolicy, NumaPolicy, NumaStrategy
 from proxy.model.kubelet import CpuManager
 from proxy.model.machine import Machine
 from proxy.model.nodeobject import NodeMeta
@@ -49,12 +49,6 @@ APPLY = ("", "Default", "ReservedCPUsOnly")
 """Values of a reservation's ``applyPolicy``."""
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 """As kubelet reads its options."""
-_KUBERNETES = {
-    NumaPolicy.NONE: Policy.NONE,
-    NumaPolicy.BEST_EFFORT: Policy.BEST_EFFORT,
-    NumaPolicy.RESTRICTED: Policy.RESTRICTED,
-    NumaPolicy.SINGLE_NUMA_NODE: Policy.SINGLE_NUMA_NODE,
-}
 
 
 def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuManager | None) -> Prescribed:
@@ -132,7 +126,7 @@ def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[Value[Policy]
     value, key, problem = read_label(NumaPolicy, NUMA_POLICY, said.labels)
     scope = Value(base.scope, _configured("topologyManagerScope", base.scope is not Scope.CONTAINER))
     if key:
-        return Value(_KUBERNETES[value], _label(key)), scope
+        return Value(KUBERNETES[value], _label(key)), scope
     kubelets = told.topology_policy
     if base.policy is Policy.NONE and kubelets in tuple(Policy) and kubelets != Policy.NONE:
         if told.topology_scope in tuple(Scope):

@@ -7,14 +7,12 @@ from proxy.model.explanation import Explanation, Fact, Lack, Moved
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import show_quantity
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
-from proxy.place.cpu_request import CPU, MILLI
+from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.plan.desk import ANYWHERE, Ruling
 from proxy.plan.state import NodeState
 from proxy.plan.wanted import in_pool
 from proxy.pools.claims import whole_cpus
 
-NO_SHARES = 2
-"""The least that the kernel takes, and what kubelet sends where nothing is asked for (reference F)."""
 MOVED = 20
 """So many of those who had to move are named."""
 

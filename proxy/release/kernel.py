@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from proxy.keeper.be_groups import CLASS
 from proxy.keeper.enforce import LIVE, Enforcer
-from proxy.keeper.ports import Cgroups, CpusetValue
+from proxy.keeper.kernel_ports import Cgroups, CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.keeper.ports import SOURCE
+from proxy.keeper.runtime_ports import SOURCE
 from proxy.keeper.worker import Worker
 from proxy.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.kubelet.small_file import read_small

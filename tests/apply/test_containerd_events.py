@@ -19,7 +19,7 @@ from google.protobuf.any_pb2 import Any as Payload
 
 from proxy.apply.events import MESSAGE_LIMIT, ContainerdEvents, read_event
 from proxy.apply.pb import containerd_events_pb2 as pb
-from proxy.keeper.ports import RuntimeEvent
+from proxy.keeper.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from proxy.apply.locate import Locator
 from proxy.apply.memory import KernelMemory, open_memory
 from proxy.apply.mounts import below, group_line
 from proxy.apply.usage import V1, V2, open_usage
-from proxy.keeper.ports import RuntimeDetail
+from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.apply.memory import KernelMemory, open_memory, parse_use
-from proxy.keeper.ports import MemoryUse
+from proxy.keeper.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask
 

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.apply.runtime import GrpcRuntime
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import SOURCE, RuntimeDetail
+from proxy.keeper.runtime_ports import SOURCE, RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS

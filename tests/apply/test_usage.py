@@ -10,7 +10,7 @@ import pytest
 
 from proxy.apply import usage as module
 from proxy.apply.usage import V1, V2, CgroupUsage, open_usage
-from proxy.keeper.ports import UsageGroup, UsageReading
+from proxy.keeper.kernel_ports import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.apply.usage import CgroupUsage, open_usage
-from proxy.keeper.ports import UsageGroup
+from proxy.keeper.kernel_ports import UsageGroup
 from proxy.keeper.rates import rates
 from proxy.model.errors import CgroupError
 

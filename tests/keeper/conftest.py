@@ -12,9 +12,11 @@ import pytest
 
 from proxy.cri.interceptors import Interceptors
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.keeper import Keeper, Options, Voice
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.kernel_ports import CpusetValue
 from proxy.keeper.launch import Launch
-from proxy.keeper.ports import CpusetValue, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.options import Options, Voice
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.scout import Scout
 from proxy.keeper.sync import Sync
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError

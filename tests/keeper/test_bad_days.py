@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.settle import Settler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -16,7 +16,7 @@ from proxy.admin.page import render
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.page import node_page
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.kubelet.beside import KubeletBeside
 from proxy.kubelet.rewriting import none_state, static_state, write_text
 from proxy.kubelet.settings import KubeletSettings

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase

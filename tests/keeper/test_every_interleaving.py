@@ -32,8 +32,8 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import journal, worker
-from proxy.keeper.keeper import Options
-from proxy.keeper.ports import RuntimeContainer
+from proxy.keeper.options import Options
+from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.errors import CannotCreateError, CgroupError
 from proxy.model.idset import CpuSet
 from proxy.plan.invariants import violations
@@ -194,7 +194,7 @@ class Day:
         world.wire.finished(call, 0)
         world.cpu.quotas.setdefault(config.linux.cgroup_parent.strip("/"), -1)
         world.parents[f"s-{pod}"] = config.linux.cgroup_parent.strip("/")
-        from proxy.keeper.ports import RuntimePod
+        from proxy.keeper.runtime_ports import RuntimePod
 
         facts = dict(config.labels), dict(config.annotations)
         world.runtime.pods[f"s-{pod}"] = RuntimePod(f"s-{pod}", pod, "ns", pod, 0, True, *facts)

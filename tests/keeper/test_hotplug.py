@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeDetail
+from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import MemoryUse
+from proxy.keeper.kernel_ports import MemoryUse
 from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask

@@ -22,7 +22,7 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.beside import BesideKubelet
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.kubelet.beside import KubeletBeside
 from proxy.kubelet.rewriting import static_state, write_text
 from proxy.kubelet.settings import KubeletSettings

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.page import quotas_page
-from proxy.keeper.ports import RuntimeDetail
+from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeContainer
+from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.keeper.settle import Settler
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask

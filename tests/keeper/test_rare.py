@@ -12,8 +12,8 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import sync
 from proxy.keeper.codec import dump
-from proxy.keeper.keeper import Voice
-from proxy.keeper.ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.options import Voice
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase

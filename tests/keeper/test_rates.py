@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.keeper.ports import UsageReading
+from proxy.keeper.kernel_ports import UsageReading
 from proxy.keeper.rates import Rates, gone, rates
 
 S = 1_000_000_000

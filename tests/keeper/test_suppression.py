@@ -14,7 +14,7 @@ import pytest
 from proxy.keeper.be_quota import KEY, BeQuota
 from proxy.keeper.be_usage import asked_of
 from proxy.keeper.be_words import note_of, page
-from proxy.keeper.ports import UsageGroup, UsageReading
+from proxy.keeper.kernel_ports import UsageGroup, UsageReading
 from proxy.keeper.settle import Settler
 from proxy.keeper.suppression import PATIENCE, Settings, Suppression
 from proxy.model.errors import CgroupError

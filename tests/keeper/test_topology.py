@@ -13,7 +13,8 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.trips import Trip
-from proxy.keeper.ports import Given, RuntimePod
+from proxy.keeper.ports import Given
+from proxy.keeper.runtime_ports import RuntimePod
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope

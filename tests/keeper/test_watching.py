@@ -13,7 +13,7 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import watching
-from proxy.keeper.ports import RuntimeContainer, RuntimeEvent, RuntimePod
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeEvent, RuntimePod
 from proxy.keeper.watching import Hearing, Watching
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase

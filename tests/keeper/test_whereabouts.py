@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.keeper.codec import load_container
-from proxy.keeper.ports import Located, RuntimeDetail
+from proxy.keeper.kernel_ports import Located
+from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.ports import RuntimeDetail
+from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.keeper.settle import Settler
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet

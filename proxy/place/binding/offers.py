@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from proxy.model.idset import Mask
-from proxy.model.koordinator import NumaPolicy, NumaStrategy
+from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
 from proxy.model.options import Policy
 from proxy.place.binding.hints import ScoredHint
 from proxy.place.binding.merging import NodeStatus
@@ -39,13 +39,6 @@ MOST_SETS = 700
 
 WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
 
-_POLICIES = {
-    NumaPolicy.NONE: Policy.NONE,
-    NumaPolicy.BEST_EFFORT: Policy.BEST_EFFORT,
-    NumaPolicy.RESTRICTED: Policy.RESTRICTED,
-    NumaPolicy.SINGLE_NUMA_NODE: Policy.SINGLE_NUMA_NODE,
-}
-
 
 def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
     """Find the policy that holds for a pod.
@@ -55,7 +48,7 @@ def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
     """
     if pod and node and pod is not node:
         raise PolicyConflictError(f"cannot align the pod: it wants {pod} and the node has {node}")
-    return _POLICIES[pod or node]
+    return KUBERNETES[pod or node]
 
 
 def node_status(pods: Iterable[Mask]) -> dict[int, NodeStatus]:

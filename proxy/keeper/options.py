@@ -1,0 +1,37 @@
+"""How a keeper behaves, and where it speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the keeper behaves.
+
+    Attributes:
+        enforce: False to decide and change nothing (``mode: observe``).
+        refuse_on_error: Refuse a create that we could not decide, instead of letting it pass as it came.
+        call_timeout: Seconds that one wait inside a held call may take.
+        settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
+        reconcile_period: Seconds between comparisons with the runtime and the kernel.
+        history: How many decisions about what is gone are remembered.
+    """
+
+    enforce: bool = True
+    refuse_on_error: bool = False
+    call_timeout: float = 5.0
+    settle_per_second: float = 10.0
+    reconcile_period: float = 10.0
+    history: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Where the keeper speaks, one line each; ``chatty``: somebody reads the debug lines."""
+
+    info: Callable[[str], None]
+    warn: Callable[[str], None]
+    debug: Callable[[str], None]
+    chatty: bool = True

@@ -1,0 +1,123 @@
+"""What the keeper needs of the runtime. Every call here may block and is made in a worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from proxy.model.idset import CpuSet, Mask
+
+SOURCE = "kubernetes.io/config.source"
+"""Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePod:
+    """A sandbox as the runtime lists it, with the labels and annotations that are read here."""
+
+    id: str
+    uid: str
+    namespace: str
+    name: str
+    attempt: int
+    ready: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContainer:
+    """A container as the runtime lists it; ``state`` is CREATED, RUNNING, EXITED or UNKNOWN."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    attempt: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeDetail:
+    """What the runtime tells of one container beyond the list.
+
+    Attributes:
+        cgroups_path: ``linux.cgroupsPath`` of the OCI spec (``/kubepods/podX/ID`` or ``slice:prefix:ID``);
+            empty where the runtime does not tell it.
+        cpu_shares, cpu_quota, cpu_period, memory_limit: As in LinuxContainerResources, 0 where not told.
+        cpuset_cpus, cpuset_mems: What the runtime has saved for it.
+        pid: Its first process, as the runtime counts; 0 where there is none or it is not told.
+    """
+
+    cgroups_path: str = ""
+    cpu_shares: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
+    memory_limit: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    pid: int = 0
+
+
+class Runtime(Protocol):
+    """Calls that we make ourselves at the container runtime.
+
+    Every method raises UnavailableError when the runtime cannot be reached or does not answer in time, and
+    RuntimeCallError when it answers with an error.
+    """
+
+    def version(self) -> str:
+        """Ask ``name version``, as ``containerd 1.6.20``."""
+
+    def cgroup_driver(self) -> str:
+        """Ask who makes its cgroups: ``cgroupfs`` or ``systemd``; empty where it does not tell."""
+
+    def list_pods(self) -> Sequence[RuntimePod]:
+        """List all sandboxes."""
+
+    def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
+        """List all containers, or the one with the id."""
+
+    def detail(self, container_id: str) -> RuntimeDetail:
+        """Ask for one container's status, verbose."""
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
+        """Make a cpuset lasting: UpdateContainerResources with nothing else set.
+
+        Args:
+            container_id: Which container.
+            cpus: The CPUs.
+            mems: The memory nodes; None to leave them.
+            cpu_quota: A CFS quota that goes with it (-1 for none); 0 to leave it.
+        """
+
+    def close(self) -> None:
+        """Close the channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeEvent:
+    """What a runtime tells by itself of a container or of a sandbox; the id tells neither which.
+
+    ``exit``: its first process has ended, and so the others; ``start``: it runs; ``delete``: it is gone.
+    """
+
+    kind: Literal["exit", "start", "delete"]
+    container_id: str
+
+
+class Events(Protocol):
+    """What the runtime tells by itself."""
+
+    def listen(self) -> Iterator[RuntimeEvent]:
+        """Subscribe; returns when the subscription stands, so that what happens from then on is told.
+
+        The iterator blocks until there is something, and ends when the runtime ends it.
+
+        Raises:
+            UnavailableError: The runtime cannot be reached, or has gone (by the iterator), or ``close`` came.
+            RuntimeCallError: It refuses; with code 12 (UNIMPLEMENTED) it tells no events.
+        """
+
+    def close(self) -> None:
+        """End all listening, from any thread."""
