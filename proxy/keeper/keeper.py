@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from proxy.keeper.bad_input import BadInput
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.clearing import Clearing
+from proxy.keeper.drift import Drift
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
@@ -98,6 +99,7 @@ class Keeper:
         self.watching = Watching(self, None)
         self.where = Whereabouts(self)
         self.clearing = Clearing(self)
+        self.drift = Drift(self)
         self.problems = Problems(self.wall, voice.warn)
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
