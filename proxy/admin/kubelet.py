@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from proxy.report.parts import as_list, as_map, one_line, table
+
 _SETTINGS = (
     ("policy", "cpuManagerPolicy"),
     ("options", "cpuManagerPolicyOptions"),
@@ -24,44 +26,33 @@ def kubelet(data: Mapping[str, object]) -> Iterable[str]:
     Args:
         data: ``kubelet`` of what ``/status`` answered; nothing is written where nothing is known.
     """
-    sources = data.get("sources")
-    told = sources if isinstance(sources, Mapping) else {}
+    told = as_map(data.get("sources"))
     rows = [
-        (_NAMES.get(key, key), value, _text(told.get(name)))
+        (_NAMES.get(key, key), value, one_line(told.get(name)))
         for name, key in _SETTINGS
         if (value := _value(data.get(key)))
     ]
-    held = data.get("held")
-    entries = [entry for entry in held if isinstance(entry, Mapping)] if isinstance(held, list) else []
+    entries = [entry for entry in as_list(data.get("held")) if isinstance(entry, Mapping)]
     if not rows and not entries:
         return
     yield ""
     yield "Kubelet's CPU manager"
-    yield from _aligned([("SETTING", "VALUE", "FROM"), *rows])
+    yield from _indented([("SETTING", "VALUE", "FROM"), *rows])
     if entries:
-        yield from _aligned(
-            [("CPUS", "GIVEN BY KUBELET TO"), *((_text(e.get("cpus")), _who(e)) for e in entries)]
+        yield from _indented(
+            [("CPUS", "GIVEN BY KUBELET TO"), *((one_line(e.get("cpus")), _who(e)) for e in entries)]
         )
 
 
 def _who(entry: Mapping[str, object]) -> str:
-    return f"{_text(entry.get('pod')) or _text(entry.get('uid'))}/{_text(entry.get('container'))}"
+    return f"{one_line(entry.get('pod')) or one_line(entry.get('uid'))}/{one_line(entry.get('container'))}"
 
 
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{_text(name)}={_text(value[name])}" for name in sorted(value, key=str))
-    return _text(value)
+        return ", ".join(f"{one_line(name)}={one_line(value[name])}" for name in sorted(value, key=str))
+    return one_line(value)
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> Iterable[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-
-
-def _text(value: object) -> str:
-    """One line without control characters: what is shown came from others' files."""
-    if value is None:
-        return ""
-    return "".join(c if c.isprintable() else " " for c in str(value))
+def _indented(rows: list[tuple[str, ...]]) -> Iterable[str]:
+    return (f"  {row}" for row in table(rows))

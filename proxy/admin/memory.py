@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.report.parts import as_list, as_map, one_line
+
 MIB = 1 << 20
 HEAD = ("CONTAINER", "DECIDED", "IN FORCE", "NODE", "ANON", "CACHE", "HUGE", "")
 KINDS = ("anon", "file", "huge")
@@ -16,16 +18,15 @@ def memory_rows(answer: object) -> list[tuple[str, ...]]:
         answer: What ``/memory`` answered; parts that are missing are left out.
     """
     rows: list[tuple[str, ...]] = [HEAD]
-    entries = answer.get("containers") if isinstance(answer, Mapping) else None
-    for entry in entries if isinstance(entries, list) else []:
+    for entry in as_list(as_map(answer).get("containers")):
         if isinstance(entry, Mapping):
             rows += _rows(entry)
     return rows
 
 
 def _rows(entry: Mapping[str, object]) -> list[tuple[str, ...]]:
-    first = (_text(entry.get("ref")), _text(entry.get("decided")), _text(entry.get("nodes")))
-    if problem := _text(entry.get("problem")):
+    first = (one_line(entry.get("ref")), one_line(entry.get("decided")), one_line(entry.get("nodes")))
+    if problem := one_line(entry.get("problem")):
         return [(*first, "-", "-", "-", "-", problem)]
     kinds = [_sizes(entry.get(kind)) for kind in KINDS]
     numbers = sorted({node for sizes in kinds for node in sizes}, key=lambda node: (len(node), node))
@@ -51,13 +52,8 @@ def verdict(entry: Mapping[str, object]) -> str:
 
 
 def _sizes(value: object) -> dict[str, int]:
-    pairs = value.items() if isinstance(value, Mapping) else ()
-    return {str(node): size for node, size in pairs if isinstance(size, int)}
+    return {str(node): size for node, size in as_map(value).items() if isinstance(size, int)}
 
 
 def _size(size: int) -> str:
     return "0" if not size else f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size} B"
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

@@ -7,13 +7,14 @@ may be missing or be something else than expected; then it is left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from proxy.admin.kubelet import kubelet
 from proxy.admin.prescribed import prescribed
 from proxy.admin.quotas import quotas
 from proxy.admin.release import release
 from proxy.admin.suppression import suppression
+from proxy.report.parts import as_list, as_map, cut, one_line, table
 
 _COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
 
@@ -25,62 +26,59 @@ def render(status: object, width: int = 100) -> str:
         status: What ``/status`` answered.
         width: Columns of the terminal; long texts are cut at it.
     """
-    data = _map(status)
+    data = as_map(status)
     lines = [
         *_head(data),
-        *release(_map(data.get("release"))),
+        *release(as_map(data.get("release"))),
         *_rules(data),
         *_pools(data),
-        *suppression(_map(data.get("beSuppress")), width),
+        *suppression(as_map(data.get("beSuppress")), width),
     ]
-    lines += [*prescribed(_map(data.get("prescribed"))), *kubelet(_map(data.get("kubelet")))]
+    lines += [*prescribed(as_map(data.get("prescribed"))), *kubelet(as_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
-    lines += quotas([_map(entry) for entry in _list(data.get("quotas"))])
+    lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += [*_containers(data, width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align columns, two blanks apart."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def _head(data: Mapping[str, object]) -> Iterable[str]:
     uptime, ready = data.get("uptime_s"), data.get("ready")
-    title = f"topoproxy {_text(data.get('version'))}".strip()
-    words = [f"mode {_text(data.get('mode'))}" if "mode" in data else ""]
-    words.append(f"pid {_text(data.get('pid'))}" if "pid" in data else "")
+    title = f"topoproxy {one_line(data.get('version'))}".strip()
+    words = [f"mode {one_line(data.get('mode'))}" if "mode" in data else ""]
+    words.append(f"pid {one_line(data.get('pid'))}" if "pid" in data else "")
     words.append(f"up {_length(uptime)}" if isinstance(uptime, int | float) else "")
     words.append({True: "ready", False: "NOT READY"}.get(ready, "") if isinstance(ready, bool) else "")
     yield ", ".join([title, *(w for w in words if w)])
-    runtime = _map(data.get("runtime"))
+    runtime = as_map(data.get("runtime"))
     if "listen" in data or runtime:
         state = {True: "connected", False: "NOT CONNECTED"}.get(bool(runtime.get("connected")), "")
-        shown = [_text(runtime.get("version")), state if isinstance(runtime.get("connected"), bool) else ""]
-        shown.append(f"events {_text(runtime['events'])}" if "events" in runtime else "")
-        groups = _map(data.get("cgroups"))
-        shown.append(f"cgroup v{_text(groups['version'])}" if "version" in groups else "")
-        shown.append(f"{_text(groups['driver'])} driver" if groups.get("driver") else "")
+        shown = [
+            one_line(runtime.get("version")),
+            state if isinstance(runtime.get("connected"), bool) else "",
+        ]
+        shown.append(f"events {one_line(runtime['events'])}" if "events" in runtime else "")
+        groups = as_map(data.get("cgroups"))
+        shown.append(f"cgroup v{one_line(groups['version'])}" if "version" in groups else "")
+        shown.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
         more = f" ({', '.join(s for s in shown if s)})" if any(shown) else ""
-        yield f"{_text(data.get('listen')) or '?'} -> {_text(runtime.get('endpoint')) or '?'}{more}"
+        yield f"{one_line(data.get('listen')) or '?'} -> {one_line(runtime.get('endpoint')) or '?'}{more}"
 
 
 def _rules(data: Mapping[str, object]) -> Iterable[str]:
     """Say by which rules containers are placed, as far as they are not those that one expects of nobody."""
-    settings = _map(data.get("settings"))
-    policy = _text(settings.get("topologyManagerPolicy"))
+    settings = as_map(data.get("settings"))
+    policy = one_line(settings.get("topologyManagerPolicy"))
     words = []
-    if _text(settings.get("cpuManagerPolicy")) == "static":
-        options = ", ".join(_text(option) for option in _list(settings.get("cpuManagerPolicyOptions")))
+    if one_line(settings.get("cpuManagerPolicy")) == "static":
+        options = ", ".join(one_line(option) for option in as_list(settings.get("cpuManagerPolicyOptions")))
         words.append(f"CPUs static{f' ({options})' if options else ''}")
     if policy and policy != "none":
-        words.append(f"topology {policy}, scope {_text(settings.get('topologyManagerScope'))}")
-    if _text(settings.get("memoryManagerPolicy")) == "Static":
+        words.append(f"topology {policy}, scope {one_line(settings.get('topologyManagerScope'))}")
+    if one_line(settings.get("memoryManagerPolicy")) == "Static":
         words.append("memory Static")
-    if reserved := _text(settings.get("reservedSystemCPUs")):
+    if reserved := one_line(settings.get("reservedSystemCPUs")):
         words.append(f"reserved CPUs {reserved}")
-    if stage := _text(data.get("takeover")):
+    if stage := one_line(data.get("takeover")):
         words.append(f"takeover from kubelet {stage}")
     if words:
         yield f"rules: {'; '.join(words)}"
@@ -89,11 +87,11 @@ def _rules(data: Mapping[str, object]) -> Iterable[str]:
 def _memory(data: Mapping[str, object]) -> Iterable[str]:
     """One row a resource of a NUMA node, where memory is counted."""
     rows: list[tuple[str, ...]] = [("NODE", "RESOURCE", "ALLOCATABLE", "GIVEN", "FREE", "IN GROUP")]
-    for entry in (_map(entry) for entry in _list(data.get("memory"))):
-        node, group = _text(entry.get("node")), _text(entry.get("group"))
-        for resource, amounts in _map(entry.get("resources")).items():
-            sizes = [_bytes(_map(amounts).get(key)) for key in ("allocatable", "given", "free")]
-            rows.append((node, _text(resource), *sizes, "-" if group == node else group))
+    for entry in (as_map(entry) for entry in as_list(data.get("memory"))):
+        node, group = one_line(entry.get("node")), one_line(entry.get("group"))
+        for resource, amounts in as_map(entry.get("resources")).items():
+            sizes = [_bytes(as_map(amounts).get(key)) for key in ("allocatable", "given", "free")]
+            rows.append((node, one_line(resource), *sizes, "-" if group == node else group))
     if len(rows) > 1:
         yield ""
         yield from table(rows)
@@ -101,18 +99,20 @@ def _memory(data: Mapping[str, object]) -> Iterable[str]:
 
 def _aside(data: Mapping[str, object]) -> Iterable[str]:
     """Name pods for which more is set aside than their containers own so far."""
-    pods = [_map(entry) for entry in _list(data.get("aside"))]
+    pods = [as_map(entry) for entry in as_list(data.get("aside"))]
     if pods:
         yield ""
         yield "Set aside for pods"
         rows = [("CPUS", "POD", "NUMA NODES")]
-        rows += [(_cpus(e.get("cpus")), _text(e.get("pod")), _text(e.get("nodes")) or "any") for e in pods]
+        rows += [
+            (_cpus(e.get("cpus")), one_line(e.get("pod")), one_line(e.get("nodes")) or "any") for e in pods
+        ]
         yield from table(rows)
 
 
 def _bytes(value: object) -> str:
     if not isinstance(value, int):
-        return _text(value) or "-"
+        return one_line(value) or "-"
     for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
         if value >= size:
             return f"{value / size:.1f}{unit}"
@@ -121,10 +121,10 @@ def _bytes(value: object) -> str:
 
 def _pools(data: Mapping[str, object]) -> Iterable[str]:
     """One row a pool; on a machine with several NUMA nodes also what of it lies on each."""
-    pools = _map(data.get("pools"))
-    nodes = [_map(entry) for entry in _list(pools.get("nodes"))]
+    pools = as_map(data.get("pools"))
+    nodes = [as_map(entry) for entry in as_list(pools.get("nodes"))]
     nodes = nodes if len(nodes) > 1 else []
-    rows = [("POOL", "CPUS", *(f"NODE {_text(node.get('node'))}" for node in nodes))]
+    rows = [("POOL", "CPUS", *(f"NODE {one_line(node.get('node'))}" for node in nodes))]
     for key, name in (("shared", "shared"), ("be", "BE"), ("system", "SYSTEM")):
         if key in pools:
             rows.append((name, _cpus(pools[key]), *(_cpus(node.get(key)) for node in nodes)))
@@ -134,43 +134,43 @@ def _pools(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _exclusive(data: Mapping[str, object]) -> Iterable[str]:
-    owners = [_map(entry) for entry in _list(data.get("exclusive"))]
+    owners = [as_map(entry) for entry in as_list(data.get("exclusive"))]
     if not owners:
         return
     yield ""
     yield "Exclusive CPUs"
     rows = [("CPUS", "OWNER", "BE MAY USE THEM")]
     for entry in owners:
-        name = "/".join(t for t in (_text(entry.get("pod")), _text(entry.get("container"))) if t)
+        name = "/".join(t for t in (one_line(entry.get("pod")), one_line(entry.get("container"))) if t)
         yes = {True: "no", False: "yes"}.get(bool(entry.get("hard")), "") if "hard" in entry else ""
-        rows.append((_cpus(entry.get("cpus")), name or _text(entry.get("owner")), yes))
+        rows.append((_cpus(entry.get("cpus")), name or one_line(entry.get("owner")), yes))
     yield from table(rows)
 
 
 def _containers(data: Mapping[str, object], width: int) -> Iterable[str]:
-    known = [_map(entry) for entry in _list(data.get("containers"))]
+    known = [as_map(entry) for entry in as_list(data.get("containers"))]
     yield ""
     yield f"Containers ({len(known)})" if known else "No containers."
     if not known:
         return
-    known.sort(key=lambda entry: _text(entry.get("ref")))
+    known.sort(key=lambda entry: one_line(entry.get("ref")))
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for entry in known:
-        cells = [_text(entry.get(key)) for key in ("ref", "qos", "pool")]
+        cells = [one_line(entry.get(key)) for key in ("ref", "qos", "pool")]
         cells += [_cpus(entry.get("cpus")), _cpus(entry.get("mems"))]
-        rows.append((*cells, _text(entry.get("phase")), _text(entry.get("id"))[:13]))
+        rows.append((*cells, one_line(entry.get("phase")), one_line(entry.get("id"))[:13]))
     header, *lines = table(rows)
     yield header
     for entry, line in zip(known, lines, strict=True):
         yield line
-        reason = _text(entry.get("reason"))
+        reason = one_line(entry.get("reason"))
         if reason:
-            yield _cut(f"    {reason}", width)
+            yield cut(f"    {reason}", width)
 
 
 def _problems(data: Mapping[str, object]) -> Iterable[str]:
-    broken = [_text(entry) for entry in _list(data.get("violations"))]
-    problems = [_map(entry) for entry in _list(data.get("problems"))]
+    broken = [one_line(entry) for entry in as_list(data.get("violations"))]
+    problems = [as_map(entry) for entry in as_list(data.get("problems"))]
     count = len(broken) + len(problems)
     yield ""
     yield f"Problems ({count})" if count else "No problems."
@@ -180,30 +180,11 @@ def _problems(data: Mapping[str, object]) -> Iterable[str]:
         times = entry.get("count")
         notes = [f"{times} times" if isinstance(times, int) and times > 1 else "", _when(entry.get("last"))]
         more = ", ".join(n for n in notes if n)
-        yield f"  {_text(entry.get('what')) or '?'}{f' ({more})' if more else ''}"
-
-
-def _map(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else []
-
-
-def _text(value: object) -> str:
-    """One line without control characters: what is shown came from pods."""
-    if value is None:
-        return ""
-    return "".join(c if c.isprintable() else " " for c in str(value))
+        yield f"  {one_line(entry.get('what')) or '?'}{f' ({more})' if more else ''}"
 
 
 def _cpus(value: object) -> str:
-    return _text(value) or "-"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+    return one_line(value) or "-"
 
 
 def _length(seconds: float) -> str:
@@ -219,4 +200,4 @@ def _when(value: object) -> str:
     """Say when a problem was last seen: an age for a Unix time, else the text as it is."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"last {_length(max(0.0, time.time() - value))} ago"
-    return f"last {_text(value)}" if value else ""
+    return f"last {one_line(value)}" if value else ""

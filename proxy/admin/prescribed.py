@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from proxy.report.parts import as_list, one_line, table
+
 _DEFAULT = "default"
 
 
@@ -16,20 +18,17 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
     Args:
         data: ``prescribed`` of what ``/status`` answered.
     """
-    listed = data.get("values")
-    values = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    values = [each for each in as_list(data.get("values")) if isinstance(each, Mapping)]
     told = [each for each in values if each.get("source") != _DEFAULT or each.get("problem")]
-    where, trouble = _text(data.get("nodeObject")), _text(data.get("problem"))
+    where, trouble = one_line(data.get("nodeObject")), one_line(data.get("problem"))
     if not told and not trouble:
         return
     yield ""
     yield f"Prescribed for the node{f' (Node object: {where})' if where else ''}"
     rows = [("VALUE", "IN FORCE", "FROM")]
-    rows += [(_text(e.get("name")), _shown(e.get("value")), _text(e.get("source"))) for e in told]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for row in rows if told else ():
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    for words in (trouble, *(_text(each.get("problem")) for each in told)):
+    rows += [(one_line(e.get("name")), _shown(e.get("value")), one_line(e.get("source"))) for e in told]
+    yield from table(rows) if told else ()
+    for words in (trouble, *(one_line(each.get("problem")) for each in told)):
         if words:
             yield f"  NOT FOLLOWED: {words}"
 
@@ -37,9 +36,4 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _text(value) or "-"
-
-
-def _text(value: object) -> str:
-    """One line without control characters: what is shown came from users."""
-    return "" if value is None else "".join(c if c.isprintable() else " " for c in str(value))
+    return one_line(value) or "-"

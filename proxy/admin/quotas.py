@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from proxy.report.parts import one_line, table
+
 
 def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     """Write the part; nothing where no quota was taken off.
@@ -15,13 +17,8 @@ def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     for entry in entries:
         pod, container, was = (entry.get(key) for key in ("pod", "container", "was"))
         who = f"{pod or 'a pod that is gone'}/{container}" if container else str(pod or entry.get("group"))
-        rows.append((_line(who), f"{was} us" if isinstance(was, int) else "?"))
+        rows.append((one_line(who), f"{was} us" if isinstance(was, int) else "?"))
     if rows:
-        wide = max(len(who) for who, _ in rows)
         yield ""
         yield "CFS quotas that are off, and what they were"
-        yield from (f"{who.ljust(wide)}  {was}" for who, was in sorted(rows))
-
-
-def _line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
+        yield from table(sorted(rows))

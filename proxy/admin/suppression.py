@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from proxy.report.parts import cut, one_line
+
 _PERIOD_US = 100_000
 
 
@@ -18,12 +20,12 @@ def suppression(data: Mapping[str, object], width: int) -> Iterable[str]:
         data: ``beSuppress`` of what ``/status`` answered; empty where nothing is suppressed.
         width: Columns of the terminal; long lines are cut at it.
     """
-    mode = _text(data.get("mode"))
+    mode = one_line(data.get("mode"))
     if not mode:
         return
     yield ""
-    yield f"BE suppression ({mode}, up to {_text(data.get('threshold'))} % of the node)"
-    yield from (_cut(line, width) for line in _lines(data))
+    yield f"BE suppression ({mode}, up to {one_line(data.get('threshold'))} % of the node)"
+    yield from (cut(line, width) for line in _lines(data))
 
 
 def _lines(data: Mapping[str, object]) -> Iterable[str]:
@@ -39,27 +41,19 @@ def _lines(data: Mapping[str, object]) -> Iterable[str]:
         yield "  usage is not known"
     quota = data.get("quota_us")
     if isinstance(quota, int) and quota > 0:
-        group = _text(data.get("group"))
+        group = one_line(data.get("group"))
         yield f"  quota: {quota / _PERIOD_US:.2f} CPUs{f' for /{group}' if group else ''}"
     elif data.get("mode") == "cpuset":
-        now, pool = _text(data.get("cpus")), _text(data.get("pool"))
+        now, pool = one_line(data.get("cpus")), one_line(data.get("pool"))
         yield f"  BE pods run on {now or '-'}" + ("" if now == pool else f" of {pool}")
     change = data.get("last_change")
     if isinstance(change, Mapping):
         when = change.get("when")
         ago = f" {max(0.0, time.time() - when):.0f} s ago" if isinstance(when, int | float) else ""
-        yield f"  changed{ago} to {_text(change.get('after'))} from {_text(change.get('before'))}"
-        yield f"    {_text(change.get('why'))}"
+        yield f"  changed{ago} to {one_line(change.get('after'))} from {one_line(change.get('before'))}"
+        yield f"    {one_line(change.get('why'))}"
 
 
 def _is_on(data: Mapping[str, object]) -> bool:
     """Tell whether something is to be suppressed."""
     return data.get("mode") in ("cpuset", "cfs-quota")
-
-
-def _text(value: object) -> str:
-    return "" if value is None else "".join(c if c.isprintable() else " " for c in str(value))
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from proxy.admin.page import render, table
+from proxy.admin.page import render
 from proxy.cli.asking import ask_daemon, asking_options, config_for
 from proxy.config import Config
 from proxy.model.errors import UsageError
+from proxy.report.parts import table
 
 
 @click.command()

@@ -12,6 +12,7 @@ from proxy.keeper.bad_input import COUNTER
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.pools.quota import PERIOD
+from proxy.report.parts import as_list, as_map
 
 Labels = Mapping[str, object]
 Sample = tuple[Labels, float]
@@ -64,7 +65,7 @@ def metrics(status: Mapping[str, object]) -> str:
 def _process(status: Mapping[str, object]) -> Iterator[str]:
     labels = {"version": status.get("version", ""), "mode": status.get("mode", "")}
     yield _family("info", "gauge", "The daemon: its version and mode.", [(labels, 1)])
-    runtime = _map(status.get("runtime"))
+    runtime = as_map(status.get("runtime"))
     told = (
         ("uptime_seconds", "Seconds since the daemon started.", status.get("uptime_s")),
         ("ready", "Whether the first comparison with the runtime is done.", status.get("ready")),
@@ -86,26 +87,26 @@ def _plain(told: Iterable[tuple[str, str, object]]) -> Iterator[str]:
 
 
 def _node(status: Mapping[str, object]) -> Iterator[str]:
-    pools = _map(status.get("pools"))
+    pools = as_map(status.get("pools"))
     if not pools:
         return
     names = [name for name in ("shared", "be", "system") if name in pools]
     yield _family("pool_cpus", "gauge", "CPUs of a pool.", [({"pool": n}, _count(pools[n])) for n in names])
     parts = [
         ({"pool": name, "node": part.get("node")}, _count(part.get(name)))
-        for part in map(_map, _list(pools.get("nodes")))
+        for part in map(as_map, as_list(pools.get("nodes")))
         for name in names
         if name in part
     ]
     yield _family("pool_node_cpus", "gauge", "CPUs of a pool on a NUMA node.", parts)
-    owners = [_map(owner) for owner in _list(status.get("exclusive"))]
+    owners = [as_map(owner) for owner in as_list(status.get("exclusive"))]
     yield _family("owners", "gauge", "Who owns CPUs: pods and containers.", [({}, len(owners))])
     owned = [
         ({"be_may_use": told}, sum(_count(each.get("cpus")) for each in owners if each.get("hard") is hard))
         for told, hard in (("true", False), ("false", True))
     ]
     yield _family("owned_cpus", "gauge", "CPUs that somebody owns.", owned)
-    there = [_map(each) for each in _list(status.get("containers"))]
+    there = [as_map(each) for each in as_list(status.get("containers"))]
     live = [each for each in there if each.get("phase") != Phase.EXITED.value]
     held = [({"pool": pool.value}, sum(each.get("pool") == pool.value for each in live)) for pool in Pool]
     yield _family("containers", "gauge", "Containers that have not ended, by what they run on.", held)
@@ -119,10 +120,10 @@ def _rules(status: Mapping[str, object]) -> Iterator[str]:
         ("violations", "Rules that the state breaks; anything but 0 is a fault of ours.", "violations"),
     ):
         if key in status:
-            told.append((name, words, len(_list(status[key]))))
-    prescribed = _map(status.get("prescribed"))
+            told.append((name, words, len(as_list(status[key]))))
+    prescribed = as_map(status.get("prescribed"))
     if prescribed:
-        wrong = sum(bool(_map(value).get("problem")) for value in _list(prescribed.get("values")))
+        wrong = sum(bool(as_map(value).get("problem")) for value in as_list(prescribed.get("values")))
         told.append(("prescribed_problems", "Values for the node that could not be followed.", wrong))
         if prescribed.get("nodeObject"):
             good = int(bool(prescribed.get("read")) and not prescribed.get("problem"))
@@ -132,10 +133,10 @@ def _rules(status: Mapping[str, object]) -> Iterator[str]:
 
 
 def _suppression(status: Mapping[str, object]) -> Iterator[str]:
-    data = _map(status.get("beSuppress"))
+    data = as_map(status.get("beSuppress"))
     if not data:
         return
-    budget, quota, usage = data.get("budget_milli"), data.get("quota_us"), _map(data.get("usage"))
+    budget, quota, usage = data.get("budget_milli"), data.get("quota_us"), as_map(data.get("usage"))
     if isinstance(budget, int):
         words = "CPUs that the others leave to BE pods; below 0 where they use more than the threshold."
         yield _family("be_budget_cpus", "gauge", words, [({}, budget / 1000)])
@@ -151,10 +152,10 @@ def _suppression(status: Mapping[str, object]) -> Iterator[str]:
 def _memory(status: Mapping[str, object]) -> Iterator[str]:
     samples = [
         ({"node": node.get("node"), "resource": resource, "state": state}, amount)
-        for node in map(_map, _list(status.get("memory")))
-        for resource, amounts in _map(node.get("resources")).items()
+        for node in map(as_map, as_list(status.get("memory")))
+        for resource, amounts in as_map(node.get("resources")).items()
         for state in ("allocatable", "given", "free")
-        if isinstance(amount := _map(amounts).get(state), int)
+        if isinstance(amount := as_map(amounts).get(state), int)
     ]
     if samples:
         yield _family("memory_bytes", "gauge", "Memory of NUMA nodes that is promised, and not.", samples)
@@ -163,7 +164,7 @@ def _memory(status: Mapping[str, object]) -> Iterator[str]:
 def _counters(status: Mapping[str, object]) -> Iterator[str]:
     if "counters" not in status:
         return
-    counters = {name: n for name, n in _map(status["counters"]).items() if isinstance(n, int)}
+    counters = {name: n for name, n in as_map(status["counters"]).items() if isinstance(n, int)}
     bad = {name: n for name, n in counters.items() if name.startswith(COUNTER)}
     for name in [*_COUNTERS, *sorted(counters.keys() - _COUNTERS.keys() - bad.keys())]:
         words = _COUNTERS.get(name, f"The counter {name} of topoproxy status.")
@@ -192,11 +193,3 @@ def _escaped(text: object) -> str:
 
 def _count(cpus: object) -> int:
     return len(CpuSet.parse(cpus)) if isinstance(cpus, str) else 0
-
-
-def _map(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else []

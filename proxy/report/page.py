@@ -7,12 +7,13 @@ left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.model.errors import InputError
 from proxy.model.explanation import Explanation
 from proxy.report.data import from_data
+from proxy.report.parts import table
 from proxy.report.sentences import tell, wrap
 from proxy.report.words import clean, few
 
@@ -97,7 +98,7 @@ def render_pods(answer: object) -> str:
                 _state(pod),
             )
         )
-    return "\n".join([*_table(rows), "", "topoproxy explain POD[/CONTAINER] tells why."]) + "\n"
+    return "\n".join([*table(rows), "", "topoproxy explain POD[/CONTAINER] tells why."]) + "\n"
 
 
 def known_names(answer: object) -> list[str]:
@@ -143,8 +144,3 @@ def _when(value: object) -> str:
         except (OverflowError, ValueError, OSError):
             return ""
     return ""
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

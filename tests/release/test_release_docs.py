@@ -10,8 +10,8 @@ from typing import Any
 from leaving_node import Node, command
 
 from proxy.admin.memory import memory_rows
-from proxy.admin.page import table
 from proxy.demo.client import PodSpec
+from proxy.report.parts import table
 
 PAGE = Path(__file__).parents[2] / "docs/release.md"
 MIB = 1 << 20
