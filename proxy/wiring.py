@@ -16,7 +16,8 @@ from proxy.config.schema import Config, Mode, OnError
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
-from proxy.topology.reader import online_now, read_machine
+from proxy.topology.presence import is_same
+from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.apply.memory import KernelMemory
@@ -209,9 +210,9 @@ def _kubelet_settings(config: Config) -> KubeletSettings:
 
 
 def _changed(config: Config, known: Machine) -> Machine | None:
-    """Read the machine again if its online CPUs changed."""
+    """Read the machine again if its CPUs or its memory changed."""
     try:
-        if online_now(config.sysfs_root) == known.online:
+        if is_same(known, config.sysfs_root):
             return None
         return read_machine(config.sysfs_root, config.procfs_root)
     except (OSError, ValueError, TopologyError):

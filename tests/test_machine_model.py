@@ -55,8 +55,8 @@ def test_nodes_and_cpus() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(machine(), present=CpuSet.parse("0-2")),
         dataclasses.replace(machine(), nodes=machine().nodes[:-1]),
+        dataclasses.replace(machine(), extra={"numa": {"possible": "0-7"}}),
         dataclasses.replace(machine(), possible=CpuSet.parse("0-31")),
     ],
 )
@@ -69,3 +69,8 @@ def test_fingerprint_does_not_depend_on_what_changes_while_running() -> None:
     assert dataclasses.replace(machine(), isolated=CpuSet([1])).fingerprint == machine().fingerprint
     offline = dataclasses.replace(machine(), cpus=machine().cpus[:-1])
     assert offline.fingerprint == machine().fingerprint, "a CPU that is offline comes back"
+    pulled = dataclasses.replace(machine(), present=CpuSet.parse("0-2"))
+    assert pulled.fingerprint == machine().fingerprint, "CPUs of a virtual machine may be taken out"
+    whole = dataclasses.replace(machine(), extra={"numa": {"possible": "0,2,5"}})
+    less = dataclasses.replace(whole, nodes=machine().nodes[:-1])
+    assert less.fingerprint == whole.fingerprint == machine().fingerprint, "so may a node of memory"

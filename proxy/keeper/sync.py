@@ -75,7 +75,7 @@ class Sync:
                     continue
             elif key.startswith(("c/", "i/")):
                 container = load_container(value)
-                if container is not None and container.placement.own <= keeper.state.node.machine.present:
+                if container is not None and container.placement.own <= keeper.state.node.machine.possible:
                     containers.append(container)
                     if key.startswith("i/"):
                         keeper.lost[container.id] = keeper.clock()

@@ -162,7 +162,11 @@ class Machine:
     def fingerprint(self) -> str:
         """A short name of the hardware, to tell whether saved state belongs to this machine.
 
-        Only what stays over reboots and while CPUs go offline and come back: what could be there.
+        Only what could be there: CPUs and NUMA nodes come and go while a machine runs, some for good, and
+        its containers go on.
         """
-        text = repr((str(self.possible), str(self.present), [n.id for n in self.nodes]))
+        numa = self.extra.get("numa")
+        told = numa.get("possible") if isinstance(numa, Mapping) else None
+        nodes = told if isinstance(told, str) else str(Mask(node.id for node in self.nodes))
+        text = repr((str(self.possible), nodes))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -41,7 +41,7 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
     Raises:
         TopologyError: There is no CPU folder, no online CPU, or a NUMA node's CPUs cannot be understood.
     """
-    root = _root(sysfs_root)
+    root = sysfs_of(sysfs_root)
     if not (root / CPU_DIR).is_dir():
         raise TopologyError(f"cannot read the machine from {sysfs_root}: there is no folder {CPU_DIR} in it")
     proc = root.absolute().parent / "proc" if procfs_root is None else procfs_root
@@ -56,12 +56,8 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
     return machine
 
 
-def online_now(sysfs_root: Path) -> CpuSet:
-    """Read only which CPUs are online: quick enough to be asked every now and then."""
-    return CpuSet.from_bits(read_cpu_lists(Tree(_root(sysfs_root))).online)
-
-
-def _root(sysfs_root: Path) -> Path:
+def sysfs_of(sysfs_root: Path) -> Path:
+    """Give the folder that stands for ``/sys``, where the one that was named holds it."""
     inner = sysfs_root / "sys"
     return inner if not (sysfs_root / CPU_DIR).is_dir() and (inner / CPU_DIR).is_dir() else sysfs_root
 

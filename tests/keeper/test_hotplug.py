@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology.build import described
-from proxy.topology.reader import online_now, read_machine
-from proxy.topology.sysfs_tree import write_sysfs
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
@@ -84,11 +80,3 @@ def test_a_machine_that_leaves_nothing_to_share_is_not_followed(live) -> None:
         assert any("shared pool is empty" in p["what"] for p in w.keeper.problems.page())
 
     live(day)
-
-
-def test_online_now_is_what_the_machine_says(tmp_path: Path) -> None:
-    whole = described(2, 1, 4, 2)
-    write_sysfs(whole, tmp_path)
-    assert online_now(tmp_path) == online_now(tmp_path / "sys") == read_machine(tmp_path).online
-    (tmp_path / "sys/devices/system/cpu/online").write_text("0-2,4-15\n")
-    assert str(online_now(tmp_path)) == "0-2,4-15"
