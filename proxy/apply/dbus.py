@@ -1,0 +1,205 @@
+"""A connection to somebody who speaks D-Bus: calls with deadlines, and the signals that pass.
+
+One thread reads; any thread calls. systemd sends signals about all units to whoever is connected to its
+private socket, and keeps in its own memory what is not read: so all is read, and only answers and the signals
+that are asked for are taken apart.
+
+D-Bus Specification, "Message Protocol" and "Authentication Protocol". Imported only where there is a unit to
+talk about: jeepney takes 2 MB.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from jeepney.auth import BEGIN, AuthenticationError, Authenticator
+from jeepney.low_level import HeaderFields, Message, MessageType, calc_msg_size
+
+from proxy.model.errors import CgroupError, UnavailableError
+
+_HEAD = 16
+"""Bytes of a message that tell how long it is."""
+_LIMIT = 4 << 20
+"""Bytes of a message; those that are read here have some hundred."""
+_SIGNAL = 4
+_NO_SUCH_UNIT = (
+    "org.freedesktop.systemd1.NoSuchUnit",
+    "org.freedesktop.systemd1.LoadFailed",
+    "org.freedesktop.DBus.Error.UnknownObject",
+)
+_DENIED = (
+    "org.freedesktop.DBus.Error.AccessDenied",
+    "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
+)
+_SILENT = (
+    "org.freedesktop.DBus.Error.NoReply",
+    "org.freedesktop.DBus.Error.ServiceUnknown",
+    "org.freedesktop.DBus.Error.NameHasNoOwner",
+    "org.freedesktop.DBus.Error.Disconnected",
+)
+
+
+class _Waiter:
+    """A call that waits for its answer."""
+
+    __slots__ = ("answer", "over")
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.answer: Message | None = None
+
+
+class Connection:
+    """One connection; when it has ended, another one has to be made."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        """Connect and say who we are.
+
+        Args:
+            path: Of the unix socket.
+            timeout_s: Deadline of this, and of each call.
+
+        Raises:
+            UnavailableError: Nobody is there, or it does not want us.
+        """
+        self.path = path
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._serials = count(1)
+        self._waiting: dict[int, _Waiter] = {}
+        self._over = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.connect(path)
+            self._introduce()
+        except (OSError, AuthenticationError) as error:
+            self._socket.close()
+            raise UnavailableError(f"cannot connect to {path}: {_cause(error)}") from None
+        # Reading takes as long as it takes; a send that nobody takes does not.
+        self._socket.settimeout(None)
+        whole, rest = divmod(timeout_s, 1)
+        limit = struct.pack("ll", int(whole), int(rest * 1e6) or int(not whole))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def _introduce(self) -> None:
+        self._socket.sendall(b"\0")
+        talk = Authenticator(inc_null_byte=False)
+        for line in talk:
+            self._socket.sendall(line)
+            got = self._socket.recv(1024)
+            if not got:
+                raise ConnectionResetError(errno.ECONNRESET, "it has closed the connection")
+            talk.feed(got)
+        self._socket.sendall(BEGIN)
+
+    def call(self, message: Message) -> tuple[Any, ...]:
+        """Make a call, and give the body of the answer; in any thread but the one that reads.
+
+        Raises:
+            UnavailableError: No answer in time, or the connection has ended.
+            CgroupError: An error is the answer; errno ENOENT where there is no such unit.
+        """
+        waiter = _Waiter()
+        with self._lock:
+            if self._over:
+                raise UnavailableError(f"cannot ask {self.path}: the connection is closed")
+            serial = next(self._serials)
+            self._waiting[serial] = waiter
+            try:
+                self._socket.sendall(message.serialise(serial))
+            except OSError as error:  # a part of it may be sent: nothing can follow
+                del self._waiting[serial]
+                self._shut()
+                raise UnavailableError(f"cannot ask {self.path}: {_cause(error)}") from None
+        answered = waiter.over.wait(self._timeout_s)
+        with self._lock:
+            self._waiting.pop(serial, None)
+        if waiter.answer is None:
+            why = "the connection has ended" if answered else f"no answer within {self._timeout_s:g} s"
+            raise UnavailableError(f"cannot ask {self.path}: {why}")
+        return _body(message, waiter.answer)
+
+    def read(self, signal: bytes) -> Iterator[Message]:
+        """Read until the connection ends, answers for those who wait, and give some signals.
+
+        Args:
+            signal: What must be in those that are given; all others are passed over.
+        """
+        try:
+            with self._socket.makefile("rb", buffering=8192) as stream:
+                while (raw := self._next(stream.read)) is not None:
+                    if raw[1] == _SIGNAL:
+                        if signal in raw:
+                            yield Message.from_buffer(raw)
+                        continue
+                    message = Message.from_buffer(raw)
+                    with self._lock:
+                        waiter = self._waiting.get(message.header.fields.get(HeaderFields.reply_serial, -1))
+                    if waiter is not None:
+                        waiter.answer = message
+                        waiter.over.set()
+        except (OSError, ValueError, KeyError, IndexError, TypeError, struct.error):
+            pass  # it is over, or not D-Bus
+        finally:
+            self.close()
+
+    @staticmethod
+    def _next(read: Callable[[int], bytes]) -> bytes | None:
+        head = read(_HEAD)
+        if len(head) < _HEAD:
+            return None
+        size = calc_msg_size(head)
+        if size > _LIMIT:
+            return None
+        rest = read(size - _HEAD)
+        return head + rest if len(rest) == size - _HEAD else None
+
+    def _shut(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, from any thread; who waits is told."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            waiting, self._waiting = list(self._waiting.values()), {}
+        self._shut()
+        self._socket.close()
+        for waiter in waiting:
+            waiter.over.set()
+
+
+def _body(asked: Message, answer: Message) -> tuple[Any, ...]:
+    """Give what an answer says.
+
+    Raises:
+        UnavailableError, CgroupError: It is an error.
+    """
+    if answer.header.message_type is not MessageType.error:
+        return tuple(answer.body)
+    name = str(answer.header.fields.get(HeaderFields.error_name, ""))
+    text = str(answer.body[0]) if answer.body else "no reason given"
+    words = f"cannot {asked.header.fields[HeaderFields.member]} at systemd: {text} ({name})"
+    if name in _SILENT:
+        raise UnavailableError(words)
+    number = errno.ENOENT if name in _NO_SUCH_UNIT else errno.EACCES if name in _DENIED else 0
+    raise CgroupError(words, number)
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error)

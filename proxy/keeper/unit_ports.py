@@ -1,0 +1,73 @@
+"""What the keeper needs of systemd, where containers are scopes of its. Every call may block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from proxy.model.idset import CpuSet, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSets:
+    """What systemd would write into the cpuset files of a unit; an empty set stands for "nothing"."""
+
+    cpus: CpuSet
+    mems: Mask
+
+
+class News(Enum):
+    """What systemd tells by itself."""
+
+    CONNECTED = "connected"
+    """Somebody listens from now on; what was before, nobody has told."""
+    LOST = "lost"
+    RELOADED = "reloaded"
+    """All units have been loaded anew, and their files may have been written."""
+
+
+class Units(Protocol):
+    """The units of systemd. Every method but ``close`` and ``watch`` blocks, and may be called in any thread.
+
+    Raises:
+        UnavailableError: systemd cannot be reached, or does not answer in time.
+        CgroupError: It refuses; errno ENOENT where there is no such unit.
+    """
+
+    def read(self, unit: str) -> UnitSets:
+        """Read what a unit is to have."""
+
+    def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        """Set what a unit is to have until it ends (None: leave); its files have it when this returns.
+
+        Args:
+            unit: As ``cri-containerd-ID.scope``.
+            cpus: ``AllowedCPUs``; empty for none of its own.
+            mems: ``AllowedMemoryNodes``; empty for none of its own.
+        """
+
+    def watch(self, heard: Callable[[News], None]) -> None:
+        """Connect, and again after each end; ``heard`` is called in a thread of its own."""
+
+    def close(self) -> None:
+        """Disconnect for good."""
+
+
+class Fences(Protocol):
+    """Narrows groups above containers for a moment (cgroup v2). For the kernel worker."""
+
+    def put(self, path: str, cpus: CpuSet) -> str:
+        """Write the list of a group as it is, and give what was configured before (empty: as its parent).
+
+        Raises:
+            CgroupError: The group is gone (ENOENT), or the kernel refuses.
+        """
+
+    def take(self, path: str, before: str) -> None:
+        """Configure again what was before; nothing happens where the group is gone.
+
+        Raises:
+            CgroupError: The kernel refuses.
+        """
