@@ -1,7 +1,8 @@
 """Drift: a kernel value that is not ours.
 
-Whoever has a reason to believe that somebody else has written cpusets says so (``suspect``). What is suspected
-is gathered for a moment, so that a burst costs one comparison, and then compared in the kernel's worker.
+Whoever has a reason to believe that somebody else has written cpusets says so (``suspect``). What is
+suspected is gathered for a moment, so that a burst costs one comparison, and
+then compared in the kernel's worker.
 """
 
 from __future__ import annotations

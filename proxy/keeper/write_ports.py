@@ -1,0 +1,41 @@
+"""Being told of writes by others; what the keeper needs of the kernel beside ``kernel_ports``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Writes(Protocol):
+    """Tells when somebody, we too, writes a group's cpuset. Paths are as in ``Cgroups``.
+
+    ``watch`` is called in the kernel's worker, the rest on the loop; none of it waits.
+    """
+
+    def fileno(self) -> int:
+        """Give a descriptor that is readable when there is something to take."""
+
+    def watch(self, path: str) -> bool:
+        """Watch a group from now on; one that is watched stays so, unless it is another one of that name.
+
+        Returns:
+            False where it is not there.
+
+        Raises:
+            CgroupError: It cannot be watched (too many are); the next may be refused too.
+        """
+
+    def unwatch(self, path: str) -> None:
+        """Stop watching a group, also one that is gone."""
+
+    def watched(self) -> set[str]:
+        """Give the groups that are watched."""
+
+    def taken(self) -> set[str] | None:
+        """Take what was told since the last time: the groups that were written.
+
+        Returns:
+            None where more was told than could wait: anything may have been written.
+        """
+
+    def close(self) -> None:
+        """Stop watching everything."""
