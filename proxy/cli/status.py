@@ -37,8 +37,9 @@ def status(
 
     Ends with 69 when nobody answers.
     """
+    route = _route(memory=memory, metrics=metrics, cgroups=cgroups, as_json=as_json)
     config = config_for(file, admin)
-    answer = ask_daemon(config, _route(memory=memory, metrics=metrics), timeout)
+    answer = ask_daemon(config, route, timeout)
     if metrics:
         click.echo(answer, nl=False)
         return
@@ -60,9 +61,19 @@ def status(
             click.echo("\n".join(["", *table(rows)]))
 
 
-def _route(*, memory: bool, metrics: bool) -> str:
-    if memory and metrics:
-        raise UsageError("cannot show memory in numbers for Prometheus: leave --memory or --metrics away")
+def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
+    """Choose what is asked for.
+
+    Raises:
+        UsageError: Options were given of which one would be ignored.
+    """
+    others = [f"--{name}" for name, on in (("memory", memory), ("cgroups", cgroups), ("json", as_json)) if on]
+    if metrics and others:
+        raise UsageError(
+            f"cannot show {' and '.join(others)} in numbers for Prometheus: leave --metrics or the rest away"
+        )
+    if memory and cgroups:
+        raise UsageError("cannot show cpusets beside memory: leave --memory or --cgroups away")
     return "/metrics" if metrics else "/memory" if memory else "/status"
 
 

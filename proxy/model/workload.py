@@ -284,6 +284,10 @@ class Container:
         return f"{self.pod.ref}/{self.name}"
 
 
+TOPOLOGY_AFFINITY = "TopologyAffinityError"
+"""kubelet's reason for a refusal by the topology policy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Admit or refuse.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
-from proxy.model.workload import Verdict
+from proxy.model.workload import TOPOLOGY_AFFINITY, Verdict
 from proxy.place.distance import Distances
 from proxy.place.hint_lists import HintList
 from proxy.place.listing import lists_of
@@ -26,7 +26,7 @@ from proxy.place.merge import Merged, merge
 FAILED_PRECONDITION = 9
 """The gRPC status of a refusal."""
 UNALIGNED = Verdict(
-    FAILED_PRECONDITION, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
+    FAILED_PRECONDITION, TOPOLOGY_AFFINITY, "Resources cannot be allocated with Topology locality"
 )
 """The refusal of a policy, in kubelet's words."""
 

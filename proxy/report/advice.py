@@ -8,10 +8,8 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
 from proxy.model.wording import counted
+from proxy.model.workload import TOPOLOGY_AFFINITY
 from proxy.report.words import both, clean, few, node_set, nodes, sentence, sentences, size
-
-UNALIGNED = "TopologyAffinityError"
-"""kubelet's reason for a refusal by the topology policy."""
 
 _BY_REASON = {
     "SMTAlignmentError": (
@@ -72,7 +70,11 @@ def help_for(told: Explanation) -> tuple[str, ...]:
     texts = [exact, _BY_REASON.get(reason, "")]
     if reason not in _BY_REASON and not exact:
         texts.append(_smaller(told))
-    if told.merge is not None and reason == UNALIGNED and not any(_cannot(said) for said in told.said):
+    if (
+        told.merge is not None
+        and reason == TOPOLOGY_AFFINITY
+        and not any(_cannot(said) for said in told.said)
+    ):
         texts.append(_other_policy(told.merge.policy, told.merge.best))
     if reason not in _ANYWHERE:
         texts.append("Another node of the cluster may have room for it")
@@ -143,7 +145,7 @@ def _smaller(told: Explanation) -> str:
     if names:
         enough = ", so that one NUMA node has enough" if single else ""
         return f"Ask for less of {both(list(dict.fromkeys(names)))}{enough}"
-    if told.verdict.reason == UNALIGNED:
+    if told.verdict.reason == TOPOLOGY_AFFINITY:
         return "Ask for less, so that it fits on nodes that all its resources prefer"
     return "Ask for less, or for no whole CPUs, so that it shares CPUs with others"
 

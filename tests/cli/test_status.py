@@ -69,6 +69,20 @@ def test_nobody_answers(tmp_path: Path) -> None:
     assert caught.value.exit_code == 69
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--metrics --json", "cannot show --json in numbers for Prometheus"),
+        ("--metrics --cgroups", "cannot show --cgroups in numbers for Prometheus"),
+        ("--metrics --memory --json", "cannot show --memory and --json in numbers"),
+        ("--memory --cgroups", "cannot show cpusets beside memory"),
+    ],
+)
+def test_no_option_is_ignored(daemon: Path, words: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run(*words.split(), "--config", daemon)
+
+
 def test_a_wrong_socket(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot use --admin: 'tcp://x'"):
         run("--admin", "tcp://x")

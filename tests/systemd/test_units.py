@@ -84,6 +84,12 @@ def test_the_socket_is_the_one_that_the_program_adopts() -> None:
     assert read("topoproxy.service")["Install"]["Also"] == ["topoproxy.socket"]
 
 
+def test_a_takeover_may_write_kubelets_folder_and_nothing_else() -> None:
+    shipped = read("topoproxy.service.d/20-takeover.conf")
+    assert shipped == {"Service": {"ReadWritePaths": [str(Config().kubelet.state_dir)]}}
+    assert "ReadWritePaths" not in read("topoproxy.service")["Service"]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
     text = (UNITS / "topoproxy.service").read_text()
