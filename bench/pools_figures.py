@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,15 @@ class Kernel:
 
     def read(self, path: str) -> CpusetValue:
         return CpusetValue(self.sets[path], Mask((0,)), self.sets[path], Mask((0,)))
+
+    def write_all(
+        self,
+        paths: Sequence[str],
+        cpus: CpuSet,
+        known: CpuSet | None = None,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> list[bool | None]:
+        return [None] * len(paths)
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
         if cpus is None or self.sets[path] == cpus:

@@ -4,7 +4,8 @@ Theory of writing.
 
 * A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
   global cpuset lock, a changed one 40 (measured), and whoever else writes here (runc, systemd, kubelet) must
-  not be overlooked because we remember what we wrote last.
+  not be overlooked because we remember what we wrote last. Where many are written that had something else by
+  our own account, that first read is spared: what counts is the one after the write.
 * v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
   stick out (EBUSY) are seen to by ``proxy.apply.nesting``. The root is never written.
 * v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list
@@ -21,13 +22,13 @@ Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset
 from __future__ import annotations
 
 import errno
-import functools
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from proxy.apply import nesting
-from proxy.apply.files import Files, OsFiles
+from proxy.apply.files import QUICK_BYTES, Files, OsFiles
 from proxy.apply.hierarchies import elsewhere, has, mounted
+from proxy.apply.lists import Kind, kinds, line_of, list_or_none
 from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
 from proxy.apply.words import explain
@@ -36,36 +37,6 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 _GONE = (errno.ENOENT, errno.ENODEV)
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(file: str, text: str) -> IdSet:
-    """Read a list; most groups hold the same few."""
-    return (CpuSet if file == "cpuset.cpus" else Mask).parse(text)
-
-
-_said = functools.lru_cache(maxsize=64)(str)
-"""Says a list as the kernel does."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """One of the two lists of a group: its files and its type."""
-
-    file: str
-    effective: str
-    words: str
-    type: type[IdSet]
-
-
-def _kinds(version: int) -> tuple[_Kind, _Kind]:
-    names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
-    if version == 1:
-        names_of = ("cpuset.effective_cpus", "cpuset.effective_mems")
-    return (
-        _Kind("cpuset.cpus", names_of[0], "CPUs", CpuSet),
-        _Kind("cpuset.mems", names_of[1], "memory nodes", Mask),
-    )
 
 
 class KernelCgroups:
@@ -85,7 +56,7 @@ class KernelCgroups:
         self.root = root
         self._version = version
         self._files: Files = files if files is not None else OsFiles(root)
-        self._cpus, self._mems = _kinds(version)
+        self._cpus, self._mems = kinds(version)
         self._finder = Finder(self._files)
 
     @property
@@ -134,7 +105,7 @@ class KernelCgroups:
         """Read a group's memory nodes as configured; see ``proxy.keeper.kernel_ports.Cgroups.nodes``."""
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
 
-    def _get(self, path: str, kind: _Kind, file: str, missing: IdSet | None = None) -> IdSet:
+    def _get(self, path: str, kind: Kind, file: str, missing: IdSet | None = None) -> IdSet:
         """Read one list; ``missing`` stands in for a file that is not there."""
         try:
             return kind.type.parse(self._files.read(path, file))
@@ -172,28 +143,68 @@ class KernelCgroups:
             written = written or changed
         return written
 
-    def _set_v1(self, path: str, kind: _Kind, value: IdSet, *, inner: bool) -> bool:
+    def write_all(
+        self,
+        paths: Sequence[str],
+        cpus: CpuSet,
+        known: CpuSet | None = None,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> list[bool | None]:
+        """Set the CPUs of many groups; see ``proxy.keeper.kernel_ports.Cgroups.write_all``."""
+        if not cpus or not all(paths):
+            return [None] * len(paths)
+        line, kind = line_of(cpus), self._cpus
+        held = self._swap_all(paths, kind, cpus, line_of(known) if known else None, going_on)
+        done = [None if before is None else before != line for before in held]
+        if self._version == 1:
+            self._follow_all(paths, held, kind, cpus)
+            return done
+        for at, path in enumerate(paths):
+            if held[at] is not None:
+                try:
+                    done[at] = self._in_effect(path, kind, cpus) or done[at]
+                except CgroupError:
+                    done[at] = None
+        return done
+
+    def _follow_all(
+        self, paths: Sequence[str], held: Sequence[bytes | None], kind: Kind, value: IdSet
+    ) -> None:
+        """See to the groups inside those that have grown (v1)."""
+        for line in {*held} - {None}:
+            before = list_or_none(kind.type.parse, line)
+            if before and before < value:
+                for path in (path for path, was in zip(paths, held, strict=True) if was == line):
+                    nesting.follow(self._lists(kind), path, before, value)
+
+    def _set_v1(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> bool:
         held = self._swap(path, kind, value)
         if held is None:
             return self._put_whole(path, kind, value, inner=inner)
-        if held == value:
-            return False
-        if inner and held and held <= value:
+        if inner and held and held < value:
             nesting.follow(self._lists(kind), path, held, value)
-        return True
+        return held != value
 
-    def _swap(self, path: str, kind: _Kind, value: IdSet) -> IdSet | None:
+    def _swap(self, path: str, kind: Kind, value: IdSet) -> IdSet | None:
         """Write in the quick way; gives what the group held, or None where it takes more than that."""
-        if not isinstance(self._files, OsFiles):
-            return None
-        text = _said(value)
-        try:
-            before, after = self._files.exchange(path, kind.file, text)
-            return _parsed(kind.file, before) if after is None or after == text else None
-        except (OSError, ValueError):
-            return None
+        held = self._swap_all((path,), kind, value)[0]
+        return list_or_none(kind.type.parse, held)
 
-    def _put_whole(self, path: str, kind: _Kind, value: IdSet, *, inner: bool) -> bool:
+    def _swap_all(
+        self,
+        paths: Sequence[str],
+        kind: Kind,
+        value: IdSet,
+        known: bytes | None = None,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> list[bytes | None]:
+        """Write many in the quick way; see ``OsFiles.swap``. None for all where there is no such way."""
+        line = line_of(value)
+        if not isinstance(self._files, OsFiles) or len(line) >= QUICK_BYTES:
+            return [None] * len(paths)
+        return self._files.swap(paths, kind.file, line, known, going_on)
+
+    def _put_whole(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> bool:
         held = self._get(path, kind, kind.file)
         if held == value:
             return False
@@ -213,7 +224,7 @@ class KernelCgroups:
             nesting.follow(self._lists(kind), path, held, value)
         return True
 
-    def _put_v1(self, path: str, kind: _Kind, value: IdSet, *, inner: bool) -> None:
+    def _put_v1(self, path: str, kind: Kind, value: IdSet, *, inner: bool) -> None:
         """Write, seeing to the groups above and below if need be, and read back."""
         try:
             self._put(path, kind, value)
@@ -226,19 +237,25 @@ class KernelCgroups:
                 raise
         self._check(path, kind, kind.file, value, value)
 
-    def _set_v2(self, path: str, kind: _Kind, value: IdSet) -> bool:
-        written = self._get(path, kind, kind.file) != value
-        if written:
-            self._put(path, kind, value)
-            self._check(path, kind, kind.file, value, value)
+    def _set_v2(self, path: str, kind: Kind, value: IdSet) -> bool:
+        held = self._swap(path, kind, value)
+        if held is None:
+            held = self._get(path, kind, kind.file)
+            if held != value:
+                self._put(path, kind, value)
+                self._check(path, kind, kind.file, value, value)
+        return self._in_effect(path, kind, value) or held != value
+
+    def _in_effect(self, path: str, kind: Kind, value: IdSet) -> bool:
+        """Have a list that a group holds take effect (v2); True when one above was written for it."""
         if self._get(path, kind, kind.effective) == value:
-            return written
-        written = nesting.widen(self._lists(kind), path, value) or written
+            return False
+        widened = nesting.widen(self._lists(kind), path, value)
         online = self._get("", kind, kind.effective, value)
         self._check(path, kind, kind.effective, value, value & online or value)
-        return written
+        return widened
 
-    def _lists(self, kind: _Kind) -> nesting.Lists:
+    def _lists(self, kind: Kind) -> nesting.Lists:
         return nesting.Lists(
             lambda path: self._get(path, kind, kind.file),
             lambda path, value: self._put(path, kind, value),
@@ -246,7 +263,7 @@ class KernelCgroups:
             self._version,
         )
 
-    def _put(self, path: str, kind: _Kind, value: IdSet) -> None:
+    def _put(self, path: str, kind: Kind, value: IdSet) -> None:
         try:
             self._files.write(path, kind.file, str(value))
         except OSError as error:
@@ -254,7 +271,7 @@ class KernelCgroups:
                 error = OSError(errno.EOPNOTSUPP, "")
             raise self._error(f"set {kind.words} to {value} in", path, error) from None
 
-    def _check(self, path: str, kind: _Kind, file: str, wanted: IdSet, expected: IdSet) -> None:
+    def _check(self, path: str, kind: Kind, file: str, wanted: IdSet, expected: IdSet) -> None:
         seen = self._get(path, kind, file)
         if seen != expected:
             raise CgroupError(

@@ -20,6 +20,8 @@ from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.state import NodeState
 
 LIVE = (Phase.STARTING, Phase.RUNNING)
+BULK = 8
+"""From so many on containers are written together, by set."""
 
 
 @dataclass(slots=True)
@@ -85,10 +87,15 @@ class Enforcer:
 
         Those that are not live are passed over; those that hold the right set are not written.
         """
+        state = self._state()
+        return self._enforce(state, [c for i in ids if (c := state.containers.get(i)) is not None])
+
+    def _enforce(self, state: NodeState, some: list[Container]) -> Enforced:
         done = Enforced()
         if self.paused:
             return done
-        for container_id in ids:
+        left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
+        for container_id in left:
             container = self._state().containers.get(container_id)
             if container is not None and container.phase in LIVE:
                 self._one(container, done)
@@ -99,23 +106,25 @@ class Enforcer:
 
     def enforce_all(self) -> Enforced:
         """Write the sets of all containers."""
-        there = self._state().containers
+        state = self._state()
+        there = state.containers
         self._passes += 1
         self._paths = {k: v for k, v in self._paths.items() if k in there}
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         self._gone = {k: v for k, v in self._gone.items() if k in there}
-        done = self.enforce([i for i in there if not self._is_missing(i)])
+        done = self._enforce(state, [c for c in there.values() if not self._is_missing(c.id)])
         if not self.paused:
             done.notes += self.pauses.follow(self._state())
         return done
 
     def enforce_pools(self) -> Enforced:
         """Write the sets of all containers that own no CPUs, and have sandboxes leave what is owned."""
-        there = self._state().containers.values()
-        done = self.enforce(
-            [c.id for c in there if c.placement.pool is not Pool.OWN and self._missed.get(c.id, 0) < TRIES]
-        )
+        state, missed, own = self._state(), self._missed, Pool.OWN
+        there = [c for c in state.containers.values() if c.placement.pool is not own]
+        if missed:
+            there = [c for c in there if missed.get(c.id, 0) < TRIES]
+        done = self._enforce(state, there)
         done.notes += self.enforce_sandboxes().notes
         return done
 
@@ -149,6 +158,57 @@ class Enforcer:
                 self._paths[container.id] = path
         return path
 
+    def _in_bulk(self, state: NodeState, some: list[Container], done: Enforced) -> list[str]:
+        """Write those whose groups are known, one set after the other.
+
+        As soon as the state is another one, what is not written yet is left.
+
+        Returns:
+            Ids of those who are left, to be written one by one.
+        """
+        left: list[str] = []
+        sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
+        known, gone, held = self._paths, self._gone, self._held
+        for container in some:
+            if container.phase not in LIVE:
+                continue
+            container_id = container.id
+            path = known.get(container_id) or container.cgroup
+            if not path or (gone and gone.get(container_id) == path):
+                left.append(container_id)
+                continue
+            want, has = state.wanted(container), held.get(container_id)
+            key = want.bits, has.bits if has is not None else 0
+            same = sets.get(key)
+            if same is None:  # who holds the right set by our account is read: somebody else may have written
+                same = sets[key] = want, has if has != want else None, [], []
+            same[2].append(container_id)
+            same[3].append(path)
+        newest = self._state
+        for want, has, ids, paths in sets.values():
+            results = self.cgroups.write_all(paths, want, has, lambda: newest() is state)
+            for container_id, written in zip(ids, results, strict=True):
+                if written is None:
+                    left.append(container_id)
+                else:
+                    self._holds(container_id, want, done, written=written)
+        return left
+
+    def _holds(self, container_id: str, want: CpuSet, done: Enforced, *, written: bool) -> None:
+        """Take note that a group holds what it should."""
+        busy = self._busy(container_id)
+        if written:
+            done.written.append(container_id)
+            if not busy and self._held.get(container_id) == want:
+                done.drifted.append(container_id)
+        if busy:
+            self._held.pop(container_id, None)
+        else:
+            self._held[container_id] = want
+        if self._missed or self._gone:
+            self._missed.pop(container_id, None)
+            self._gone.pop(container_id, None)
+
     def _one(self, container: Container, done: Enforced, *, again: bool = True) -> None:
         path = self.path_of(container)
         if path is None:
@@ -157,15 +217,8 @@ class Enforcer:
         want = self._state().wanted(container)
         self._missed.pop(container.id, None)
         try:
-            if self.cgroups.write(path, want, None):
-                done.written.append(container.id)
-                if self._held.get(container.id) == want and not self._busy(container.id):
-                    done.drifted.append(container.id)
-            if self._busy(container.id):
-                self._held.pop(container.id, None)
-            else:
-                self._held[container.id] = want
-            self._gone.pop(container.id, None)
+            written = self.cgroups.write(path, want, None)
+            self._holds(container.id, want, done, written=written)
         except CgroupError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 done.errors.append(str(error))

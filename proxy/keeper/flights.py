@@ -75,6 +75,10 @@ class Flights:
         """Give the calls in flight for a container."""
         return list(self._flying.get(container_id, ()))
 
+    def busy(self, container_id: str) -> bool:
+        """Tell whether a call for the container is in flight; callable from any thread."""
+        return container_id in self._flying
+
     def starting(self, container_id: str) -> bool:
         """Tell whether a start of the container is in flight."""
         return any(flight.is_start for flight in self._flying.get(container_id, ()))

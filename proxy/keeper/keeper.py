@@ -112,7 +112,7 @@ class Keeper:
         self.unsettled: dict[str, None] = {}
         self.to_settle = asyncio.Event()
         self.kernel = Worker("kernel", self.broken)
-        self.enforcer = Enforcer(cgroups, lambda: self.state, lambda i: bool(self.flights.of(i)))
+        self.enforcer = Enforcer(cgroups, lambda: self.state, self.flights.busy)
         self._loop = asyncio.get_running_loop()
         self.journal = Journal(ledger if options.enforce else None, self.kernel, self.complain)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +83,26 @@ class Cgroups(Protocol):
         Raises:
             CgroupError: An empty set was given, the cgroup is gone (ENOENT), the kernel refused, or the value
                 read back differs from the one written.
+        """
+
+    def write_all(
+        self,
+        paths: Sequence[str],
+        cpus: CpuSet,
+        known: CpuSet | None = None,
+        going_on: Callable[[], bool] = ...,
+    ) -> Sequence[bool | None]:
+        """Set the CPUs of many cgroups to one set, in the quick way; read back as with ``write``.
+
+        Args:
+            paths: Which, in this order.
+            cpus: The CPUs.
+            known: What all of them hold, and it is something else: they are written without being read first.
+            going_on: Asked before each; once it says no, the rest is left.
+
+        Returns:
+            For each cgroup True where it was written, False where it held the set already, and None where it
+            was left or ``write`` is needed: to see to groups above or below, or to tell what is wrong.
         """
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 from proxy.keeper.enforce import Enforcer
 from proxy.model.errors import CgroupError
@@ -128,3 +129,104 @@ def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
     assert (done.written, done.drifted) == (["ls"], [])
     cgroups.sets["ls"] = CpuSet.parse("0-3")
     assert ours.enforce(["ls"]).drifted == ["ls"], "this was somebody else"
+
+
+class Many(Cgroups):
+    """Cgroups that are written together, but for some."""
+
+    left: tuple[str, ...] = ()
+    between: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, **sets: str) -> None:
+        super().__init__(**sets)
+        self.alone: list[str] = []
+        self.together: list[tuple[str, ...]] = []
+
+    def write(self, path: str, cpus: CpuSet, mems: Mask | None) -> bool:
+        self.alone.append(path)
+        return super().write(path, cpus, mems)
+
+    def write_all(
+        self, paths: list[str], cpus: CpuSet, known: CpuSet | None, going_on: Callable[[], bool]
+    ) -> list[bool | None]:
+        self.together.append((str(cpus), str(known or ""), *paths))
+        done: list[bool | None] = []
+        for path in paths:
+            if path in self.left or not going_on():
+                done.append(None)
+                continue
+            assert known is None or self.sets[path] == known
+            done.append(super().write(path, cpus, None))
+            self.between()
+        return done
+
+
+NINE = [f"c{number}" for number in range(9)]
+
+
+def test_many_are_written_together_and_the_rest_one_by_one() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"), late="0-3")
+    cgroups.left = ("c3",)
+    there = [one(key, cgroup=key) for key in NINE]
+    ours = enforcer(
+        cgroups, *there, one("late"), one("own", "0"), one("dead", phase=Phase.EXITED, cgroup="c0")
+    )
+    assert sorted(ours.enforce_pools().written) == [*NINE, "late"]
+    assert cgroups.alone == ["late", "c3"], "nobody knows the group of one, and another is left"
+    assert {str(cpus) for cpus in cgroups.sets.values()} == {"1-3"}
+    assert ours.enforce_pools().written == []
+    assert [words[:2] for words in cgroups.together] == [("1-3", "")] * 2, "who holds it is read"
+    cgroups.sets["c5"] = CpuSet.parse("0-3")
+    done = ours.enforce_pools()
+    assert (done.written, done.drifted) == (["c5"], ["c5"])
+
+
+def test_who_had_something_else_by_our_account_is_written_at_once() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    there = [one(key, cgroup=key) for key in NINE]
+    alone, beside = NodeState.of(node, (), there), NodeState.of(node, (), [*there, one("own", "0")])
+    now = [alone]
+    ours = Enforcer(cgroups, lambda: now[0])
+    assert ours.enforce_pools().written == []
+    now[0] = beside
+    assert sorted(ours.enforce_pools().written) == NINE
+    assert [words[:2] for words in cgroups.together] == [("0-3", ""), ("1-3", "0-3")]
+    ours.forget()
+    now[0] = alone
+    ours.enforce_pools()
+    assert cgroups.together[-1][:2] == ("0-3", ""), "who may have another set is read"
+
+
+def test_a_state_that_changes_meanwhile_holds_for_the_rest() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    there = [one(key, cgroup=key) for key in NINE]
+    now = [NodeState.of(node, (), [*there, one("own", "0")])]
+    ours = Enforcer(cgroups, lambda: now[0])
+
+    def change() -> None:
+        now[0] = NodeState.of(node, (), [*there, one("own", "0"), one("more", "1")])
+
+    cgroups.between = change
+    ours.enforce_pools()
+    assert sorted(str(cpus) for cpus in cgroups.sets.values()) == ["1-3", *["2-3"] * 8]
+    assert len(cgroups.alone) == 8
+
+
+def test_a_call_of_ours_is_nobodys_drift_among_many_either() -> None:
+    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    busy: set[str] = set()
+    state = NodeState.of(
+        Node(MACHINE, CpuTopology.of(MACHINE)), (), [*(one(k, cgroup=k) for k in NINE), one("own", "0")]
+    )
+    ours = Enforcer(cgroups, lambda: state, busy.__contains__)
+    ours.enforce_pools()
+    busy.add("c0")
+    for key in ("c0", "c1"):
+        cgroups.sets[key] = CpuSet.parse("0-3")
+    done = ours.enforce_pools()
+    assert (sorted(done.written), done.drifted) == (["c0", "c1"], ["c1"])
+    busy.clear()
+    cgroups.sets["c0"] = CpuSet.parse("0-3")
+    assert ours.enforce_pools().drifted == [], "what it held is not known any more"
