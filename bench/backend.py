@@ -223,9 +223,9 @@ class Peer:
 class Backend:
     """The listening socket and its connections."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, answers: Answers | None = None) -> None:
         self.selector = selectors.DefaultSelector()
-        self.answers = Answers()
+        self.answers = answers if answers is not None else Answers()
         self.server = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()

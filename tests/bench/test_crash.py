@@ -43,3 +43,14 @@ def test_busy_with_a_runtime_that_fails() -> None:
     assert done.wrong == []
     assert sum(done.calls.values()) >= 2000 - churn.HANDS
     assert max(done.ledger) < churn.LEDGER_KB * 1024
+
+
+def test_a_kubelet_that_reconciles() -> None:
+    """That all updates arrive; what they cost takes longer spans."""
+    import reconcile_figures
+
+    rows, _ = reconcile_figures.measure(2)
+    everybody, changed, nobody = rows
+    assert [row[1] for row in rows] == ["300", "300", "0"]
+    assert everybody[-1] == changed[-1] == "0", "what holds is not written"
+    assert nobody[0].startswith("nobody calls")

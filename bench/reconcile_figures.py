@@ -1,0 +1,266 @@
+"""What a kubelet that reconciles costs the daemon's CPU: a command by itself, best as root on cgroup v1
+
+    .venv/bin/python bench/reconcile_figures.py               a minute and a half
+    .venv/bin/python bench/reconcile_figures.py --seconds 10  rougher
+
+Three hundred containers run. A kubelet of before 1.22 with the static policy names the CPUs of each of them
+every period, here every five seconds, one call after the other; later ones name those that have changed: all
+at the start, then none. Both list pods and containers every second, ask for the status of some, and for the
+runtime's every five seconds. What counts is the CPU time of the daemon (all threads) in a span, less that of
+a span without a kubelet. The runtime answers and does nothing, as the groups hold what is asked for; they are
+the kernel's where it has cgroup v1 and lets us, else those of a folder with its rules, which costs more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from backend import Answers, Backend
+from frames import message
+from messages import container, identifier
+from procs import BENCH, TOPOPROXY, BenchError, Process, ended, start, wait_until
+from table import number, render
+
+from proxy.admin.client import ask
+from proxy.apply.folder import FolderCgroups
+from proxy.apply.kernel import KernelCgroups, open_cgroups
+from proxy.cri.pb import api_pb2 as pb
+from proxy.demo.client import CriClient
+from proxy.model.errors import CgroupError, TopoproxyError
+from proxy.model.idset import CpuSet, Mask
+
+CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
+STATUSES = 5  # so many containers are asked about every second
+GROUP = "topoproxy-reconcile"
+HEAD = (
+    "300 containers, every 5 s",
+    "updates",
+    "CPU of it",
+    "less idle",
+    "bar",
+    "an update",
+    "cpusets written",
+)
+
+
+class Node(Answers):
+    """A runtime with containers that run and stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pods = pb.ListPodSandboxResponse()
+        running = pb.ListContainersResponse()
+        for number_ in range(CONTAINERS):
+            one = container(number_)
+            running.containers.append(one)
+            metadata = pb.PodSandboxMetadata(
+                name=one.labels["io.kubernetes.pod.name"],
+                uid=one.labels["io.kubernetes.pod.uid"],
+                namespace=one.labels["io.kubernetes.pod.namespace"],
+            )
+            pods.items.append(
+                pb.PodSandbox(
+                    id=one.pod_sandbox_id, metadata=metadata, state=pb.SANDBOX_READY, labels=one.labels
+                )
+            )
+        self.pods, self.running = message(pods.SerializeToString()), running
+        self.all = message(running.SerializeToString())
+        self.updates = 0
+
+    def answer(self, method: bytes, body: bytes) -> bytes:
+        """Answer one call."""
+        if method == b"ListPodSandbox":
+            return self.pods
+        if method == b"ListContainers":
+            wanted = pb.ListContainersRequest.FromString(body).filter.id
+            if not wanted:
+                return self.all
+            found = [one for one in self.running.containers if one.id == wanted]
+            return message(pb.ListContainersResponse(containers=found).SerializeToString())
+        if method == b"ContainerStatus":
+            return self._status(pb.ContainerStatusRequest.FromString(body))
+        return super().answer(method, body)
+
+    def _status(self, asked: pb.ContainerStatusRequest) -> bytes:
+        one = self.running.containers[int(asked.container_id[:8], 16)]
+        status = pb.ContainerStatus(id=one.id, metadata=one.metadata, state=one.state, labels=one.labels)
+        spec = {"linux": {"cgroupsPath": f"/{paths_of(one)[1]}", "resources": {"cpu": {"shares": 512}}}}
+        told = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
+        return message(pb.ContainerStatusResponse(status=status, info=told).SerializeToString())
+
+
+def paths_of(one: pb.Container) -> tuple[str, str, str]:
+    """Give the groups of a container's pod, its own, and its sandbox's."""
+    pod = f"{GROUP}/burstable/pod{one.labels['io.kubernetes.pod.uid']}"
+    return pod, f"{pod}/{one.id}", f"{pod}/{one.pod_sandbox_id}"
+
+
+@contextlib.contextmanager
+def groups(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Make the groups; gives the root to name to the daemon, and what it is."""
+    paths = [GROUP, f"{GROUP}/burstable"]
+    paths += [path for number_ in range(CONTAINERS) for path in paths_of(container(number_))]
+    root = Path("/sys/fs/cgroup")
+    try:
+        kernel = open_cgroups(root)
+    except CgroupError:
+        kernel = KernelCgroups(folder, 0)
+    if kernel.version == 1 and os.geteuid() == 0:
+        try:
+            for path in paths:
+                (kernel.root / path).mkdir()
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    (kernel.root / path / name).write_text((kernel.root / name).read_text())
+            yield root, "cgroup v1"
+        finally:
+            for path in reversed(paths):
+                with contextlib.suppress(FileNotFoundError):
+                    (kernel.root / path).rmdir()
+        return
+    online = CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text())
+    tree = FolderCgroups(folder / "groups", online, Mask([0]), 2)
+    for path in paths:
+        tree.mkdir(path)
+    yield tree.root, "a folder with its rules"
+
+
+class Kubelet:
+    """Calls as kubelet does."""
+
+    def __init__(self, client: CriClient, cpus: str, *, always: bool) -> None:
+        self.client = client
+        self.always = always
+        self.resources = pb.LinuxContainerResources(cpuset_cpus=cpus)
+        self.told: set[str] = set()
+        self.asked = 0
+        self.updates = 0
+
+    def live(self, seconds: float) -> None:
+        """Call for so long."""
+        begun = time.monotonic()
+        for second in range(int(seconds)):
+            time.sleep(max(0.0, begun + second - time.monotonic()))
+            self.client.call("ListPodSandbox", pb.ListPodSandboxRequest())
+            self.client.call("ListContainers", pb.ListContainersRequest())
+            for _ in range(STATUSES):
+                self.asked = (self.asked + 1) % CONTAINERS
+                request = pb.ContainerStatusRequest(container_id=identifier(self.asked))
+                self.client.call("ContainerStatus", request)
+            if second % int(PERIOD_S) == 0:
+                self.client.call("Status", pb.StatusRequest())
+                self.reconcile()
+        time.sleep(max(0.0, begun + seconds - time.monotonic()))
+
+    def reconcile(self) -> None:
+        """Name the CPUs of all, or of those that have not been told them."""
+        for number_ in range(CONTAINERS):
+            container_id = identifier(number_)
+            if self.always or container_id not in self.told:
+                self.client.update(container_id, self.resources)
+                self.told.add(container_id)
+                self.updates += 1
+
+
+def page(daemon: Process) -> dict[str, object]:
+    """Ask the daemon how it is."""
+    shown = ask(daemon.sock.parent / "admin.sock", "/status")
+    assert isinstance(shown, dict)
+    return shown
+
+
+def in_step(daemon: Process) -> bool:
+    """Tell whether the daemon knows all containers."""
+    try:
+        return len(page(daemon)["containers"]) == CONTAINERS  # type: ignore[arg-type]
+    except (TopoproxyError, OSError, KeyError):
+        return False
+
+
+def written(daemon: Process) -> int:
+    counters = page(daemon)["counters"]
+    assert isinstance(counters, dict)
+    return int(counters.get("cpusets_written", 0))
+
+
+def measure(seconds: float) -> tuple[list[list[str]], bool]:
+    """Give the rows, and whether a bar was missed."""
+    rows: list[list[str]] = []
+    missed = False
+    cpus = Path("/sys/devices/system/cpu/online").read_text().strip()
+    with (
+        tempfile.TemporaryDirectory(prefix="tr") as name,
+        groups(Path(name)) as (root, what),
+        ended([]) as all_,
+    ):
+        folder = Path(name)
+        sock = folder / "runtime.sock"
+        argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock)]
+        all_.append(start("the runtime", argv, sock, malloc=True))
+        own = folder / "daemon"
+        own.mkdir()
+        listen = own / "cri.sock"
+        argv = TOPOPROXY.argv(own, listen, sock)
+        argv[argv.index("--cgroup-root") + 1] = str(root)
+        daemon = start("topoproxy", argv, listen, malloc=False)
+        all_.append(daemon)
+        wait_until(lambda: in_step(daemon), 60, "the daemon does not know all containers", daemon)
+        time.sleep(2)
+
+        def span(work: Callable[[float], object]) -> float:
+            before, begun = daemon.cpu_ms(), time.monotonic()
+            work(seconds)
+            return (daemon.cpu_ms() - before) / 10 / (time.monotonic() - begun)
+
+        idle = span(time.sleep)
+        with CriClient(str(listen)) as client:
+            for words, always in (("kubelet before 1.22: all", True), ("kubelet now: who changed", False)):
+                kubelet, before = Kubelet(client, cpus, always=always), written(daemon)
+                share = span(kubelet.live)
+                less = share - idle
+                missed |= less >= BAR
+                each = (less / 100 * seconds / kubelet.updates * 1e6) if kubelet.updates else None
+                rows.append(
+                    [
+                        words,
+                        str(kubelet.updates),
+                        f"{share:.2f} %",
+                        f"{less:.2f} %",
+                        f"{BAR:g} %" + (" MISSED" if less >= BAR else ""),
+                        number(each, "us"),
+                        str(written(daemon) - before),
+                    ]
+                )
+        rows.append([f"nobody calls ({what})", "0", f"{idle:.2f} %", "", "", "", ""])
+    return rows, missed
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
+    words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
+    told = words.parse_args()
+    if told.runtime:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        Backend(told.runtime, Node()).run()
+    try:
+        rows, missed = measure(told.seconds)
+    except BenchError as error:
+        print(f"reconcile: {error}", file=sys.stderr)
+        return 1
+    print(render(HEAD, rows))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
