@@ -147,6 +147,7 @@ class Daemon:
         self._settler = Settler(keeper, launch)
         self._task(self.sync.run())
         self._task(self._settler.run())
+        self._task(self.keeper.lasting.run())
         self._suppression = suppression_of(config, keeper, entries.get("b/suppress"))
         if self._suppression is not None:
             self._task(self._suppression.run())

@@ -75,6 +75,7 @@ def keeper_of(
     keeper.scout = _scout(config, keeper)
     keeper.prescriptions.ask(_node_object(config), config.topology_manager_policy_options)
     keeper.beside = _beside(config, keeper)
+    _lasting(keeper)
     keeper.watching = Watching(keeper, ContainerdEvents(str(config.runtime), config.call_timeout))
     return keeper
 
@@ -98,6 +99,18 @@ def _places(
         return None
     others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
     return Locator(cgroups, others, config.procfs_root)
+
+
+def _lasting(keeper: Keeper) -> None:
+    """Give the keeper systemd, whose scopes containers may be on cgroup v2."""
+    from proxy.apply.fences import KernelFences
+    from proxy.apply.kernel import KernelCgroups
+    from proxy.apply.units import SystemdUnits
+
+    cgroups = keeper.enforcer.cgroups
+    if isinstance(cgroups, KernelCgroups) and cgroups.version == 2:
+        keeper.lasting.units = SystemdUnits()
+        keeper.lasting.fencing.fences = KernelFences(cgroups.root)
 
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
 from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
+from proxy.keeper.fencing import Fence
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
@@ -39,15 +40,17 @@ class ContainerCalls:
     def _start(self, call: Call) -> None:
         container_id = pb.StartContainerRequest.FromString(call.body).container_id
         container = self.keeper.state.containers.get(container_id)
-        if container is not None and self.launch.is_fresh(container):
-            self._go_start(call, container_id)
+        wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
+        if container is not None and self.launch.is_fresh(container) and not wary:
+            self._go_start(call, container_id, None)
         else:
             self._hold(call, self._start_later(call, container_id))
 
     async def _start_later(self, call: Call, container_id: str) -> None:
+        fence = None
         if container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(container_id):
             try:
-                obstacle = await self.launch.freshen(container_id)
+                obstacle, fence = await self.launch.freshen_fenced(container_id)
             except (UnavailableError, RuntimeCallError) as error:
                 obstacle = str(error)
             if obstacle:
@@ -55,12 +58,16 @@ class ContainerCalls:
                 call.refuse(FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}")
                 return
         if not call.done:
-            self._go_start(call, container_id)
+            self._go_start(call, container_id, fence)
+        else:
+            await self.keeper.lasting.fencing.drop(fence)
 
-    def _go_start(self, call: Call, container_id: str) -> None:
+    def _go_start(self, call: Call, container_id: str, fence: Fence | None) -> None:
         container = self.keeper.state.containers.get(container_id)
         if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
-            call.state = Trip(container_id, flight=self.launch.start(container_id))
+            call.state = Trip(container_id, flight=self.launch.start(container_id, fence))
+        else:
+            self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
         # Of any other the runtime will say what is wrong with that.
         call.release()
 
@@ -74,29 +81,40 @@ class ContainerCalls:
 
     def _update(self, call: Call) -> None:
         request = pb.UpdateContainerResourcesRequest.FromString(call.body)
-        if request.container_id in self.keeper.state.containers:
-            self._go_update(call, request)
+        container = self.keeper.state.containers.get(request.container_id)
+        if container is not None and not self.keeper.lasting.fencing.is_wary(container):
+            self._go_update(call, request, None)
         else:
             self._hold(call, self._update_later(call, request))
 
     async def _update_later(self, call: Call, request: pb.UpdateContainerResourcesRequest) -> None:
-        known = await self.sync.adoption.adopt_one(request.container_id)
+        container_id, fencing = request.container_id, self.keeper.lasting.fencing
+        known = container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(
+            container_id
+        )
+        fence = await fencing.fitting(container_id) if known else None
         if call.done:
-            return
-        if known:
-            self._go_update(call, request)
+            await fencing.drop(fence)
+        elif container_id in self.keeper.state.containers:
+            self._go_update(call, request, fence)
         else:
             call.release()
+            await fencing.drop(fence)
 
-    def _go_update(self, call: Call, request: pb.UpdateContainerResourcesRequest) -> None:
+    def _go_update(
+        self, call: Call, request: pb.UpdateContainerResourcesRequest, fence: Fence | None
+    ) -> None:
         container_id = request.container_id
         container = self.keeper.state.containers[container_id]
         if not self.keeper.options.enforce or container.phase is Phase.EXITED:
             call.release()
+            self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
             return
         want = self.keeper.state.wanted(container)
         self._note_asked(container, request.linux)
-        call.state = Trip(container_id, flight=self.keeper.flights.depart(container_id, want))
+        flight = self.keeper.flights.depart(container_id, want)
+        self.keeper.lasting.fencing.bind(flight, fence)
+        call.state = Trip(container_id, flight=flight)
         quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
         told = None if self.keeper.state.node.erases(container.placement) else want
         call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))

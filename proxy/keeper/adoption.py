@@ -50,7 +50,7 @@ def listed(runtime: Runtime, container_id: str = "") -> Listing:
 
 
 @functools.lru_cache(maxsize=64)
-def _cpus(text: str) -> CpuSet | None:
+def saved_cpus(text: str) -> CpuSet | None:
     """Read what the runtime has saved; None where that is no list. Most containers have the same."""
     try:
         return CpuSet.parse(text)
@@ -160,7 +160,7 @@ class Adoption:
         keeper.bad_input.judge(pod, plan)
         if plan.problem and not isinstance(plan.problem, Fault):
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
-        saved = _cpus(detail.cpuset_cpus)
+        saved = saved_cpus(detail.cpuset_cpus)
         if saved is not None:
             keeper.saved[seen.id] = saved
         keeper.journal.put(f"c/{seen.id}", plan.container)

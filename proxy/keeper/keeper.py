@@ -30,6 +30,7 @@ from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
+from proxy.keeper.lasting import Lasting
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.ports import Ledger
@@ -96,6 +97,7 @@ class Keeper:
         self.sandboxes = Sandboxes(self)
         self.quotas = Quotas(self)
         self.mems = MemoryNodes(self)
+        self.lasting = Lasting(self)
         self.watching = Watching(self, None)
         self.where = Whereabouts(self)
         self.clearing = Clearing(self)
@@ -197,6 +199,7 @@ class Keeper:
             self.unsettled[container_id] = None
         if done.written:
             self.to_settle.set()
+            self.lasting.changed(done.written)
         self.where.absent.update(done.absent)
         there = (self.state.containers.get(container_id) for container_id in done.absent)
         if look_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
@@ -348,6 +351,7 @@ class Keeper:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lasting.close()
         await self.journal.close()
         await asyncio.to_thread(self.kernel.close)
         await asyncio.to_thread(self.scout.close)

@@ -8,7 +8,9 @@ the start, from the spec that was saved last.
 from __future__ import annotations
 
 import asyncio
+import functools
 
+from proxy.keeper.fencing import Fence
 from proxy.keeper.flights import Flight
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.worker import Worker
@@ -98,7 +100,28 @@ class Launch:
             raise UnavailableError(f"cannot tell the runtime the CPUs of {container.ref}: it does not answer")
         await job
 
-    def start(self, container_id: str) -> Flight:
+    async def freshen_fenced(self, container_id: str) -> tuple[str, Fence | None]:
+        """Do as ``freshen``, in a fence where the start needs one; nothing has changed when this returns.
+
+        Returns:
+            As ``freshen``, and the fence, which is for ``start``.
+        """
+        fencing, fence, obstacle = self._keeper.lasting.fencing, None, ""
+        try:
+            for _ in range(ROUNDS):
+                fence = await fencing.guard(container_id, fence)
+                obstacle = await self.freshen(container_id)
+                container = self._keeper.state.containers.get(container_id)
+                if obstacle or container is None or fencing.fits(container, fence):
+                    break
+        except BaseException:
+            await fencing.drop(fence)
+            raise
+        if obstacle:
+            await fencing.drop(fence)
+        return obstacle, fence
+
+    def start(self, container_id: str, fence: Fence | None = None) -> Flight:
         """A start leaves for the runtime."""
         keeper = self._keeper
         container = keeper.state.containers[container_id]
@@ -106,10 +129,16 @@ class Launch:
             keeper.state = keeper.state.changed(put=(container.in_phase(Phase.STARTING),))
             keeper.touch(container_id)
         carries = keeper.saved.get(container_id) or keeper.state.wanted(container)
-        return keeper.flights.depart(container_id, carries, is_start=True)
+        flight = keeper.flights.depart(container_id, carries, is_start=True)
+        keeper.lasting.fencing.bind(flight, fence)
+        return flight
 
     def started(self, flight: Flight, *, ok: bool) -> None:
         """A start has been answered."""
+        then = functools.partial(self._started, flight, ok=ok)
+        self._keeper.lasting.fencing.landed(flight, flight.carries if ok else None, then)
+
+    def _started(self, flight: Flight, *, ok: bool) -> None:
         keeper = self._keeper
         keeper.flights.land(flight)
         if ok:
@@ -124,6 +153,10 @@ class Launch:
 
     def landed(self, flight: Flight, carried: CpuSet | None) -> None:
         """An update has been answered; ``carried`` is the set that the runtime has saved by it, if any."""
+        then = functools.partial(self._landed, flight, carried)
+        self._keeper.lasting.fencing.landed(flight, carried, then)
+
+    def _landed(self, flight: Flight, carried: CpuSet | None) -> None:
         keeper = self._keeper
         if not keeper.flights.land(flight):
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from proxy.keeper.adoption import saved_cpus
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
@@ -54,13 +55,17 @@ class Settler:
             return False
         if keeper.state.node.erases(container.placement):
             return False  # what its groups have is all that it is to have
-        want = keeper.state.wanted(container)
-        saved = keeper.saved.get(container_id)
-        untold = container_id in keeper.quotas.untold
-        if not untold and (saved == want or self._is_passing(container, saved)):
-            return False
-        quota = keeper.quotas.carried(container)
+        asked = container_id not in keeper.saved and await self._learn(container_id)
+        if container_id not in keeper.quotas.untold and not self._is_due(container):
+            return asked
+        fence = await keeper.lasting.fencing.fitting(container_id)
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING:
+            await keeper.lasting.fencing.drop(fence)
+            return asked
+        want, quota = keeper.state.wanted(container), keeper.quotas.carried(container)
         flight = keeper.flights.depart(container_id, want)
+        keeper.lasting.fencing.bind(flight, fence)
         carried: CpuSet | None = None
         refused, away = "", False
         try:
@@ -84,6 +89,32 @@ class Settler:
             await asyncio.sleep(AWAY_S)
         if refused and await self._runs(container_id):
             keeper.problems.note(refused)
+        return True
+
+    def _is_due(self, container: Container) -> bool:
+        """Tell whether the runtime is to be told a container's set."""
+        keeper = self._keeper
+        saved = keeper.saved.get(container.id)
+        if saved == keeper.state.wanted(container) or self._is_passing(container, saved):
+            return False
+        return not keeper.lasting.is_instead(container)
+
+    async def _learn(self, container_id: str) -> bool:
+        """Ask the runtime what it has saved for a container that nobody has told it since we came.
+
+        What it does not tell stays unknown, and is told once.
+        """
+        keeper = self._keeper
+        flights = keeper.flights.of(container_id)
+        try:
+            detail = await self._worker.run(keeper.runtime.detail, container_id)
+        except UnavailableError:
+            return False  # whoever tells it waits for it
+        except RuntimeCallError:
+            return True
+        saved = saved_cpus(detail.cpuset_cpus)
+        if saved and not flights and not keeper.flights.of(container_id):
+            keeper.saved.setdefault(container_id, saved)
         return True
 
     async def _runs(self, container_id: str) -> bool:

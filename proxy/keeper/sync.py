@@ -160,10 +160,19 @@ class Sync:
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
             keeper.synced.set()
+            self._settle_all()
             keeper.voice.info(
                 f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
                 f" {len(keeper.state.owners)} owners of CPUs, shared pool {keeper.state.pools.shared}"
             )
+
+    def _settle_all(self) -> None:
+        """Have everybody settled once: what was saved and set before we came may be older than the kernel."""
+        keeper = self._keeper
+        running = [c.id for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
+        keeper.unsettled.update(dict.fromkeys(running))
+        keeper.to_settle.set()
+        keeper.lasting.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
         """Have the kernel hold what it should, everywhere."""

@@ -58,16 +58,12 @@ class Units(Protocol):
 class Fences(Protocol):
     """Narrows groups above containers for a moment (cgroup v2). For the kernel worker."""
 
-    def put(self, path: str, cpus: CpuSet) -> str:
-        """Write the list of a group as it is, and give what was configured before (empty: as its parent).
+    def swap(self, path: str, cpus: CpuSet) -> CpuSet:
+        """Write the list of a group, whatever is in it.
+
+        Returns:
+            What was configured before; empty where the group had none of its own.
 
         Raises:
             CgroupError: The group is gone (ENOENT), or the kernel refuses.
-        """
-
-    def take(self, path: str, before: str) -> None:
-        """Configure again what was before; nothing happens where the group is gone.
-
-        Raises:
-            CgroupError: The kernel refuses.
         """

@@ -1,0 +1,237 @@
+"""Fences around pods while somebody else may put their containers on wrong CPUs.
+
+Theory. On cgroup v2 a container's group never has more than the groups above it. Where the runtime's runc
+tells systemd wrong sets (see ``lasting``), a wrong set may be in force from the runtime's call until it is
+put right, and nobody can prevent that. But if the slice of the pod holds no more than its containers are to
+have, a wrong set cannot reach anybody else's CPUs: what sticks out has no effect, and where nothing is
+left the container has what its slice has. So the slice is narrowed before such a call leaves and opened when
+the unit is right again. Two writes to one file; what systemd writes meanwhile is the scope's file, not the
+slice's.
+
+Calls for several containers of a pod may overlap: the fence stands until the last of them has landed. What
+remains of one where the daemon is killed is as wide as the pod's containers were to be; who is to have more
+has it with the next write (groups above are widened), and a fence that is taken is as wide as the machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.keeper.flights import Flight
+from proxy.keeper.unit_ports import Fences
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.lasting import Lasting
+
+_POD = re.compile(r"-pod[^-/]+\.slice")
+"""The end of a pod's slice; any other may be the parent of what is not ours."""
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A fence that stands.
+
+    Attributes:
+        path: The slice of the pod.
+        cpus: What it lets its containers have.
+    """
+
+    path: str
+    cpus: CpuSet
+
+
+@dataclass(slots=True)
+class _Standing:
+    before: CpuSet
+    count: int = 0
+
+
+def backwards(cpus: CpuSet) -> CpuSet:
+    """Give what systemd takes a set for when the bytes of its mask come in the wrong order."""
+    size = (cpus.bits.bit_length() + 7) // 8
+    return CpuSet.from_bits(int.from_bytes(cpus.bits.to_bytes(size, "little"), "big"))
+
+
+class Fencing:
+    """The fences of a keeper."""
+
+    def __init__(self, keeper: Keeper, lasting: Lasting, fences: Fences | None = None) -> None:
+        """Put up none.
+
+        Args:
+            keeper: Whose containers.
+            lasting: Knows what the runtime tells systemd, and puts it right.
+            fences: Writes the lists; nobody does if None.
+        """
+        self._keeper = keeper
+        self._lasting = lasting
+        self._fenced: dict[Flight, Fence] = {}
+        self.fences = fences
+        self._standing: dict[str, _Standing] = {}
+
+    def can(self, container: Container) -> bool:
+        """Tell whether a container's pod has a slice of its own."""
+        name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
+        return self.fences is not None and _POD.search(name) is not None
+
+    def need(self, container: Container) -> CpuSet:
+        """Give what the containers of a container's pod are to have."""
+        state = self._keeper.state
+        pod = state.in_sandbox(container.pod.sandbox_id)
+        return CpuSet.from_bits(union(state.wanted(c).bits for c in pod if c.phase is not Phase.EXITED))
+
+    async def put(self, container: Container) -> Fence | None:
+        """Put up a fence; None where there is nothing to fence."""
+        cpus = self.need(container)
+        if not cpus or self.fences is None:
+            return None
+        try:
+            path = await self._keeper.kernel.run(self._put, container.pod.cgroup_parent, cpus)
+        except CgroupError as error:
+            self._keeper.problems.note(str(error))
+            return None
+        if path is None:
+            return None
+        self._keeper.counters["fences"] += 1
+        return Fence(path, cpus)
+
+    async def take(self, fence: Fence) -> None:
+        """Take a fence away."""
+        try:
+            await self._keeper.kernel.run(self._take, fence.path)
+        except CgroupError as error:
+            self._keeper.problems.note(str(error))
+
+    async def take_all(self) -> None:
+        """Take all away: nobody will come back for them."""
+        await self._keeper.kernel.run(self._take_all)
+
+    # -- around the runtime's calls -----------------------------------------------------------------------
+
+    def is_wary(self, container: Container) -> bool:
+        """Tell whether a call that carries a container's set to the runtime is to wait for a fence."""
+        if not self._lasting.is_unit(container):
+            return False
+        self._lasting.begin()
+        want = self._keeper.state.wanted(container)
+        doubtful = self._lasting.connected and self._lasting.reverses is not False and backwards(want) != want
+        return doubtful and self.can(container)
+
+    async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
+        """Put up the fence that a call for a container needs now.
+
+        Args:
+            container_id: Whose call.
+            fence: What was put up for it before; it is taken away if it does not fit any more.
+        """
+        container = self._keeper.state.containers.get(container_id)
+        if fence is not None and container is not None and self.fits(container, fence):
+            return fence
+        new = await self.put(container) if container and self.is_wary(container) else None
+        if fence is not None:
+            await self.take(fence)
+        return new
+
+    async def fitting(self, container_id: str) -> Fence | None:
+        """Put up a fence that fits when this returns, where a call for a container needs one."""
+        fence = None
+        for _ in range(ROUNDS):
+            fence = await self.guard(container_id, fence)
+            container = self._keeper.state.containers.get(container_id)
+            if container is None or self.fits(container, fence):
+                break
+        return fence
+
+    def fits(self, container: Container, fence: Fence | None) -> bool:
+        """Tell whether a call for a container may leave with what was put up for it."""
+        if fence is None:
+            return not self.is_wary(container)
+        return fence.cpus == self.need(container)
+
+    async def drop(self, fence: Fence | None) -> None:
+        """No call will leave."""
+        if fence is not None:
+            await self.take(fence)
+
+    def bind(self, flight: Flight, fence: Fence | None) -> None:
+        """A call leaves in a fence."""
+        if fence is not None:
+            self._fenced[flight] = fence
+
+    def landed(self, flight: Flight, carried: CpuSet | None, then: Callable[[], None]) -> None:
+        """A call has been answered, or is lost.
+
+        Args:
+            flight: Which.
+            carried: The set that the runtime has told systemd, if any.
+            then: To be called when the call counts as in flight no more: at once where it had no fence.
+        """
+        fence = self._fenced.pop(flight, None)
+        if fence is not None:
+            self._keeper.spawn(self._mend(flight, carried, fence, then))
+            return
+        then()
+        if carried is not None:
+            self._lasting.looked_for(flight.container_id, carried)
+
+    async def _mend(
+        self, flight: Flight, carried: CpuSet | None, fence: Fence, then: Callable[[], None]
+    ) -> None:
+        """Put a unit right, then its file, then take the fence away."""
+        keeper, container_id = self._keeper, flight.container_id
+        try:
+            container = keeper.state.containers.get(container_id)
+            path = None if container is None else await keeper.kernel.run(keeper.enforcer.path_of, container)
+            if path is not None and path.endswith(".scope"):
+                await self._lasting.put_right(container_id, path, flight, carried)
+        except (CgroupError, UnavailableError) as error:
+            self._lasting.failed(container_id, error)
+        finally:
+            # The one who set the property has seen the file written; where nobody could, it is written here.
+            keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
+            await self.take(fence)
+            then()
+
+    # -- in the kernel worker -----------------------------------------------------------------------------
+
+    def _put(self, parent: str, cpus: CpuSet) -> str | None:
+        path = self._keeper.enforcer.cgroups.pod_group(parent)
+        if path is None or self.fences is None:
+            return None
+        before = self.fences.swap(path, cpus)
+        self._standing.setdefault(path, _Standing(before)).count += 1
+        return path
+
+    def _take(self, path: str) -> None:
+        standing = self._standing.get(path)
+        if standing is None:
+            return
+        standing.count -= 1
+        if standing.count > 0:
+            return
+        del self._standing[path]
+        present = self._keeper.state.node.machine.present
+        try:
+            assert self.fences is not None
+            # It cannot be without a list again while anybody is in it.
+            self.fences.swap(path, standing.before or present)
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:  # else the pod has ended
+                raise
+
+    def _take_all(self) -> None:
+        for path, standing in list(self._standing.items()):
+            standing.count = 1
+            try:
+                self._take(path)
+            except CgroupError as error:
+                self._keeper.complain(str(error))

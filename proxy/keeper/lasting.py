@@ -1,0 +1,300 @@
+"""Sets that last where containers are scopes of systemd (cgroup v2).
+
+Theory.
+
+* A value in a cgroup file lasts until systemd writes the file: from the unit's properties, at a daemon-reload
+  and at any change of any property. So what was written to the kernel is set as the unit's ``AllowedCPUs``
+  (and ``AllowedMemoryNodes``, as the kernel has them) too, in the background and at a limited rate.
+* The runtime tells systemd sets as well: runc does at each start and update. runc before 1.1.6 gives the
+  bytes of a mask in the wrong order, so that the unit's set is another one: the first eight CPUs change
+  places with the last, and a container that shares may be put on an owner's. So what a unit is to have is
+  read after each call that carried a set. A runtime that tells wrong sets is found out by that and told once,
+  and each unit is put right at once. A set that reads the same in both orders proves nothing and does no harm.
+* Between such a call and the repair the wrong set may be in force. As long as it is not known that the
+  runtime tells right ones, the pod stands in a fence meanwhile (``fencing``), and the call counts as in
+  flight until all is right. If it is known that it does not, changes of ours go to systemd alone.
+* Setting a property writes the file, too. So it counts as in flight like any other call that carries a set,
+  and a shrink waits for it.
+* Slices above may have sets as well. Where the kernel's list of one had to be widened for a container, its
+  property follows, so that nobody sticks out of it after a reload.
+
+When systemd has loaded its units anew, everybody is compared with the kernel at once (``drift``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from proxy.keeper.fencing import Fencing, backwards
+from proxy.keeper.flights import Flight
+from proxy.keeper.unit_ports import Fences, News, Units, UnitSets
+from proxy.keeper.worker import Worker
+from proxy.model.errors import CgroupError, UnavailableError
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Pool
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+PER_SECOND = 50.0
+"""So many units are set a second in the background; each costs systemd a small file."""
+AWAY_S = 1.0
+
+
+class Lasting:
+    """Makes sets last as properties of units.
+
+    Attributes:
+        units: systemd; nobody if None.
+        fencing: The fences around pods.
+        connected: Whether systemd can be asked now.
+        reverses: Whether the runtime tells systemd wrong sets; None while nobody knows.
+    """
+
+    def __init__(self, keeper: Keeper, units: Units | None = None, fences: Fences | None = None) -> None:
+        self._keeper = keeper
+        self._worker = Worker("units", keeper.broken, threads=2)
+        self._loop = asyncio.get_running_loop()
+        self.units = units
+        self.fencing = Fencing(keeper, self, fences)
+        self.connected = False
+        self.reverses: bool | None = None
+        self._watches = False
+        self._known: dict[str, CpuSet] = {}
+        self._dirty: dict[str, None] = {}
+        self._wake = asyncio.Event()
+
+    # -- what systemd tells -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Connect, once there is a unit to talk about."""
+        if not self._watches and self.units is not None:
+            self._watches = True
+            self.units.watch(self._heard)
+
+    def _heard(self, news: News) -> None:
+        """Runs in a thread of the units'."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, news)
+
+    def _take(self, news: News) -> None:
+        keeper = self._keeper
+        if news is News.LOST:
+            self.connected = False
+            return
+        if news is News.CONNECTED:
+            keeper.counters["systemd_connections"] += 1
+            self.connected = True
+            self.changed(keeper.state.containers)
+            self._wake.set()
+            if keeper.counters["systemd_connections"] == 1:
+                return
+        else:
+            keeper.counters["systemd_reloads"] += 1
+        keeper.drift.suspect("systemd")
+
+    # -- what the runtime tells systemd ------------------------------------------------------------------
+
+    def is_instead(self, container: Container) -> bool:
+        """Tell whether a container's set is told to systemd alone, as the runtime tells it wrongly."""
+        return self.reverses is True and self.connected and self.is_unit(container)
+
+    def looked_for(self, container_id: str, carried: CpuSet) -> None:
+        """The runtime has told systemd a set, outside of a fence."""
+        trusted = self.reverses is False or backwards(carried) == carried
+        if not trusted or self._known.get(container_id) != carried:
+            self.changed([container_id])
+
+    def _judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> None:
+        """Find out from a unit what the runtime tells systemd.
+
+        Args:
+            has: What the unit is to have, as systemd says.
+            meant: What it should be.
+            told: Whether the runtime has told systemd just now; else it may be we who did.
+        """
+        if backwards(meant) == meant:
+            return
+        if has == meant:
+            self.reverses = False if told else self.reverses
+        elif has == backwards(meant):
+            self._keeper.counters["units_repaired"] += 1
+            if self.reverses is not True:
+                self.reverses = True
+                self._keeper.problems.note(
+                    f"the runtime tells systemd wrong CPUs ({has} for {meant}), as runc before 1.1.6 does:"
+                    " they are put right after each start and update"
+                )
+
+    # -- in the background --------------------------------------------------------------------------------
+
+    def is_unit(self, container: Container) -> bool:
+        """Tell whether a container is a scope of systemd's, or is to be one."""
+        keeper = self._keeper
+        if self.units is None or keeper.enforcer.cgroups.version != 2 or not keeper.options.enforce:
+            return False
+        parent, path = container.pod.cgroup_parent, keeper.enforcer.known_path(container) or ""
+        erased = keeper.state.node.erases(container.placement)  # it has what its pod's slice has
+        is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
+        return is_one and not erased and not keeper.enforcer.paused
+
+    def changed(self, ids: Iterable[str]) -> None:
+        """Have the units of some containers compared, soon."""
+        if self.units is None or self._keeper.enforcer.cgroups.version != 2:
+            return
+        there = self._keeper.state.containers
+        some = [i for i in ids if (c := there.get(i)) is not None and self.is_unit(c)]
+        if some:
+            self.begin()
+            self._known = {i: cpus for i, cpus in self._known.items() if i in there}
+            self._dirty.update(dict.fromkeys(some))
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Compare for ever what is to be compared."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._dirty and self.connected:
+                container_id = next(iter(self._dirty))
+                del self._dirty[container_id]
+                try:
+                    if await self._compare(container_id):
+                        await asyncio.sleep(1 / PER_SECOND)
+                except CgroupError as error:
+                    self.failed(container_id, error)
+                except UnavailableError as error:
+                    self.failed(container_id, error)
+                    await asyncio.sleep(AWAY_S)
+                except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
+                    self._keeper.broken(error)
+
+    def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
+        """A unit could not be read or set."""
+        if isinstance(error, UnavailableError):
+            self._dirty[container_id] = None
+            self._wake.set()
+        elif error.errno == errno.ENOENT:
+            return  # it has ended
+        self._keeper.problems.note(str(error))
+
+    async def _compare(self, container_id: str) -> bool:
+        """Compare one unit; True where it was set."""
+        keeper = self._keeper
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
+            return False
+        if keeper.flights.of(container_id):
+            return False  # who lands is compared then
+        path = await keeper.kernel.run(keeper.enforcer.path_of, container)
+        if path is None or not path.endswith(".scope"):
+            return False
+        return await self.put_right(container_id, path)
+
+    async def put_right(
+        self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
+    ) -> bool:
+        """Have a unit's properties be what its container is to have.
+
+        Args:
+            container_id: Whose.
+            path: Its group.
+            flight: The call of the runtime's that is followed up, and still counts as in flight.
+            carried: What the runtime has just told systemd, if anything.
+
+        Returns:
+            Whether it was set.
+
+        Raises:
+            CgroupError, UnavailableError: systemd refuses, or is not there.
+        """
+        keeper = self._keeper
+        has, nodes = await self._worker.run(self._read, path)
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or keeper.enforcer.paused:
+            self._known.pop(container_id, None)
+            return False
+        want = keeper.state.wanted(container)
+        self._judge(has.cpus, carried or want, told=carried is not None)
+        self._known[container_id] = has.cpus
+        cpus = None if has.cpus == want or self._is_passing(container, has.cpus) else want
+        mems = nodes if nodes != has.mems else None
+        if cpus is None and not mems:
+            return False
+        # Whoever wants CPUs that this brings waits for it.
+        own = (
+            None
+            if flight is not None and want <= flight.carries
+            else keeper.flights.depart(container_id, want)
+        )
+        try:
+            await self._worker.run(self._set, path, cpus, mems or None)
+            self._known[container_id] = want if cpus else has.cpus
+            keeper.counters["units_set"] += 1
+        finally:
+            if own is not None:
+                keeper.flights.land(own)
+                keeper.later([container_id])
+        return True
+
+    def _is_passing(self, container: Container, has: CpuSet) -> bool:
+        """Tell whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
+        pools = self._keeper.state.pools
+        suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
+        return suppressed and bool(has) and has <= pools.be
+
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _read(self, path: str) -> tuple[UnitSets, Mask]:
+        """Read what a unit is to have, and which memory nodes the kernel has for it."""
+        assert self.units is not None
+        return self.units.read(path.rpartition("/")[2]), self._keeper.enforcer.cgroups.nodes(path)
+
+    def _set(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> None:
+        assert self.units is not None
+        *above, unit = path.split("/")
+        self.units.set(unit, cpus, mems)
+        for depth, name in enumerate(above, 1):
+            if cpus is None or not name.endswith(".slice"):
+                continue
+            has = self.units.read(name).cpus
+            held = self._keeper.enforcer.cgroups.read("/".join(above[:depth])).cpus
+            if has and not cpus <= has and cpus <= held:
+                self.units.set(name, has | cpus, None)
+                self._keeper.complain(f"slice {name} had CPUs {has}: widened for {cpus}")
+
+    async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
+        """Have a unit's properties be what its container gets back when we leave.
+
+        Raises:
+            CgroupError, UnavailableError: systemd refuses, or is not there.
+        """
+        keeper = self._keeper
+        container = keeper.state.containers.get(container_id)
+        if container is None or not self.connected or keeper.enforcer.cgroups.version != 2:
+            return
+        path = await keeper.kernel.run(keeper.enforcer.path_of, container)
+        if path is not None and path.endswith(".scope"):
+            await self._worker.run(self._set, path, cpus, mems)
+
+    # -- for people, and the end --------------------------------------------------------------------------
+
+    def page(self) -> dict[str, object]:
+        """Tell how it is; empty where there are no units."""
+        if not self._watches:
+            return {}
+        return {
+            "connected": self.connected,
+            "runtime_tells_wrong_sets": self.reverses,
+            "due": len(self._dirty),
+        }
+
+    async def close(self) -> None:
+        """Take fences away, and disconnect."""
+        await self.fencing.take_all()
+        if self.units is not None:
+            await asyncio.to_thread(self.units.close)
+        await asyncio.to_thread(self._worker.close)
