@@ -77,7 +77,21 @@ def keeper_of(
     keeper.beside = _beside(config, keeper)
     _lasting(keeper)
     keeper.watching = Watching(keeper, ContainerdEvents(str(config.runtime), config.call_timeout))
+    _listen_to_writes(keeper)
     return keeper
+
+
+def _listen_to_writes(keeper: Keeper) -> None:
+    """Have the kernel tell of writes to cpusets, where it can."""
+    from proxy.apply.inotify import InotifyWrites
+
+    root = getattr(keeper.enforcer.cgroups, "root", None)
+    if not keeper.options.enforce or not isinstance(root, Path):
+        return
+    try:
+        keeper.drift.watch.use(InotifyWrites(root))
+    except CgroupError as error:
+        keeper.problems.note(f"{error}: they are compared every {keeper.options.reconcile_period / 2:g} s")
 
 
 def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:

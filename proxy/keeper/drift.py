@@ -1,8 +1,16 @@
-"""Drift: a kernel value that is not ours.
+"""Drift: somebody else wrote a container's cpuset. It is found, put back, told, and fought within reason.
 
-Whoever has a reason to believe that somebody else has written cpusets says so (``suspect``). What is
-suspected is gathered for a moment, so that a burst costs one comparison, and
-then compared in the kernel's worker.
+Theory.
+
+* Found: as soon as the kernel tells of a write (``write_watch``) or somebody suspects one (``suspect``: a
+  reload of systemd); right after each start and update that passed, as part of landing it; and on timers: in
+  each comparison with the runtime, and where writes are not told, twice as often.
+* It is drift if the kernel holds something else than what was last written there for the same wanted set.
+  What a call in flight brings is not; it is looked at when that has landed.
+* Put back at once, unless somebody comes again and again: see ``repairs``, where it is also told.
+
+Suspicions come in bursts (a reload writes every unit). The first is looked into at once, and what is
+suspected meanwhile, or within ``GATHER_S`` after, is looked into together.
 """
 
 from __future__ import annotations
@@ -11,25 +19,42 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.authors import Author
+from proxy.keeper.enforce import LIVE, Enforced
+from proxy.keeper.repairs import Repairs
+from proxy.keeper.write_watch import WriteWatch
+from proxy.model.errors import CgroupError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container
+
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
 
 GATHER_S = 0.02
-"""How long suspicions are gathered before they are looked into."""
+AT_ONCE = 64
+"""Containers that are compared before somebody else may use the kernel's worker."""
 
 
 class Drift:
     """Looks into what somebody else may have written.
 
     Attributes:
-        hints: By container id, who was last suspected of having written, and when (the keeper's clock).
+        repairs: What was put back, by whom it was written, and who does so again and again.
+        watch: Has the kernel tell of writes.
     """
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self.hints: dict[str, tuple[str, float]] = {}
+        self.repairs = Repairs(keeper)
+        self.watch = WriteWatch(keeper, lambda ids: self.suspect(Author.UNKNOWN, ids))
         self._suspected: set[str] = set()
         self._looks = False
+
+    def start(self) -> None:
+        """Begin to listen, and to compare by the clock."""
+        if self._keeper.options.enforce:
+            self.watch.start()
+            self._keeper.spawn(self._tick())
 
     def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.
@@ -38,21 +63,102 @@ class Drift:
             author: Who may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: Whose sets; all containers' if None.
         """
-        keeper = self._keeper
-        there = keeper.state.containers
-        now = keeper.clock()
-        for container_id in there if ids is None else ids:
-            if container_id in there:
-                self.hints[container_id] = author, now
-                self._suspected.add(container_id)
-        if self._suspected and keeper.options.enforce and not self._looks:
+        there = self._keeper.state.containers
+        some = list(there) if ids is None else [i for i in ids if i in there]
+        self.repairs.blame.hint(Author(author), None if ids is None else some)
+        self._suspected.update(some)
+        if self._suspected and self._keeper.options.enforce and not self._looks:
             self._looks = True
-            keeper.spawn(self._look())
+            self._keeper.spawn(self._look())
 
     async def _look(self) -> None:
         try:
-            await asyncio.sleep(GATHER_S)
+            while self._suspected:
+                ids, self._suspected = list(self._suspected), set()
+                for at in range(0, len(ids), AT_ONCE):
+                    await self._keeper.follow(ids[at : at + AT_ONCE])
+                await asyncio.sleep(GATHER_S)
         finally:
             self._looks = False
-        ids, self._suspected = list(self._suspected), set()
-        await self._keeper.follow(ids)
+
+    async def _tick(self) -> None:
+        """Compare by the clock where writes are not told of."""
+        while True:
+            await asyncio.sleep(self._keeper.options.reconcile_period / 2)
+            live = [c.id for c in self._live()]
+            if not self.watch.covers(live):
+                self.suspect(Author.UNKNOWN, live)
+
+    def _live(self) -> list[Container]:
+        return [c for c in self._keeper.state.containers.values() if c.phase in LIVE]
+
+    # -- in the kernel's worker ---------------------------------------------------------------------------
+
+    def enforce(self, ids: Iterable[str]) -> Enforced:
+        """Write the sets of some containers; those that are fought about only when it is due."""
+        enforcer, there = self._keeper.enforcer, self._keeper.state.containers
+        live = [c for i in ids if (c := there.get(i)) is not None and c.phase in LIVE]
+        self._arm(live)
+        found = self._found(live)
+        left = self.repairs.not_due(found)
+        done = enforcer.enforce([c.id for c in live if c.id not in left])
+        if new := self._arm(live):
+            late = enforcer.enforce(new)  # what was written between finding a group and watching it
+            done.written += late.written
+            done.drifted += late.drifted
+        done.found, done.left = found, left
+        return done
+
+    def enforce_all(self) -> Enforced:
+        """Write the sets of all containers; those that are fought about only when it is due."""
+        live = self._live()
+        self._arm(live, again=True)
+        found = self._found(live)
+        left = self.repairs.not_due(found)
+        done = self._keeper.enforcer.enforce_all(left)
+        self._arm(live)
+        done.found, done.left = found, left
+        return done
+
+    def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
+        """Watch the groups that are known; gives whose are watched from now on."""
+        enforcer, wars = self._keeper.enforcer, self.repairs.wars
+        if enforcer.paused or self.watch.writes is None:
+            return []
+        groups = [(c.id, path) for c in live if c.id not in wars and (path := enforcer.known_path(c))]
+        return self.watch.arm(groups, again=again)
+
+    def _found(self, live: list[Container]) -> dict[str, CpuSet]:
+        """Read who has something else than what he was given, and is still to have."""
+        enforcer, state = self._keeper.enforcer, self._keeper.state
+        found: dict[str, CpuSet] = {}
+        for container in live:
+            want, path = state.wanted(container), enforcer.known_path(container)
+            if path is None or enforcer.paused or enforcer.given(container.id) != want:
+                continue
+            try:
+                value = enforcer.cgroups.read(path)
+            except CgroupError:
+                continue  # who writes tells what is wrong
+            cpus = value.cpus if enforcer.cgroups.version == 1 else value.effective_cpus
+            if cpus != want:
+                found[container.id] = cpus
+        return found
+
+    # -- on the loop --------------------------------------------------------------------------------------
+
+    async def compare_all(self) -> Enforced:
+        """Do a comparison's part that is about the kernel."""
+        live = {c.id for c in self._live()}
+        self.watch.keep(live)
+        self.repairs.keep(live)
+        return await self._keeper.kernel.run(self.enforce_all)
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        return {**self.watch.page(), **self.repairs.page()}
+
+    async def close(self) -> None:
+        """Listen no more; the kernel's worker has ended."""
+        self.watch.close()
+        await asyncio.to_thread(self.repairs.close)

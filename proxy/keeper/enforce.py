@@ -7,7 +7,7 @@ Each write asks for the newest state, not for the one that was planned when the 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from proxy.keeper.be_groups import BeGroups
@@ -36,6 +36,8 @@ class Enforced:
         errors: What could not be written, in words.
         refused: Whose set that was, with the kernel's error number.
         notes: What could not be either, and holds up nobody.
+        found: What was in the groups of whom somebody else had written, where that was looked at.
+        left: Those of them that were left so.
     """
 
     written: list[str] = field(default_factory=list)
@@ -45,6 +47,8 @@ class Enforced:
     errors: list[str] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    found: dict[str, CpuSet] = field(default_factory=dict)
+    left: dict[str, CpuSet] = field(default_factory=dict)
 
 
 class Enforcer:
@@ -104,8 +108,8 @@ class Enforcer:
             done.errors += self._be_groups.follow(state, self._paths)
         return done
 
-    def enforce_all(self) -> Enforced:
-        """Write the sets of all containers."""
+    def enforce_all(self, leave: Collection[str] = ()) -> Enforced:
+        """Write the sets of all containers but some."""
         state = self._state()
         there = state.containers
         self._passes += 1
@@ -113,7 +117,9 @@ class Enforcer:
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         self._gone = {k: v for k, v in self._gone.items() if k in there}
-        done = self._enforce(state, [c for c in there.values() if not self._is_missing(c.id)])
+        done = self._enforce(
+            state, [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
+        )
         if not self.paused:
             done.notes += self.pauses.follow(self._state())
         return done
@@ -144,6 +150,10 @@ class Enforcer:
         known = self._paths.get(container.id) or container.cgroup
         # A group that is gone says nothing of where the container is now.
         return known if known and self._gone.get(container.id) != known else None
+
+    def given(self, container_id: str) -> CpuSet | None:
+        """Give what a container was last given; None where a call in flight may bring it something else."""
+        return None if self._busy(container_id) else self._held.get(container_id)
 
     def forget(self) -> None:
         """Forget who had what: somebody else may have given them other sets, and be right."""

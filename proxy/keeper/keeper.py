@@ -185,7 +185,7 @@ class Keeper:
         self.moved(await self.kernel.run(self.enforcer.enforce_sandboxes))
 
     async def _enforce(self, ids: Iterable[str]) -> Enforced:
-        done = await self.kernel.run(self.enforcer.enforce, ids)
+        done = await self.kernel.run(self.drift.enforce, ids)
         self.moved(done)
         return done
 
@@ -193,6 +193,7 @@ class Keeper:
         """Take note of what an enforcement did; ``look_again``: ask the runtime about who has no cgroup."""
         self.counters["cpusets_written"] += len(done.written)
         self.counters["sandboxes_written"] = self.enforcer.pauses.written
+        self.drift.repairs.note(done)
         for note in done.notes:
             self.problems.note(note)
         for container_id in done.written:
@@ -354,6 +355,7 @@ class Keeper:
         await self.lasting.close()
         await self.journal.close()
         await asyncio.to_thread(self.kernel.close)
+        await self.drift.close()
         await asyncio.to_thread(self.scout.close)
         await asyncio.to_thread(self.prescriptions.close)
         await asyncio.to_thread(self.beside.close)

@@ -44,6 +44,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
         "cgroups": keeper.where.page(keeper.enforcer.cgroups.version),
+        "drift": keeper.drift.page(),
         "prescribed": keeper.prescriptions.page(),
         "kubelet": keeper.beside.page(),
         "memory": _memory(state),

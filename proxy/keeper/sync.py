@@ -89,6 +89,7 @@ class Sync:
         """Compare for ever."""
         keeper = self._keeper
         keeper.watching.start()
+        keeper.drift.start()
         back_off = 0.05
         while True:
             wait = keeper.options.reconcile_period
@@ -177,8 +178,7 @@ class Sync:
     async def _repair(self, listing: Listing, began: int) -> None:
         """Have the kernel hold what it should, everywhere."""
         keeper = self._keeper
-        done = await keeper.kernel.run(keeper.enforcer.enforce_all)
-        self._say_drift(done.drifted)
+        done = await keeper.drift.compare_all()
         for error in done.errors:
             keeper.problems.note(error)
         keeper.moved(done, look_again=False)
@@ -195,19 +195,6 @@ class Sync:
             await work
         except Exception as error:  # noqa: BLE001  see above
             self._keeper.broken(error)
-
-    def _say_drift(self, ids: list[str]) -> None:
-        """Tell who had been moved by somebody else."""
-        keeper = self._keeper
-        keeper.counters["drift_repaired"] += len(ids)
-        if ids:
-            some = [
-                f"{c.ref} to {keeper.state.wanted(c)}"
-                for i in ids[:5]
-                if (c := keeper.state.containers.get(i))
-            ]
-            more = f" and {len(ids) - MANY} more" if len(ids) > MANY else ""
-            keeper.voice.warn(f"drift: somebody else wrote cpusets; put back {', '.join(some)}{more}")
 
     def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
         """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""

@@ -81,7 +81,7 @@ class Wars:
 
         Args:
             container_id: Whose.
-            found: What was there.
+            found: What was there; empty where nobody has read it.
             now: When.
 
         Returns:
@@ -90,7 +90,7 @@ class Wars:
         war = self._wars.get(container_id)
         if war is not None:
             gap = min(war.gap * 2, LONGEST_S)
-            self._wars[container_id] = War(war.began, war.times + 1, now, now, gap, found)
+            self._wars[container_id] = War(war.began, war.times + 1, now, now, gap, found or war.found)
             return None
         recent = (*(t for t in self._recent.get(container_id, ()) if now - t <= WINDOW_S), now)
         if len(recent) < MANY:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from proxy.keeper.authors import Author
 from proxy.keeper.bad_input import COUNTER
+from proxy.keeper.repairs import COUNTER as DRIFT_BY
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.pools.quota import PERIOD
@@ -26,7 +28,9 @@ _COUNTERS = {
     "pods_refused": "Sandboxes that were refused.",
     "adopted": "Containers that were there already and were taken in.",
     "cpusets_written": "Cpusets of containers that were written to the kernel.",
-    "drift_repaired": "Cpusets that somebody else had written and that were put back.",
+    "drift_repaired": "Cpusets that somebody else, by author, had written and that were put back.",
+    "drift_wars": "Times that somebody began to write a cpuset again and again.",
+    "write_floods": "Times that more writes to cpusets were told of than could wait.",
     "refused_writes_retried": "Times that sets that the kernel had refused were written again.",
     "mems_repaired": "Containers that were given memory nodes back that somebody had taken away.",
     "mems_drift": "Containers whose memory nodes somebody else had written.",
@@ -128,6 +132,10 @@ def _rules(status: Mapping[str, object]) -> Iterator[str]:
         if prescribed.get("nodeObject"):
             good = int(bool(prescribed.get("read")) and not prescribed.get("problem"))
             told.append(("node_object_readable", "Whether the Node object could be read.", good))
+    if drift := as_map(status.get("drift")):
+        words = "Containers whose cpuset somebody writes again and again."
+        told.append(("drift_wars_now", words, len(as_list(drift.get("wars")))))
+        told.append(("drift_watched", "Containers of which the kernel tells writes.", drift.get("watched")))
     told.append(("decisions_remembered", "Decisions that explain can tell.", status.get("remembered")))
     yield from _plain(told)
 
@@ -166,9 +174,13 @@ def _counters(status: Mapping[str, object]) -> Iterator[str]:
         return
     counters = {name: n for name, n in as_map(status["counters"]).items() if isinstance(n, int)}
     bad = {name: n for name, n in counters.items() if name.startswith(COUNTER)}
-    for name in [*_COUNTERS, *sorted(counters.keys() - _COUNTERS.keys() - bad.keys())]:
+    by = {f"{DRIFT_BY}{author}": author for author in Author}
+    for name in [*_COUNTERS, *sorted(counters.keys() - _COUNTERS.keys() - bad.keys() - by.keys())]:
         words = _COUNTERS.get(name, f"The counter {name} of topoproxy status.")
-        yield _family(f"{name}_total", "counter", words, [({}, counters.get(name, 0))])
+        samples: list[Sample] = [({}, counters.get(name, 0))]
+        if name == "drift_repaired":
+            samples = [({"author": author}, counters.get(key, 0)) for key, author in by.items()]
+        yield _family(f"{name}_total", "counter", words, samples)
     kinds = [({"kind": name.removeprefix(COUNTER)}, n) for name, n in sorted(bad.items())]
     words = "Pods with labels or annotations that could not be followed, by what was wrong."
     yield _family(f"{COUNTER}total", "counter", words, kinds)

@@ -33,7 +33,14 @@ STATUS: Mapping[str, object] = {
         "values": [{"problem": "p"}, {"problem": ""}],
     },
     "memory": [{"node": 1, "resources": {"memory": {"allocatable": 9, "given": 4, "free": 5}}}],
-    "counters": {"passes": 3, "new_thing": 2, "bad_input_policy": 0, "bad_input_cpu-list": 7},
+    "counters": {
+        "passes": 3,
+        "new_thing": 2,
+        "bad_input_policy": 0,
+        "bad_input_cpu-list": 7,
+        "drift_by_runc": 2,
+    },
+    "drift": {"watched": 5, "wars": [{"times": 3}]},
 }
 LINE = re.compile(r"(topoproxy_[a-z_]+)(\{[^{}]*\})? (-?[0-9.]+)")
 
@@ -89,7 +96,10 @@ def test_everything_that_status_knows_in_numbers() -> None:
         'topoproxy_memory_bytes{node="1",resource="memory",state="given"}': "4",
         "topoproxy_passes_total": "3",
         "topoproxy_new_thing_total": "2",
-        "topoproxy_drift_repaired_total": "0",
+        'topoproxy_drift_repaired_total{author="runc"}': "2",
+        'topoproxy_drift_repaired_total{author="systemd"}': "0",
+        "topoproxy_drift_wars_now": "1",
+        "topoproxy_drift_watched": "5",
         'topoproxy_bad_input_total{kind="cpu-list"}': "7",
         'topoproxy_bad_input_total{kind="policy"}': "0",
     }

@@ -1,0 +1,121 @@
+"""Finding out who has probably written a cpuset: what was seen around it, and what the runtime has saved.
+
+``proxy.keeper.authors`` holds the rules. The runtime is asked because somebody may have updated a container
+at its own socket: then it has saved that set, will write it again at the next update of anything, and has to
+be told ours. A few containers are asked about at once, each now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from proxy.keeper.authors import Author, Evidence, likely
+from proxy.keeper.worker import Worker
+from proxy.model.errors import TopoproxyError
+from proxy.model.idset import CpuSet
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.runtime_ports import Runtime
+    from proxy.model.workload import Container
+
+HINT_S = 3.0
+"""How long a write may come after what it was caused by."""
+AT_ONCE = 16
+AGAIN_S = 10.0
+"""So long the runtime is not asked again about a container."""
+
+
+class Blame:
+    """Knows who was at work, and asks the runtime."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._worker = Worker("blame", keeper.broken)
+        self._hints: dict[str, tuple[Author, float]] = {}
+        self._everywhere = Author.UNKNOWN, float("-inf")
+        self._asked: dict[str, float] = {}
+
+    def hint(self, author: Author, ids: Iterable[str] | None = None) -> None:
+        """Somebody was seen who may write the sets of some containers now, or of all."""
+        if author is Author.UNKNOWN:
+            return
+        now = self._keeper.clock()
+        if ids is None:
+            self._everywhere = author, now
+            return
+        for container_id in ids:
+            self._hints[container_id] = author, now
+
+    def _hinted(self, container_id: str) -> Author:
+        seen = max(
+            self._hints.get(container_id, self._everywhere), self._everywhere, key=lambda hint: hint[1]
+        )
+        return seen[0] if self._keeper.clock() - seen[1] <= HINT_S else Author.UNKNOWN
+
+    async def authors(self, found: Mapping[str, CpuSet | None]) -> dict[str, Author]:
+        """Tell who has probably written.
+
+        Args:
+            found: By container id, what was there; None where nobody has read it.
+        """
+        keeper = self._keeper
+        saved = {i: keeper.saved.get(i) for i in found}
+        hints = {i: self._hinted(i) for i in found}
+        saved.update(await self._ask(found))
+        there = keeper.state.containers
+        return {
+            i: likely(Evidence(cpus, saved[i], self._kubelets(there[i]), hints[i]))
+            if cpus is not None and i in there
+            else hints[i]
+            for i, cpus in found.items()
+        }
+
+    def _kubelets(self, container: Container) -> list[CpuSet]:
+        """Give the sets that kubelet's CPU manager would write for a container."""
+        manager = self._keeper.beside.manager
+        if manager.policy != "static":
+            return []
+        its = manager.held.get(container.pod.uid, {}).get(container.name)
+        return [cpus for cpus in (its, manager.default) if cpus]
+
+    async def _ask(self, ids: Iterable[str]) -> dict[str, CpuSet]:
+        """Ask the runtime what it has saved; have it told ours where that is something else."""
+        keeper, now = self._keeper, self._keeper.clock()
+        self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
+        some = [i for i in ids if i not in self._asked and not keeper.flights.of(i)][:AT_ONCE]
+        self._asked.update(dict.fromkeys(some, now))
+        began = keeper.sequence
+        told = await self._worker.run(_saved, keeper.runtime, some)
+        for container_id, cpus in told.items():
+            container = keeper.state.containers.get(container_id)
+            if container is None or keeper.flights.of(container_id):
+                continue
+            if keeper.untouched(container_id, began) and keeper.saved.get(container_id) != cpus:
+                keeper.saved[container_id] = cpus
+                keeper.unsettled[container_id] = None
+                keeper.to_settle.set()
+        return told
+
+    def forget(self, there: Iterable[str]) -> None:
+        """Forget whoever is not there."""
+        known = set(there)
+        self._hints = {i: hint for i, hint in self._hints.items() if i in known}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def _saved(runtime: Runtime, ids: list[str]) -> dict[str, CpuSet]:
+    """Ask what the runtime has saved for some containers; runs in a worker. It ends with what is not told."""
+    told: dict[str, CpuSet] = {}
+    for container_id in ids:
+        try:
+            cpus = CpuSet.parse(runtime.detail(container_id).cpuset_cpus)
+        except (TopoproxyError, ValueError):
+            break
+        if cpus:
+            told[container_id] = cpus
+    return told

@@ -1,0 +1,201 @@
+"""What is done about drift once it is found: told, counted by who has probably written, and fought.
+
+A set that is wrong is put back at once. Where somebody writes it again and again (``wars``) it is told as a
+problem, and put back ever more seldom; but as long as CPUs are at stake that somebody owns, every second.
+While a war is on nobody watches for its writes: it is looked at by the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from typing import TYPE_CHECKING
+
+from proxy.keeper.authors import NEXT, Author
+from proxy.keeper.blame import Blame
+from proxy.keeper.enforce import Enforced
+from proxy.keeper.wars import QUIET_S, War, Wars
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Pool
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+SOONEST_S, LATEST_S = 0.25, 1.0
+"""Seconds between two looks at who is fought about."""
+COUNTER = "drift_by_"
+"""What the names of the counters of repairs by author begin with; the author follows."""
+MANY = 5
+"""More of a kind are not named one by one."""
+
+
+class Repairs:
+    """Knows what was put back.
+
+    Attributes:
+        wars: Who is fought about.
+        blame: Finds out who wrote.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self.wars = Wars()
+        self.blame = Blame(keeper)
+        self._fresh: dict[str, CpuSet | None] = {}
+        self._began: dict[str, War] = {}
+        self._by: dict[str, Author] = {}
+        self._doing: set[str] = set()
+
+    def not_due(self, found: dict[str, CpuSet]) -> dict[str, CpuSet]:
+        """Give those of whom it is not time to put the set back; callable from any thread."""
+        now = self._keeper.clock()
+        return {
+            i: cpus
+            for i, cpus in found.items()
+            if i in self.wars and self.wars.waits(i, now, urgent=self._is_urgent(i, cpus))
+        }
+
+    def _is_urgent(self, container_id: str, found: CpuSet) -> bool:
+        """Tell whether somebody's own CPUs are at stake."""
+        state = self._keeper.state
+        container = state.containers.get(container_id)
+        if container is None:
+            return False
+        if container.placement.pool is Pool.OWN:
+            return True
+        owned = union(owner.cpus.bits for owner in state.owners.values())
+        return bool((found - state.wanted(container)).bits & owned)
+
+    def note(self, done: Enforced) -> None:
+        """Take note of what an enforcement put back, and of what it left."""
+        keeper, now = self._keeper, self._keeper.clock()
+        for container_id, cpus in done.left.items():
+            self.wars.left(container_id, cpus, now)
+        for container_id in done.drifted:
+            keeper.counters["drift_repaired"] += 1
+            found = self._fresh[container_id] = done.found.get(container_id)
+            if war := self.wars.repaired(container_id, found or CpuSet(), now):
+                keeper.counters["drift_wars"] += 1
+                self._began[container_id] = war
+        if self._fresh:
+            self._once("judge", self._judge)
+        if self.wars:
+            self._once("fight", self._fight)
+
+    def _once(self, what: str, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Have something done beside, unless it is being done."""
+        if what in self._doing:
+            return
+        self._doing.add(what)
+
+        async def done() -> None:
+            try:
+                await work()
+            finally:
+                self._doing.discard(what)
+
+        self._keeper.spawn(done())
+
+    # -- telling ------------------------------------------------------------------------------------------
+
+    async def _judge(self) -> None:
+        """Find out who wrote, and tell. A war is told once, when it begins."""
+        keeper = self._keeper
+        while self._fresh:
+            fresh, self._fresh = self._fresh, {}
+            began, self._began = self._began, {}
+            authors = await self.blame.authors(fresh)
+            told: list[str] = []
+            for container_id, author in authors.items():
+                keeper.counters[f"{COUNTER}{author}"] += 1
+                container = keeper.state.containers.get(container_id)
+                if container_id in self.wars:
+                    self._by[container_id] = author
+                elif container is not None:
+                    told.append(self._words(container, fresh[container_id], author))
+            if told:
+                more = f"; and {len(told) - MANY} more" if len(told) > MANY else ""
+                keeper.voice.warn(f"drift: somebody else wrote cpusets: {'; '.join(told[:MANY])}{more}")
+            self._tell_wars(began, authors)
+
+    def _words(self, container: Container, found: CpuSet | None, author: Author) -> str:
+        had = f" from {str(found) or 'none'}" if found is not None else ""
+        who = f" ({author}, probably)" if author is not Author.UNKNOWN else ""
+        return f"{container.ref} put back{had} to {self._keeper.state.wanted(container)}{who}"
+
+    def _tell_wars(self, began: dict[str, War], authors: dict[str, Author]) -> None:
+        keeper, there = self._keeper, self._keeper.state.containers
+        some = [(there[i], war, authors.get(i, Author.UNKNOWN)) for i, war in began.items() if i in there]
+        for container, war, author in some[:MANY]:
+            who = f"somebody ({author}, probably)" if author is not Author.UNKNOWN else "somebody"
+            keeper.problems.note(
+                f"{who} keeps writing the cpuset of {container.ref}: {war.times} times in"
+                f" {max(war.repaired - war.began, 0.1):.1f} s, {str(war.found) or 'another set'} instead of"
+                f" {keeper.state.wanted(container)}; it is put back more and more seldom: {NEXT[author]}"
+            )
+        if len(some) > MANY:
+            keeper.problems.note("somebody keeps writing the cpusets of many containers: see drift in status")
+
+    # -- fighting -----------------------------------------------------------------------------------------
+
+    async def _fight(self) -> None:
+        """Look at who is fought about, by the clock, until it is quiet."""
+        keeper = self._keeper
+        while self.wars:
+            now = keeper.clock()
+            for container_id, war in self.wars.ended(now).items():
+                keeper.drift.watch.drop(container_id)
+                self._tell_end(container_id, war)
+            fought = self.wars.all()
+            await keeper.follow(list(fought))
+            soon = min((war.due(urgent=True) - now for war in fought.values()), default=0.0)
+            await asyncio.sleep(min(LATEST_S, max(SOONEST_S, soon)))
+
+    def _tell_end(self, container_id: str, war: War) -> None:
+        container = self._keeper.state.containers.get(container_id)
+        if container is not None:
+            self._keeper.voice.info(
+                f"drift: nobody has written the cpuset of {container.ref} for {QUIET_S:g} s;"
+                f" it was put back {war.times} times in {war.repaired - war.began:.0f} s"
+            )
+
+    def contested(self, mine: CpuSet) -> dict[str, CpuSet]:
+        """Give whom somebody, in a war, puts onto CPUs that are to be one's own, and all CPUs of each."""
+        state = self._keeper.state
+        return {
+            i: war.found
+            for i, war in self.wars.all().items()
+            if (c := state.containers.get(i)) is not None and (war.found - state.wanted(c)) & mine
+        }
+
+    # -- the rest -----------------------------------------------------------------------------------------
+
+    def keep(self, there: Collection[str]) -> None:
+        """Forget who is not there."""
+        self.blame.forget(there)
+        self.wars.keep(there, self._keeper.clock())
+        self._by = {i: author for i, author in self._by.items() if i in self.wars}
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        keeper, now = self._keeper, self._keeper.clock()
+        there, counters = keeper.state.containers, keeper.counters
+        wars = [
+            {
+                "container": there[i].ref,
+                "id": i,
+                "by": str(self._by.get(i, Author.UNKNOWN)),
+                "cpus": str(keeper.state.wanted(there[i])),
+                "found": str(war.found),
+                "times": war.times,
+                "seconds": round(now - war.began, 1),
+                "next_s": round(max(0.0, war.due(urgent=self._is_urgent(i, war.found)) - now), 1),
+            }
+            for i, war in sorted(self.wars.all().items())
+            if i in there
+        ]
+        return {"by": {str(author): counters[f"{COUNTER}{author}"] for author in Author}, "wars": wars}
+
+    def close(self) -> None:
+        """End the worker."""
+        self.blame.close()

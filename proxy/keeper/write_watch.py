@@ -1,0 +1,174 @@
+"""Being told of writes to the cpusets of live containers, and having drift look into them.
+
+Each live container's group is watched; on cgroup v2 also those above it, whose sets bound what takes effect.
+Whether a write was ours is not asked: the value is compared, and one that is right costs a read. After
+something was told nothing more is taken for a moment, so that many writes cost one comparison; and a group is
+not watched while a war is on about all that is below it (``wars``): then it is looked at by the clock.
+
+Where the kernel refuses to watch, comparisons on timers do it; that is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from proxy.model.errors import CgroupError
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.write_ports import Writes
+
+MOMENT_S = 0.02
+
+
+class WriteWatch:
+    """Watches groups of containers.
+
+    Attributes:
+        writes: Who tells; nobody if None.
+        refused: Why some are not watched; empty where all are.
+    """
+
+    def __init__(self, keeper: Keeper, suspect: Callable[[Iterable[str] | None], None]) -> None:
+        """Prepare; nothing is told before ``start``.
+
+        Args:
+            keeper: Whose containers.
+            suspect: Told which containers' sets may have been written; None for all.
+        """
+        self._keeper = keeper
+        self._suspect = suspect
+        self.writes: Writes | None = None
+        self.refused = "the kernel does not tell of writes"
+        self._paths: dict[str, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._later: asyncio.TimerHandle | None = None
+
+    def use(self, writes: Writes) -> None:
+        """Name who tells; before ``start``."""
+        self.writes, self.refused = writes, ""
+
+    # -- the kernel's worker ------------------------------------------------------------------------------
+
+    def arm(self, groups: Iterable[tuple[str, str]], *, again: bool = False) -> list[str]:
+        """Watch the groups of containers.
+
+        Args:
+            groups: Container ids with the paths of their groups.
+            again: Also those that are watched: their groups may be others by now.
+
+        Returns:
+            Ids of those that are watched from now on.
+        """
+        writes = self.writes
+        if writes is None or (self.refused and not again):
+            return []
+        self.refused, new = "", list[str]()
+        above: set[str] = set()
+        for container_id, path in groups:
+            known = self._paths.get(container_id) == path
+            if known and not again:
+                continue
+            try:
+                if not writes.watch(path):
+                    continue
+                for group in self._bounds(path):
+                    if group not in above:
+                        above.add(group)
+                        writes.watch(group)
+            except CgroupError as error:
+                self._refuse(error)
+                break
+            if not known:
+                self._paths[container_id] = path
+                new.append(container_id)
+        return new
+
+    def _bounds(self, path: str) -> list[str]:
+        """Give the groups above one whose sets bound its own, without the root."""
+        if self._keeper.enforcer.cgroups.version == 1:
+            return []  # there a group cannot be narrowed below those in it
+        parts = path.split("/")
+        return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+    def _refuse(self, error: CgroupError) -> None:
+        self.refused = str(error)
+        period = self._keeper.options.reconcile_period
+        self._keeper.complain(f"{error}; those that are not watched are compared every {period / 2:g} s")
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self.writes is not None and self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self.writes, self._told)
+
+    def _listen(self) -> None:
+        self._later = None
+        if self.writes is not None and self._loop is not None:
+            self._loop.add_reader(self.writes, self._told)
+
+    def _told(self) -> None:
+        """Something was written."""
+        writes, loop = self.writes, self._loop
+        if writes is None or loop is None:
+            return
+        loop.remove_reader(writes)
+        self._later = loop.call_later(MOMENT_S, self._listen)
+        told = writes.taken()
+        if told is None:
+            self._keeper.counters["write_floods"] += 1
+            self._suspect(None)
+        elif told:
+            self._suspect(self._whose(writes, told))
+
+    def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
+        """Give the containers whose sets a write to some groups may have changed."""
+        at_war = self._keeper.drift.repairs.wars
+        whose: list[str] = []
+        found: set[str] = set()
+        for container_id, path in list(self._paths.items()):
+            groups = [group for group in (path, *self._bounds(path)) if group in told]
+            if groups and container_id not in at_war:
+                whose.append(container_id)
+                found.update(groups)
+        for group in told:
+            if group not in found:
+                writes.unwatch(group)
+        return whose
+
+    def drop(self, container_id: str) -> None:
+        """Stop watching a container's group; who arms it again begins anew."""
+        path = self._paths.pop(container_id, None)
+        if path is not None and self.writes is not None:
+            self.writes.unwatch(path)
+
+    def keep(self, there: Collection[str]) -> None:
+        """Stop watching whoever is not there."""
+        for container_id in [i for i in list(self._paths) if i not in there]:
+            self.drop(container_id)
+        if self.writes is not None:
+            needed = {group for path in list(self._paths.values()) for group in (path, *self._bounds(path))}
+            for group in self.writes.watched() - needed:
+                self.writes.unwatch(group)
+
+    def covers(self, ids: Iterable[str]) -> bool:
+        """Tell whether all these containers are watched."""
+        return self.writes is not None and all(container_id in self._paths for container_id in ids)
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        return {"watched": len(self._paths), "not_watched": self.refused}
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._later is not None:
+            self._later.cancel()
+        writes, self.writes = self.writes, None
+        if writes is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(writes)
+            writes.close()
