@@ -102,7 +102,11 @@ class Pages:
 
     def _now(self, container_id: str) -> str:
         """Say what holds for a container now that was not decided when it came; mostly nothing."""
-        if self._keeper is None or self._suppression is None:
+        if self._keeper is None:
+            return ""
+        if lacks := self._keeper.hotplug.shortage.explained(container_id):
+            return lacks
+        if self._suppression is None:
             return ""
         from proxy.keeper.be_words import note_of
 

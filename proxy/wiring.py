@@ -69,6 +69,8 @@ def keeper_of(
     )
     keeper.quotas.groups = groups
     keeper.mems.memory = memory = open_memory(root) if (root := _root_of(config, cgroups)) else None
+    if reread:
+        _listen_to_hardware(keeper)
     keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
@@ -234,6 +236,16 @@ def _kubelet_settings(config: Config) -> KubeletSettings:
         timeout=asked.timeout,
         configz=asked.configz,
     )
+
+
+def _listen_to_hardware(keeper: Keeper) -> None:
+    """Have the kernel tell of CPUs and memory that come or go, where it can."""
+    from proxy.keeper.hotplug import LATE
+    from proxy.topology.uevents import listen
+
+    keeper.hotplug.events, lack = listen()
+    if lack:
+        keeper.problems.note(f"{lack}: {LATE}")
 
 
 def _changed(config: Config, known: Machine) -> Machine | None:

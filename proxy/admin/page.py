@@ -13,6 +13,7 @@ from proxy.admin.kubelet import kubelet
 from proxy.admin.prescribed import prescribed
 from proxy.admin.quotas import quotas
 from proxy.admin.release import release
+from proxy.admin.short import short
 from proxy.admin.suppression import suppression
 from proxy.report.parts import as_list, as_map, cut, one_line, table
 
@@ -37,6 +38,7 @@ def render(status: object, width: int = 100) -> str:
     lines += [*prescribed(as_map(data.get("prescribed"))), *kubelet(as_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
+    lines += short([as_map(entry) for entry in as_list(data.get("short"))])
     lines += [*_containers(data, width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

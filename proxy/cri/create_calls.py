@@ -112,7 +112,8 @@ class CreateCalls:
             call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {obstacle.words}")
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
-        call.release(call.body + create_suffix(placement.own, placement.mems, quota))
+        cpus = self.keeper.state.wanted(container)
+        call.release(call.body + create_suffix(cpus, placement.mems, quota))
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has made the container and named it."""

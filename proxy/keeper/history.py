@@ -10,6 +10,7 @@ of it; its explanation is made when somebody asks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -29,6 +30,9 @@ from proxy.plan.record import of_pool
 
 KEEP = 5
 """How many records stay of one living container, and of those of its name that are gone."""
+
+FIRST, LAST = 4, 6
+"""How many sentences stay where more and more happens to a container: the oldest, and the newest."""
 
 _Entry = tuple[int, float, Explanation | Container, CpuSet]
 """Number of the record, when, what, and the CPUs of a simple placement."""
@@ -89,6 +93,18 @@ class History:
         else:
             entries.append((count, when, container, cpus))
             del entries[:-KEEP]
+
+    def amend(self, container_id: str, words: str) -> None:
+        """Add to the newest record of a container that is there what has happened to it since."""
+        entries = self._living.get(container_id)
+        if not entries:
+            return
+        number, when, _, cpus = entries[-1]
+        told = _explanation(entries[-1])
+        reasons = (*told.reasons, words)
+        if len(reasons) > FIRST + LAST:
+            reasons = (*reasons[:FIRST], *reasons[-LAST:])
+        entries[-1] = (number, when, dataclasses.replace(told, reasons=reasons), cpus)
 
     def renamed(self, token: str, container_id: str) -> None:
         """What had a token has an id now."""

@@ -28,6 +28,7 @@ from proxy.keeper.drift import Drift
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
+from proxy.keeper.hotplug import Hotplug
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.lasting import Lasting
@@ -79,14 +80,13 @@ class Keeper:
             voice: Where to speak.
             clock: Seconds that never jump.
             wall: Seconds since the epoch, for people; ``clock`` if None.
-            hardware: Gives the machine if it is another than the known one now; called in a worker.
+            hardware: Gives the machine if it is another than the known one now; called in a thread.
             scout: Who finds out what the CRI does not carry; nobody if None.
         """
         self.options = options
         self.voice = voice
         self.clock = clock
         self.runtime = runtime
-        self.hardware = hardware
         self.state = NodeState.empty(node)
         self.saved: dict[str, CpuSet] = {}
         self.counters: Counter[str] = Counter()
@@ -99,6 +99,7 @@ class Keeper:
         self.mems = MemoryNodes(self)
         self.lasting = Lasting(self)
         self.watching = Watching(self, None)
+        self.hotplug = Hotplug(self, hardware)
         self.where = Whereabouts(self)
         self.clearing = Clearing(self)
         self.drift = Drift(self)
@@ -241,19 +242,6 @@ class Keeper:
             self.lost[token] = self.clock()
             self.attention.set()
 
-    def machine_changed(self, machine: Machine) -> None:
-        """CPUs came or went: pools and owners are what is left of them, and everybody follows."""
-        was, after = self.state.node.machine.online, self.state.on(machine)
-        if not after.pools.shared:
-            self.problems.note(
-                f"cannot follow the machine: with CPUs {machine.online} the shared pool is empty"
-            )
-            return
-        self.voice.warn(f"online CPUs are now {machine.online}, were {was}")
-        self.state = after
-        self.counters["machine_changes"] += 1
-        self.later(list(after.containers))
-
     # -- living -------------------------------------------------------------------------------------------
 
     def touch(self, container_id: str) -> None:
@@ -349,6 +337,7 @@ class Keeper:
     async def close(self) -> None:
         """Write what waits and end the workers."""
         await self.watching.close()
+        self.hotplug.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -66,7 +66,9 @@ class Launch:
                 continue
             if container.placement.pool is Pool.OWN:
                 await keeper.quotas.before_start(container)
-                obstacle = await keeper.clearing.barrier(container.placement.own)
+                obstacle = await keeper.clearing.barrier(
+                    container.placement.own | container.placement.instead
+                )
                 return obstacle.words if obstacle else ""
             return ""
         return "the pools change faster than the runtime can be told"
@@ -84,7 +86,7 @@ class Launch:
         async def told() -> None:
             carried: CpuSet | None = None
             try:
-                mems = container.placement.mems
+                mems = keeper.mems.told(container)
                 await self.lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
                 carried = want
                 keeper.quotas.told(container.id, quota)

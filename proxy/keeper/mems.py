@@ -9,6 +9,10 @@ differ is drift, somebody else's write. What that write did to the pages is done
   is told, with how much is there, and looked at again in each pass. Until then nothing of ours narrows it
   either: updates that pass, and our own, name the nodes that it has (``told``).
 
+Nodes may go, memory by memory (``hotplug``). Who was bound to one has what is left of his nodes, or any where
+nothing is; no call names a node that is gone, which the kernel refuses. On v1 the kernel takes a node that
+goes out of all groups and does not put it back, so those above a container are widened when it has returned.
+
 All of it runs in a thread of its own, never in that of kernel writes: nothing here is before a create. A
 group whose parent has fewer nodes than was decided has those of the parent.
 """
@@ -54,30 +58,50 @@ class MemoryNodes:
     """Looks after memory nodes.
 
     Attributes:
+        worker: Who does what blocks here, and looks at the machine.
         memory: Tells where memory is; None where nobody does: then nobody is narrowed.
         wide: Who has more nodes than decided, because his memory is there: all that he has.
     """
 
     def __init__(self, keeper: Keeper, memory: Memory | None = None) -> None:
         self._keeper = keeper
-        self._worker = Worker("mems", keeper.broken)
+        self.worker = Worker("mems", keeper.broken)
         self._held: set[str] = set()
         self.memory = memory
         self.wide: Mapping[str, Mask] = {}
+        self._returned = Mask()
+        self._changed = False
+
+    def changed(self, returned: Mask) -> None:
+        """Memory nodes came or went; what containers have now is nobody's doing.
+
+        Args:
+            returned: Those that came.
+        """
+        self.forget()
+        self._changed = True
+        self._returned |= returned
+
+    def renewed(self, container: Container) -> Mask | None:
+        """Give the nodes that an update of our own names; None where those that the runtime has saved do."""
+        gone = not container.placement.mems <= self._keeper.state.node.machine.memory_nodes
+        return self.told(container) if self._changed or gone or container.id in self.wide else None
 
     def forget(self) -> None:
         """Forget who had what: it may be given anew by now."""
         self._held, self.wide = set(), {}
 
     def told(self, container: Container) -> Mask:
-        """Give the nodes that a call to the runtime names for a container."""
-        return self.wide.get(container.id) or container.placement.mems
+        """Give the nodes that a call to the runtime names for a container: no runtime takes others."""
+        state = self._keeper.state
+        wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
+        return wide or state.wanted_mems(container)
 
     async def once(self) -> None:
         """Compare all that run with the kernel."""
         keeper = self._keeper
         some = [c for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
-        looked = await self._worker.run(self._look, some)
+        looked = await self.worker.run(self._look, some)
         self.wide = looked.wide
         for words in looked.told:
             keeper.problems.note(words)
@@ -111,9 +135,14 @@ class MemoryNodes:
         has = cgroups.nodes(path)
         if not has:
             return  # as its parent: nobody has bound it
-        want = container.placement.mems
+        want = self._keeper.state.wanted_mems(container)
         if has != want:
-            want = want & cgroups.read(path.rpartition("/")[0]).effective_mems or has
+            above = cgroups.read(path.rpartition("/")[0]).effective_mems
+            want = want if want - above <= self._returned else want & above or has
+        there = self._keeper.state.node.machine.memory_nodes
+        if not has <= there:  # no memory is left on nodes that are gone
+            has = has & there | want
+            cgroups.write(path, None, has)
         if has == want:
             looked.right.add(container.id)
         elif want - has:
@@ -137,7 +166,7 @@ class MemoryNodes:
         if use is not None:
             where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"
         looked.told.append(
-            f"cannot bind {container.ref} to memory of nodes {want} again: somebody gave it {has - want} too,"
+            f"cannot bind {container.ref} to memory of nodes {want} again: it was given {has - want} too,"
             f" and {where}"
         )
 
@@ -150,7 +179,7 @@ class MemoryNodes:
         """Tell where the memory of all containers is; reads three files of each."""
         some = [c for c in self._keeper.state.containers.values() if c.phase is Phase.RUNNING]
         some.sort(key=lambda c: (c.ref, c.id))
-        return {"containers": await self._worker.run(lambda: [r for c in some if (r := self._row(c))])}
+        return {"containers": await self.worker.run(lambda: [r for c in some if (r := self._row(c))])}
 
     def _row(self, container: Container) -> dict[str, object] | None:
         enforcer = self._keeper.enforcer
@@ -177,7 +206,7 @@ class MemoryNodes:
 
     def close(self) -> None:
         """End the worker."""
-        self._worker.close()
+        self.worker.close()
 
 
 def _size(size: int) -> str:

@@ -41,6 +41,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "quotas": quotas_page(keeper),
         "problems": keeper.problems.page(),
         "violations": violations(state),
+        "short": keeper.hotplug.shortage.page(),
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
         "cgroups": keeper.where.page(keeper.enforcer.cgroups.version),

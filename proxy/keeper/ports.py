@@ -31,6 +31,23 @@ class Ledger(Protocol):
         """Flush and close."""
 
 
+class MachineEvents(Protocol):
+    """What the kernel tells by itself of CPUs and memory that come and go."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is something."""
+
+    def heard(self) -> bool:
+        """Take what is there, without waiting; True where the machine may be another one now.
+
+        Raises:
+            OSError: Nothing more can be heard.
+        """
+
+    def close(self) -> None:
+        """Listen no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a CreateContainer request shows of devices that kubelet's device manager gave.

@@ -70,7 +70,7 @@ class Settler:
         refused, away = "", False
         try:
             await self._worker.run(
-                keeper.runtime.update_cpuset, container_id, want, keeper.mems.wide.get(container_id), quota
+                keeper.runtime.update_cpuset, container_id, want, keeper.mems.renewed(container), quota
             )
             carried = want
             keeper.quotas.told(container_id, quota)

@@ -88,6 +88,7 @@ class Sync:
     async def run(self) -> None:
         """Compare for ever."""
         keeper = self._keeper
+        keeper.hotplug.start()
         keeper.watching.start()
         keeper.drift.start()
         back_off = 0.05
@@ -136,9 +137,7 @@ class Sync:
         if not self.connected:
             self.runtime_version = await self._worker.run(keeper.runtime.version)
             await keeper.where.ask_driver(self._worker)
-        machine = await self._worker.run(keeper.hardware, keeper.state.node.machine)
-        if machine is not None:
-            keeper.machine_changed(machine)
+        await keeper.hotplug.look()
         await keeper.beside.refresh(self._worker)
         await keeper.prescriptions.follow(self._worker)
         listing = keeper.watching.corrected(await self._worker.run(listed, keeper.runtime))

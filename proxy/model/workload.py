@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from proxy.model.asks import PodAsk
@@ -224,6 +224,7 @@ class Placement:
         within: CPUs to which its pool is narrowed for it; None where it is not.
         nodes: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is not.
         unlimited: True where its CFS quota is to be off.
+        instead: CPUs that stand in for those of ``own`` that are offline; it owns them too as long.
     """
 
     pool: Pool
@@ -236,6 +237,7 @@ class Placement:
     within: CpuSet | None = None
     nodes: Mask | None = None
     unlimited: bool = False
+    instead: CpuSet = field(default_factory=CpuSet)
 
     @property
     def narrow(self) -> bool:

@@ -89,8 +89,11 @@ def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
 
 
 def _with(memory: MemoryState, block: Block) -> MemoryState:
-    known = all(node in memory.nodes for node in block.affinity)
-    return memory.charged(block, block.size) if known else memory
+    # Of nodes that were taken out, the others of the group bear what is held.
+    there = Mask(node for node in block.affinity if node in memory.nodes)
+    if not there:
+        return memory
+    return memory.charged(dataclasses.replace(block, affinity=there), block.size)
 
 
 def _anew(memory: MemoryState) -> MemoryState:

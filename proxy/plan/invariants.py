@@ -75,7 +75,7 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := want.bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif placement.own.isdisjoint(online):
+    elif (placement.own | placement.instead).isdisjoint(online):
         found.append(f"{container.ref} has none of its own CPUs {placement.own}: it shares those of others")
     named = container.pod.cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:

@@ -41,7 +41,8 @@ def owners_of(
         if placement.pool is not Pool.OWN:
             continue
         old = owners.get(container.owner)
-        cpus = placement.own | old.cpus if old else placement.own
+        cpus = placement.own | placement.instead if placement.instead else placement.own
+        cpus = cpus | old.cpus if old else cpus
         owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
     return {**owners, **_coming(node, held, there, owners, pods)} if held else owners
 

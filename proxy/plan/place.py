@@ -93,6 +93,8 @@ def place(
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
     online = state.node.machine.online
+    if there is None and pod.cpuset and pod.cpuset & online and pod.cpuset <= state.had(pod.key):
+        there = pod.cpuset | online  # what is away of its CPUs comes back, and it goes on with the rest
     wish = claim(pod, request, there or online, static=state.node.static, exact=_exact(pod, name))
 
     def no(verdict: Verdict, ruling: Ruling | None, problem: str, lacks: tuple[Lack, ...] = ()) -> Plan:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.asks import Kind
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.table import Table
@@ -107,7 +107,16 @@ class NodeState:
             return in_pool(self.node, self.pools, placement)
         # A CPU that is offline comes back, and is still its owner's then. Who has lost all of them shares
         # meanwhile: the kernel would let him run anywhere, on the CPUs of others too.
-        return placement.own & self.node.machine.online or self.pools.shared
+        online = self.node.machine.online
+        here = placement.own & online
+        if placement.instead and (lacking := len(placement.own) - len(here)):
+            here |= CpuSet(list(placement.instead & online)[:lacking])
+        return here or self.pools.shared
+
+    def wanted_mems(self, container: Container) -> Mask:
+        """Give the memory nodes that a container is to have: what is there of those that were decided."""
+        there = self.node.machine.memory_nodes
+        return container.placement.mems & there or there
 
     def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
         """Give the state after containers came, changed or went.

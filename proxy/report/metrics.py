@@ -42,7 +42,10 @@ _COUNTERS = {
     "settled": "Cpusets that were made lasting at the runtime.",
     "released": "Updates at the runtime by which a release gave a container back what it had.",
     "specs_freshened": "Containers whose saved cpuset was brought up to date before their start.",
-    "machine_changes": "Times that CPUs came or went.",
+    "machine_changes": "Times that CPUs or memory came or went.",
+    "machine_events": "Times that the kernel told that some may have.",
+    "owners_cut": "Times that a container had less than it was promised, because CPUs or memory went.",
+    "stand_ins": "Times that an owner was given CPUs in place of his that had gone.",
     "quotas_off": "CFS quotas that were taken off owners of CPUs.",
     "quotas_back": "CFS quotas that were put back.",
     "quota_drift": "CFS quotas that somebody else had written and that were taken off again.",
@@ -125,6 +128,11 @@ def _rules(status: Mapping[str, object]) -> Iterator[str]:
     ):
         if key in status:
             told.append((name, words, len(as_list(status[key]))))
+    if "short" in status:
+        short = [as_map(entry) for entry in as_list(status["short"])]
+        away = sum(n for entry in short if isinstance(n := entry.get("missing"), int))
+        told.append(("containers_short", "Containers that have not all that they were promised.", len(short)))
+        told.append(("cpus_short", "CPUs that were promised and are not there, nor others instead.", away))
     prescribed = as_map(status.get("prescribed"))
     if prescribed:
         wrong = sum(bool(as_map(value).get("problem")) for value in as_list(prescribed.get("values")))

@@ -68,7 +68,7 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
         (problem,) = (p["what"] for p in w.keeper.problems.page())
-        assert "somebody gave it 1 too, and nobody can tell where its memory is" in problem
+        assert "it was given 1 too, and nobody can tell where its memory is" in problem
 
     live(day)
 

@@ -173,11 +173,13 @@ def test_a_group_beside_single_nodes_may_run_already() -> None:
         assert alone.memory == NodeState.of(NODE, (), [containers[1]]).memory
 
 
-def test_memory_on_a_node_that_is_gone_is_nobodys_loss() -> None:
-    a, b = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "ab")
-    state = NodeState.of(NODE, (), [holding(a, "c", 40, (0, 7)), holding(b, "c", 50)])
-    assert reserved(state) == (50, 0)
+def test_memory_on_a_node_that_is_gone_is_borne_by_the_others_of_its_group() -> None:
+    a, b, c = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "abc")
+    blocks = [holding(a, "c", 40, (0, 7)), holding(b, "c", 50), holding(c, "c", 30, (7,))]
+    state = NodeState.of(NODE, (), blocks)
+    assert reserved(state) == (90, 0), "what was only there is charged to nobody"
     assert reserved(state.changed(drop=["a-c-0"])) == (50, 0)
+    assert reserved(state.changed(drop=["c-c-0"])) == (90, 0)
 
 
 def aside(*parts: tuple[str, int], whole: int = 0) -> SetAside:

@@ -1,0 +1,214 @@
+"""Following the machine: CPUs and memory that come and go while containers run.
+
+It is looked at in each comparison, and as soon as the kernel tells (``proxy.topology.uevents``). Where it is
+another one, the state is computed anew from it, and then, one after the other:
+
+1. Everybody leaves what is gone. An owner has what is left of his CPUs.
+2. An owner who has all of his again leaves what stood in for them; only when the kernel says that he has, the
+   others may use it.
+3. Who lacks CPUs that were our own choice is given others in their place (``plan.standin``), in the order of
+   a create: nobody else's any more, left by the others and read back, in the ledger, then his.
+4. Who has less than he was promised is told: in the log, in ``explain``, in ``status``, in numbers.
+
+What could not be done is tried again in each comparison.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy.keeper.shortage import Shortage
+from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
+from proxy.model.workload import Container, Phase
+from proxy.plan.standin import Short, shorts, stand_in
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.ports import MachineEvents
+    from proxy.plan.state import NodeState
+
+MOMENT_S = 0.05
+"""Many CPUs go at once where SMT is switched off: the machine is looked at when a few have gone."""
+
+LATE = "CPUs and memory that come or go are seen at comparisons"
+
+
+class Hotplug:
+    """Follows the machine for a keeper.
+
+    Attributes:
+        events: What the kernel tells; None where nobody listens.
+        shortage: Who has less than he was promised.
+    """
+
+    def __init__(self, keeper: Keeper, hardware: Callable[[Machine], Machine | None]) -> None:
+        """Prepare.
+
+        Args:
+            keeper: Whose machine.
+            hardware: Gives the machine if it is another than the known one now; called in a thread.
+        """
+        self._keeper = keeper
+        self._hardware = hardware
+        self.events: MachineEvents | None = None
+        self.shortage = Shortage(keeper)
+        self._looking = asyncio.Lock()
+        self._mending = asyncio.Lock()
+        self._soon: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # -- seeing -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen to the kernel."""
+        if self.events is not None:
+            self._loop.add_reader(self.events.fileno(), self._hear, self.events)
+
+    def _hear(self, events: MachineEvents) -> None:
+        try:
+            changed = events.heard()
+        except OSError as error:
+            self._deaf(events)
+            why = f"cannot listen to the kernel's uevents any more: {error.strerror}"
+            self._keeper.problems.note(f"{why}: {LATE}")
+            return
+        if changed and self._soon is None:
+            self._keeper.counters["machine_events"] += 1
+            self._soon = self._loop.call_later(MOMENT_S, self._now)
+
+    def _now(self) -> None:
+        self._soon = None
+        self._keeper.spawn(self.look())
+
+    async def look(self) -> None:
+        """Look whether the machine is another one, and follow it."""
+        keeper = self._keeper
+        async with self._looking:  # else an older look might overtake a newer one
+            machine = await keeper.mems.worker.run(self._hardware, keeper.state.node.machine)
+            if machine is not None:
+                self._changed(machine)
+        if machine is not None or shorts(keeper.state) or self.shortage.known:
+            keeper.spawn(self.mend())
+
+    def _changed(self, machine: Machine) -> None:
+        """CPUs or memory came or went: pools and owners are what is left of them."""
+        keeper, before = self._keeper, self._keeper.state
+        was, after = before.node.machine, before.on(machine)
+        if not after.pools.shared:
+            keeper.problems.note(
+                f"cannot follow the machine: with CPUs {machine.online} the shared pool is empty"
+            )
+            return
+        for what, old, new in (
+            ("online CPUs", was.online, machine.online),
+            ("NUMA nodes with memory", was.memory_nodes, machine.memory_nodes),
+        ):
+            if old != new:
+                keeper.voice.warn(f"{what} are now {new}, were {old}")
+        keeper.state = after
+        keeper.counters["machine_changes"] += 1
+        if was.memory_nodes != machine.memory_nodes:
+            self._memory_changed(before, after)
+        keeper.attention.set()  # sandboxes, memory nodes and what was promised of them
+        if keeper.options.enforce:
+            keeper.spawn(keeper.follow(list(after.containers)))
+
+    def _memory_changed(self, before: NodeState, after: NodeState) -> None:
+        """Have the runtime told who has other memory nodes now: what it has saved, no kernel takes."""
+        keeper, there = self._keeper, after.node.machine.memory_nodes
+        keeper.mems.changed(there - before.node.machine.memory_nodes)
+        for container in after.containers.values():
+            if before.wanted_mems(container) != after.wanted_mems(container):
+                keeper.saved.pop(container.id, None)
+                keeper.unsettled[container.id] = None
+        keeper.to_settle.set()
+
+    # -- mending ------------------------------------------------------------------------------------------
+
+    async def mend(self) -> None:
+        """Give owners CPUs in place of those that are away, and take them back when those have returned."""
+        keeper = self._keeper
+        async with self._mending:
+            if keeper.options.enforce and not keeper.enforcer.paused:
+                for short in shorts(keeper.state):
+                    await self._take_back(short)
+                for short in shorts(keeper.state):
+                    await self._stand_in(short)
+            self.shortage.tell()
+
+    async def _take_back(self, short: Short) -> None:
+        """Let go of CPUs that stand in for none any more, once the kernel says that they are left."""
+        keeper, state = self._keeper, self._keeper.state
+        used = CpuSet()
+        for container in short.containers:
+            used |= state.wanted(container) & container.placement.instead
+        if all(container.placement.instead == used for container in short.containers):
+            return
+        ids = [container.id for container in short.containers]
+        done = await keeper.kernel.run(keeper.enforcer.enforce, ids)
+        keeper.moved(done)
+        if done.refused or any(keeper.flights.of(container_id) for container_id in ids):
+            return
+        self._put(ids, used)
+
+    async def _stand_in(self, short: Short) -> None:
+        """Give an owner CPUs in place of those that are away."""
+        keeper = self._keeper
+        cpus = stand_in(keeper.state, short)
+        if not cpus:
+            return
+        first, ids = short.containers[0], [container.id for container in short.containers]
+        token = keeper.token("instead")
+        placement = dataclasses.replace(first.placement, own=cpus, instead=CpuSet())
+        pod = dataclasses.replace(first.pod, cpuset=None)
+        held = dataclasses.replace(first, id=token, pod=pod, placement=placement, phase=Phase.CREATING)
+        keeper.state = keeper.state.changed(put=(held,))  # nobody else's from here on
+        try:
+            obstacle = await keeper.clearing.barrier(cpus)
+        except BaseException:
+            keeper.go_on(keeper.state.changed(drop=(token,)))
+            raise
+        if obstacle is not None or not self._living(ids):
+            keeper.go_on(keeper.state.changed(drop=(token,)))
+            if obstacle is not None:
+                keeper.problems.note(
+                    f"{first.ref} does not get CPUs {cpus} in place of {short.away}: {obstacle.words}"
+                )
+            return
+        self._put(ids, short.instead | cpus, token)
+        keeper.counters["stand_ins"] += 1
+        await keeper.journal.flush()
+        await keeper.follow(ids)
+
+    def _living(self, ids: list[str]) -> list[Container]:
+        there = (self._keeper.state.containers.get(container_id) for container_id in ids)
+        return [c for c in there if c is not None and c.phase is not Phase.EXITED]
+
+    def _put(self, ids: list[str], instead: CpuSet, token: str = "") -> None:
+        """Have it in the state and in the ledger what stands in for whom."""
+        keeper = self._keeper
+        changed = [
+            dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=instead))
+            for c in self._living(ids)
+        ]
+        keeper.go_on(keeper.state.changed(put=changed, drop=(token,)))
+        for container in changed:
+            keeper.journal.put(f"c/{container.id}", container)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _deaf(self, events: MachineEvents) -> None:
+        self._loop.remove_reader(events.fileno())
+        events.close()
+        self.events = None
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._soon is not None:
+            self._soon.cancel()
+        if self.events is not None:
+            self._deaf(self.events)

@@ -1,0 +1,84 @@
+r"""The kernel's own word of hardware that comes and goes: uevents, by netlink.
+
+sysfs cannot be watched (inotify tells nothing of it), but each CPU, block of memory and NUMA node that comes
+or goes is told to whoever listens to group 1 of NETLINK_KOBJECT_UEVENT, which needs no privilege:
+
+    offline@/devices/system/cpu/cpu3\0ACTION=offline\0DEVPATH=...
+
+All devices are told there, also those of each container's network, so only the first line is looked at. It
+says *that* something changed; what there is now is read anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+KOBJECT_UEVENT = 15
+"""NETLINK_KOBJECT_UEVENT of linux/netlink.h."""
+FROM_THE_KERNEL = 1
+"""The group of what the kernel tells; udev tells what it made of that in another."""
+ACTIONS = (b"online", b"offline", b"add", b"remove")
+FOLDERS = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
+LONGEST = 8192
+AT_ONCE = 256
+
+
+def concerns(message: bytes) -> bool:
+    """Tell whether a uevent is about a CPU, a block of memory or a NUMA node that came or went."""
+    action, _, path = message.partition(b"\0")[0].partition(b"@")
+    return action in ACTIONS and path.startswith(FOLDERS)
+
+
+class Uevents:
+    """A subscription to uevents; implements ``proxy.keeper.ports.MachineEvents``."""
+
+    def __init__(self) -> None:
+        """Subscribe.
+
+        Raises:
+            OSError: The kernel, or who started us, lets nobody listen.
+        """
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        self._socket = socket.socket(socket.AF_NETLINK, kind, KOBJECT_UEVENT)
+        try:
+            self._socket.bind((0, FROM_THE_KERNEL))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when something was told."""
+        return self._socket.fileno()
+
+    def heard(self) -> bool:
+        """Take what was told; True where some of it is about CPUs or memory, or where some was lost.
+
+        Raises:
+            OSError: Nothing more can be heard.
+        """
+        found = False
+        for _ in range(AT_ONCE):
+            try:
+                message = self._socket.recv(LONGEST)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                found = True  # more came than could wait: anything may have happened
+            else:
+                found = concerns(message) or found
+        return found
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+
+def listen() -> tuple[Uevents | None, str]:
+    """Subscribe where that is possible; else None, and why not."""
+    try:
+        return Uevents(), ""
+    except OSError as error:
+        return None, f"cannot listen to the kernel's uevents: {error.strerror}"
