@@ -1,26 +1,32 @@
 """The daemon is killed (SIGKILL) at every step of a day, and at random moments of a busy one.
 
-    make crash                                    the steps, and 500 moments; some twenty minutes
+    make crash                                    the steps, and 500 moments
     .venv/bin/python bench/crash.py --steps       every step once
     .venv/bin/python bench/crash.py --moments 50  as many random moments
+    .venv/bin/python bench/crash.py --jobs 1      one node after the other, not some at the same time
 
 The runtime and the cgroup tree are imitated (``faulty_node``), the daemon is the real one. After each end
 of a daemon another one is started on what is left. What is counted: containers that run on CPUs of an owner
 who runs (looked at all the time, also while no daemon runs), owners that the next daemon does not know,
 containers without CPUs, who is not where he belongs some seconds later (astray), and how long it takes from
-the start of the process until calls are decided again.
+the start of the process until calls are decided again; less what its first thread waits for a CPU, where the
+kernel tells that: as long as others have them is nobody's figure.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import multiprocessing
+import os
 import random
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +63,19 @@ class Found:
     @property
     def broken(self) -> bool:
         return bool(self.overlaps or self.lost or self.astray)
+
+    def add(self, other: Found) -> None:
+        """Add what came out on another node."""
+        self.kills += other.kills
+        self.overlaps |= other.overlaps
+        self.lost += other.lost
+        self.astray += other.astray
+        self.ready += other.ready
+
+    def __str__(self) -> str:
+        late = sorted(self.ready)
+        times = f", ready p50 {late[len(late) // 2]:.2f} s, max {late[-1]:.2f} s" if late else ""
+        return f"{len(self.overlaps)} overlaps, {len(self.lost)} lost, {len(self.astray)} astray{times}"
 
     def row(self, what: str) -> list[str]:
         late = sorted(self.ready)
@@ -118,10 +137,16 @@ def story(one: Node, client: CriClient, shared: str) -> None:
     client.end_pod(other)
 
 
-def at_step(one: Node, found: Found, step: int, trace: Path | None = None) -> bool:
+def order(one: Node, **faults: object) -> None:
+    """Tell the daemon what is to go wrong from the next call on."""
+    new = one.folder / "orders.new"
+    new.write_text(json.dumps(faults | {"number": next(one.numbers)}))
+    new.replace(one.folder / "orders")
+
+
+def at_step(one: Node, found: Found, step: int) -> bool:
     """Live a day up to a step; False where it has no such step."""
-    told = {"kill_at": step} | ({"steps": str(trace)} if trace else {})
-    one.start(**told)
+    order(one, kill_at=step)
     shared = next(i for i, r in one.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
     with CriClient(str(one.socket), timeout=10) as client:
         try:
@@ -130,6 +155,8 @@ def at_step(one: Node, found: Found, step: int, trace: Path | None = None) -> bo
             one.until(lambda: not one.alive, 10, f"the end at step {step}")
         else:
             return False
+        finally:
+            order(one, kill_at=0)
     found.kills += 1
     again(one, found)
     found.astray += [f"step {step}: {what}" for what in one.settled()]
@@ -141,21 +168,28 @@ def at_step(one: Node, found: Found, step: int, trace: Path | None = None) -> bo
     return True
 
 
-def steps(every: int = 1) -> tuple[Found, list[str]]:
-    """Kill the daemon at each step of the story, or at some."""
+def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[str]]:
+    """Kill the daemon at each step of the story, or at some; the next one lives the next day."""
     found = Found()
     with tempfile.TemporaryDirectory(prefix="cr") as folder, node(Path(folder)) as one:
+        one.faults = {"orders": str(one.folder / "orders")}
         one.start()
         with CriClient(str(one.socket)) as client:
             for kind in (KINDS[0], KINDS[1], KINDS[2]):
                 client.start(one.create(client, one.pod(client, kind), 0))
-        trace = Path(folder) / "steps"
+            trace = one.folder / "steps"
+            order(one, kill_at=0, steps=str(trace))
+            with watched(one, found):
+                shared = next(iter(one.runtime.containers))
+                story(one, client, shared)
+        names = trace.read_text().splitlines()
+        again(one, found)
         with watched(one, found):
-            at_step(one, found, 10**9, trace)
-            names = trace.read_text().splitlines()
-            for step in range(1, len(names) + 1, every):
-                say(f"step {step} of {len(names)}: {names[step - 1]}")
+            mine = range(1 + part * every, len(names) + 1, every * parts)
+            for done, step in enumerate(mine, 1):
                 at_step(one, found, step)
+                if done % CALM == 0 or step == mine[-1]:
+                    say(f"step {step} of {len(names)}, {names[step - 1]}: {found}")
     return found, names
 
 
@@ -228,12 +262,26 @@ def moments(count: int, seed: int = 1) -> Found:
                 again(one, found)
                 if turn % CALM == CALM - 1 or turn == count - 1:
                     found.astray += one.settled()
-                    say(f"moment {turn + 1} of {count}: {len(found.overlaps)} overlaps")
+                    say(f"moment {turn + 1} of {count}: {found}")
     return found
+
+
+# -- some nodes at the same time --------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def steps_part(job: tuple[int, int, int]) -> tuple[Found, int]:
+    """Do one node's share of the steps."""
+    found, names = steps(*job)
+    return found, len(names)
+
+
+def moments_part(job: tuple[int, int]) -> Found:
+    """Do one node's share of the moments."""
+    return moments(*job)
 
 
 def main() -> int:
@@ -244,18 +292,31 @@ def main() -> int:
     words.add_argument("--every", type=int, default=1, metavar="N", help="every Nth step")
     words.add_argument("--moments", type=int, metavar="N", help="so many random moments (500)")
     words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nodes at the same time")
     told = words.parse_args()
-    rows, every = [], list[Found]()
-    if told.steps or told.moments is None:
-        found, names = steps(told.every)
-        every.append(found)
-        rows.append(
-            found.row(f"at each of {len(names)} steps" + (f", every {told.every}." * (told.every > 1)))
-        )
-    if told.moments or (told.moments is None and not told.steps):
-        every.append(moments(told.moments or 500, told.seed))
-        rows.append(every[-1].row("at random moments"))
+    jobs, rows, every, begun = max(1, told.jobs), [], list[Found](), time.monotonic()
+    # A fork of a process in which gRPC runs hangs; and no node is to feel another's threads.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        if told.steps or told.moments is None:
+            found, count = Found(), 0
+            for one, names in pool.map(steps_part, [(told.every, part, jobs) for part in range(jobs)]):
+                found.add(one)
+                count = max(count, names)
+            every.append(found)
+            what = f"at each of {count} steps" + (f", every {told.every}." * (told.every > 1))
+            rows.append(found.row(what))
+        if told.moments or (told.moments is None and not told.steps):
+            found, count = Found(), told.moments or 500
+            shares = [(count + part) // jobs for part in range(jobs)]
+            for other in pool.map(
+                moments_part, [(n, told.seed + at * 1000) for at, n in enumerate(shares) if n]
+            ):
+                found.add(other)
+            every.append(found)
+            rows.append(found.row("at random moments"))
     print(render(HEAD, rows))
+    took = time.monotonic() - begun
+    print(f"\nBars: 0 of all, ready within {BAR_S:g} s. {jobs} nodes at a time, {took:.0f} s in all.")
     for found in every:
         for words_ in (*sorted(found.overlaps), *found.lost, *found.astray):
             print(f"  {words_}")

@@ -12,6 +12,7 @@ comparison are not, as a crash there is one more crash of the same kind.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -38,9 +39,22 @@ class Faults:
         self.share = float(told.get("writes", 0.0))
         self.dice = random.Random(int(told.get("seed", 1)))
         self.trace = Path(told["steps"]).open("a", buffering=1) if "steps" in told else None  # noqa: SIM115
+        self.orders = Path(told["orders"]) if "orders" in told else None
         self.count = 0
         self.counting = False
+        self._obeyed = ""
         self._lock = threading.Lock()
+
+    def obey(self) -> None:
+        """Begin to count, and begin again when there are other orders; a call has come."""
+        self.counting = self.counting or self.orders is None
+        with contextlib.suppress(FileNotFoundError):
+            text = self.orders.read_text() if self.orders is not None else ""
+            if text != self._obeyed:
+                self._obeyed, self.count, self.counting = text, 0, True
+                self.kill_at = int(json.loads(text)["kill_at"])
+                if (steps := json.loads(text).get("steps")) is not None:
+                    self.trace = Path(steps).open("a", buffering=1)  # noqa: SIM115
 
     def step(self, what: str) -> None:
         """Pass a step, or end at it."""
@@ -88,7 +102,7 @@ def install(faults: Faults) -> None:
         faults.step(f"{self.method}: after it went on")
 
     def requested(self: Interceptors, call: Any) -> None:
-        faults.counting = True
+        faults.obey()
         request(self, call)
 
     def answered(self: Interceptors, call: Any, message: bytes) -> None:

@@ -61,6 +61,7 @@ class Node:
     folder: Path
     version: int = 1
     popen: subprocess.Popen[bytes] | None = None
+    faults: dict[str, object] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -92,12 +93,14 @@ class Node:
     # -- the daemon ---------------------------------------------------------------------------------------
 
     def start(self, **faults: object) -> float:
-        """Start a daemon, with faults if any are named.
+        """Start a daemon, with faults if any are named, here or for all of them (``faults``).
 
         Returns:
-            Seconds until it was in step with the runtime and a call was answered through it.
+            Seconds until it was in step with the runtime and a call was answered through it, without those
+            in which its first thread could run and had no CPU.
         """
         self.kill()
+        faults = self.faults | faults
         program = [str(BENCH / "faulty.py")] if faults else ["-m", "proxy"]
         begun = time.monotonic()
         with (self.folder / "daemon.log").open("ab") as log:
@@ -112,7 +115,14 @@ class Node:
         self.until(self._ready, 30, "ready")
         with CriClient(str(self.socket)) as client:
             client.version()
-        return time.monotonic() - begun
+        return time.monotonic() - begun - self._waited()
+
+    def _waited(self) -> float:
+        """Seconds in which the daemon's first thread waited for a CPU (Linux, sched-stats.rst)."""
+        assert self.popen is not None
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{self.popen.pid}/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
 
     def _ready(self) -> bool:
         if self.popen is not None and self.popen.poll() is not None:
@@ -150,7 +160,7 @@ class Node:
         while not condition():
             if time.monotonic() > end:
                 raise BenchError(f"{what}: not within {seconds:g} s")
-            time.sleep(0.005)
+            time.sleep(0.01)
 
     # -- what a client does -------------------------------------------------------------------------------
 
