@@ -187,7 +187,7 @@ class Fencing:
         self, flight: Flight, carried: CpuSet | None, fence: Fence, then: Callable[[], None]
     ) -> None:
         """Put a unit right, then its file, then take the fence away."""
-        keeper, container_id = self._keeper, flight.container_id
+        keeper, container_id, again = self._keeper, flight.container_id, list[str]()
         try:
             container = keeper.state.containers.get(container_id)
             path = None if container is None else await keeper.kernel.run(keeper.enforcer.path_of, container)
@@ -195,11 +195,13 @@ class Fencing:
                 await self._lasting.put_right(container_id, path, flight, carried)
         except (CgroupError, UnavailableError) as error:
             self._lasting.failed(container_id, error)
+            again.append(container_id)
         finally:
             # The one who set the property has seen the file written; where nobody could, it is written here.
             keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
             await self.take(fence)
             then()
+            self._lasting.changed(again)
 
     # -- in the kernel worker -----------------------------------------------------------------------------
 

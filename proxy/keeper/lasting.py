@@ -9,7 +9,7 @@ Theory.
   bytes of a mask in the wrong order, so that the unit's set is another one: the first eight CPUs change
   places with the last, and a container that shares may be put on an owner's. So what a unit is to have is
   read after each call that carried a set. A runtime that tells wrong sets is found out by that and told once,
-  and each unit is put right at once. A set that reads the same in both orders proves nothing and does no harm.
+  and each unit is put right at once. A set that is the same in both orders proves nothing and does no harm.
 * Between such a call and the repair the wrong set may be in force. As long as it is not known that the
   runtime tells right ones, the pod stands in a fence meanwhile (``fencing``), and the call counts as in
   flight until all is right. If it is known that it does not, changes of ours go to systemd alone.
@@ -28,6 +28,7 @@ import errno
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.authors import Author
 from proxy.keeper.fencing import Fencing, backwards
 from proxy.keeper.flights import Flight
 from proxy.keeper.unit_ports import Fences, News, Units, UnitSets
@@ -94,7 +95,7 @@ class Lasting:
                 return
         else:
             keeper.counters["systemd_reloads"] += 1
-        keeper.drift.suspect("systemd")
+        keeper.drift.suspect(Author.SYSTEMD)
 
     # -- what the runtime tells systemd ------------------------------------------------------------------
 

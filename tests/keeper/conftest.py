@@ -329,7 +329,9 @@ class World:
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns", attempt=more.get("attempt", 0)),
             labels={"koordinator.sh/qosClass": qos} if qos else {},
-            linux=pb.LinuxPodSandboxConfig(cgroup_parent=f"/kubepods/{kube}/pod{uid}".replace("//", "/")),
+            linux=pb.LinuxPodSandboxConfig(
+                cgroup_parent=more.get("parent", f"/kubepods/{kube}/pod{uid}".replace("//", "/"))
+            ),
         )
         if "total" in more:
             config.linux.resources.CopyFrom(pb.LinuxContainerResources(**more["total"]))
