@@ -5,8 +5,8 @@
 
 Eight clients call the real daemon at the same time. The runtime (a stand-in) fails one call in twenty, and
 one kernel write in fifty is refused. It is looked at all the time whether a running container is on the CPUs
-of an owner who runs; in the end, whether everybody is where he belongs. The daemon's memory and its ledger
-are measured after a tenth of the calls and after all of them.
+of an owner who runs; in the end, whether everybody is where he belongs. The daemon's memory, its ledger and
+what all its objects hold are looked at after a tenth of the calls and after all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash import Found, watched
+from crash import Found, say, watched
 from faulty_node import KINDS, Node, node
 from procs import BenchError
 from table import render
@@ -31,9 +31,20 @@ from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 
-CALLS, HANDS = 20_000, 8
+CALLS, HANDS, TOLD = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
+LIMITS = {
+    "proxy.keeper.history.History._gone": 500,
+    "proxy.keeper.history.History._named": 500,
+    "proxy.keeper.problems.Problems._known": 100,
+    "proxy.keeper.bad_input.BadInput._seen": 4096,
+    "proxy.apply.search.Finder._found": 1024,
+    "proxy.cri.rewrite._create_suffixes": 256,
+}
+"""What may grow while containers come and go, and how far."""
+SOME = 64
+"""All else that the daemon holds may differ by so much, as some calls are always on their way."""
 COUNTED = ("CreateContainer", "UpdateContainerResources", "RemoveContainer")
 
 
@@ -44,6 +55,7 @@ class Churn:
     calls: Counter[str] = field(default_factory=Counter)
     memory: list[float] = field(default_factory=list)
     ledger: list[int] = field(default_factory=list)
+    held: list[dict[str, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -77,6 +89,8 @@ class Hand(threading.Thread):
     def count(self, what: str) -> None:
         self.left -= 1
         self.churn.calls[what] += 1
+        if sum(self.churn.calls.values()) % TOLD == 0:
+            say(f"{sum(self.churn.calls.values())} calls")
 
     def pod(self, client: CriClient) -> None:
         """A pod's life: some containers, one after the other."""
@@ -138,13 +152,23 @@ def measure(calls: int = CALLS) -> Churn:
                 clear(one)
                 churn.wrong += one.settled(30)
                 churn.memory.append(memory_mb(one))
+                churn.held.append(one.sizes())
                 churn.ledger.append((one.folder / "state/ledger.jsonl").stat().st_size)
                 with one.runtime._lock:
                     one.runtime._calls.clear()
-        churn.wrong += [*found.overlaps]
+        churn.wrong += [*found.overlaps, *kept(*churn.held)]
         page = one.status() or {}
         churn.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
     return churn
+
+
+def kept(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Name what the daemon keeps of containers that are gone."""
+    return [
+        f"{what} holds {count}, after a tenth of the calls {before.get(what, 0)}"
+        for what, count in after.items()
+        if count > LIMITS.get(what, before.get(what, 0) + SOME)
+    ]
 
 
 def clear(one: Node) -> None:

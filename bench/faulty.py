@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import random
 import signal
 import sys
 import threading
+from collections import Counter, deque
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -117,7 +120,37 @@ def install(faults: Faults) -> None:
     Interceptors.response = answered  # type: ignore[method-assign]
 
 
+def sizes() -> dict[str, int]:
+    """Give how much all objects of the daemon hold, by class and attribute; and what its modules hold."""
+    found: Counter[str] = Counter()
+    for one in gc.get_objects():
+        kind = type(one)
+        if isinstance(one, ModuleType):
+            name, held = one.__name__, vars(one).items()
+        else:
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            slots = [slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ())]
+            held = [
+                *getattr(one, "__dict__", {}).items(),
+                *((slot, getattr(one, slot, None)) for slot in slots),
+            ]
+        if name.startswith("proxy."):
+            for attribute, value in held:
+                if isinstance(value, dict | list | set | deque) and not attribute.startswith("__"):
+                    found[f"{name}.{attribute}"] += len(value)
+    return found
+
+
+def tell(*_: object) -> None:
+    """Write down how much is held."""
+    gc.unfreeze()
+    gc.collect()
+    Path(os.environ["SIZES"]).write_text(json.dumps(sizes()))
+
+
 if __name__ == "__main__":
+    if "SIZES" in os.environ:
+        signal.signal(signal.SIGRTMIN, tell)
     install(Faults(json.loads(os.environ.get("FAULTS", "{}"))))
     from proxy.__main__ import main
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -110,7 +111,11 @@ class Node:
                 stdout=log,
                 stderr=log,
                 cwd=BENCH.parent,
-                env={**environment(malloc=False), "FAULTS": json.dumps(faults)},
+                env={
+                    **environment(malloc=False),
+                    "FAULTS": json.dumps(faults),
+                    "SIZES": str(self.folder / "sizes"),
+                },
             )
         self.until(self._ready, 30, "ready")
         with CriClient(str(self.socket)) as client:
@@ -137,6 +142,22 @@ class Node:
             page = ask(self.admin, "/status")
             return page if isinstance(page, dict) else None
         return None
+
+    def sizes(self) -> dict[str, int]:
+        """Ask a daemon that was started with faults how much its objects hold, by class and attribute."""
+        assert self.popen is not None
+        file = self.folder / "sizes"
+        file.unlink(missing_ok=True)
+        self.popen.send_signal(signal.SIGRTMIN)
+        told: dict[str, int] = {}
+
+        def is_told() -> bool:
+            with contextlib.suppress(OSError, ValueError):
+                told.update(json.loads(file.read_text()))
+            return bool(told)
+
+        self.until(is_told, 30, "what the daemon's objects hold")
+        return told
 
     def log(self) -> str:
         """The last words of the daemons."""
