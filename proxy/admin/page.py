@@ -62,6 +62,9 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
         groups = as_map(data.get("cgroups"))
         shown.append(f"cgroup v{one_line(groups['version'])}" if "version" in groups else "")
         shown.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
+        shown.append(
+            "systemd NOT CONNECTED" if as_map(groups.get("systemd")).get("connected") is False else ""
+        )
         more = f" ({', '.join(s for s in shown if s)})" if any(shown) else ""
         yield f"{one_line(data.get('listen')) or '?'} -> {one_line(runtime.get('endpoint')) or '?'}{more}"
 

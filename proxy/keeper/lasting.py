@@ -287,11 +287,8 @@ class Lasting:
         """Tell how it is; empty where there are no units."""
         if not self._watches:
             return {}
-        return {
-            "connected": self.connected,
-            "runtime_tells_wrong_sets": self.reverses,
-            "due": len(self._dirty),
-        }
+        told = {None: "not known", True: "wrong", False: "right"}[self.reverses]
+        return {"systemd": {"connected": self.connected, "runtime_tells": told, "due": len(self._dirty)}}
 
     async def close(self) -> None:
         """Take fences away, and disconnect."""

@@ -44,7 +44,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "short": keeper.hotplug.shortage.page(),
         "counters": dict(keeper.counters),
         "settings": _settings(state.node),
-        "cgroups": keeper.where.page(keeper.enforcer.cgroups.version),
+        "cgroups": keeper.where.page(keeper.enforcer.cgroups.version) | keeper.lasting.page(),
         "drift": keeper.drift.page(),
         "prescribed": keeper.prescriptions.page(),
         "kubelet": keeper.beside.page(),

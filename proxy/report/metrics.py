@@ -41,6 +41,11 @@ _COUNTERS = {
     "event_floods": "Times that more events came than could wait.",
     "settled": "Cpusets that were made lasting at the runtime.",
     "released": "Updates at the runtime by which a release gave a container back what it had.",
+    "units_set": "Sets that were made lasting as properties of systemd's units.",
+    "units_repaired": "Units whose set the runtime had told systemd with its bytes reversed.",
+    "fences": "Times that a pod's slice was narrowed while the runtime might tell systemd a wrong set.",
+    "systemd_connections": "Times that systemd was connected to.",
+    "systemd_reloads": "Times that systemd had loaded its units anew.",
     "specs_freshened": "Containers whose saved cpuset was brought up to date before their start.",
     "machine_changes": "Times that CPUs or memory came or went.",
     "machine_events": "Times that the kernel told that some may have.",
@@ -73,10 +78,12 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
     labels = {"version": status.get("version", ""), "mode": status.get("mode", "")}
     yield _family("info", "gauge", "The daemon: its version and mode.", [(labels, 1)])
     runtime = as_map(status.get("runtime"))
+    systemd = as_map(as_map(status.get("cgroups")).get("systemd")).get("connected")
     told = (
         ("uptime_seconds", "Seconds since the daemon started.", status.get("uptime_s")),
         ("ready", "Whether the first comparison with the runtime is done.", status.get("ready")),
         ("runtime_connected", "Whether the runtime answers.", runtime.get("connected")),
+        ("systemd_connected", "Whether systemd answers, where containers are its scopes.", systemd),
         ("runtime_events", "Whether the runtime's events reach us.", _hears(runtime.get("events"))),
         ("clients", "Connections of clients.", status.get("clients")),
     )

@@ -173,3 +173,11 @@ def test_rules_that_ask_for_nothing_are_not_told() -> None:
 def test_a_takeover_is_one_of_the_rules() -> None:
     page = render({"settings": {"cpuManagerPolicy": "static"}, "takeover": "started"})
     assert "rules: CPUs static; takeover from kubelet started\n" in page
+
+
+def test_a_systemd_that_is_away_is_told() -> None:
+    groups = {"version": 2, "driver": "systemd", "systemd": {"connected": False}}
+    head = render({**STATUS, "cgroups": groups}).splitlines()[1]
+    assert head.endswith("cgroup v2, systemd driver, systemd NOT CONNECTED)")
+    there = {**groups, "systemd": {"connected": True}}
+    assert "NOT CONNECTED" not in render({**STATUS, "cgroups": there})

@@ -60,10 +60,12 @@ class Scopes:
         if path.endswith(".slice") or not path:
             held = self.slices.get(path.rpartition("/")[2], CpuSet())
             return CpusetValue(held, Mask(), held or cpus_of(ALL), Mask.parse("0-1"))
-        return self.inner.read(self._id(path))
+        found: CpusetValue = self.inner.read(self._id(path))
+        return found
 
     def nodes(self, path: str) -> Mask:
-        return self.inner.nodes(self._id(path))
+        found: Mask = self.inner.nodes(self._id(path))
+        return found
 
     def pod_group(self, parent: str) -> str | None:
         return f"{TOP}/{parent}" if parent.endswith(".slice") else None
@@ -72,7 +74,8 @@ class Scopes:
         return ()
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
-        return self.inner.write(self._id(path), cpus, mems, inner=inner)
+        done: bool = self.inner.write(self._id(path), cpus, mems, inner=inner)
+        return done
 
     def write_all(self, paths: Sequence[str], cpus: CpuSet, going_on: Any = None) -> Sequence[bool | None]:
         return [None for _ in paths]
@@ -361,8 +364,9 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
 
 def test_a_runtime_that_tells_right_sets_is_believed(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
+        lasting: Any = world.keeper.lasting
         ls = await run(world, "ls", qos="LS")
-        assert world.keeper.lasting.reverses is None, "all CPUs read the same in both orders"
+        assert lasting.reverses is None, "all CPUs read the same in both orders"
         assert world.keeper.counters["fences"] == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         assert world.keeper.lasting.reverses is False
@@ -381,12 +385,15 @@ def test_a_runtime_that_tells_right_sets_is_believed(live: Any) -> None:
 
 def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
+        def tells() -> Any:
+            return world.keeper.lasting.reverses
+
         await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.reverses is False
+        assert tells() is False
         systemd.wrong = True
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
-        assert world.keeper.lasting.reverses is True
+        assert tells() is True
 
     on_systemd(live, day, wrong=False)
 
@@ -430,9 +437,11 @@ def test_what_cannot_be_told_now_is_told_when_systemd_is_there(live: Any) -> Non
         systemd.tell(News.CONNECTED)
         await calm(world)
         await has(world, ls, REST)
+        shown = world.keeper.lasting.page()["systemd"]
+        assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
         systemd.tell(News.LOST)
         await world.quiet()
-        assert world.keeper.lasting.connected is False
+        assert world.keeper.lasting.page()["systemd"]["connected"] is False
 
     on_systemd(live, day)
 
