@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.kernel_ports import Cgroups, CpuGroups, Places
     from proxy.keeper.options import Options
-    from proxy.keeper.ports import Ledger, NodeObject
+    from proxy.keeper.ports import Ledger, NodeObject, Strays
     from proxy.keeper.scout import Scout
     from proxy.keeper.suppression import Suppression
     from proxy.kubelet.settings import KubeletSettings
@@ -71,6 +71,7 @@ def keeper_of(
     keeper.mems.memory = memory = open_memory(root) if (root := _root_of(config, cgroups)) else None
     if reread:
         _listen_to_hardware(keeper)
+        keeper.hotplug.strays = _strays(config, keeper.enforcer.cgroups)
     keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
@@ -246,6 +247,16 @@ def _listen_to_hardware(keeper: Keeper) -> None:
     keeper.hotplug.events, lack = listen()
     if lack:
         keeper.problems.note(f"{lack}: {LATE}")
+
+
+def _strays(config: Config, cgroups: Cgroups) -> Strays | None:
+    """Make who brings tasks back that the kernel has moved away, as it does on cgroup v1."""
+    from proxy.apply.kernel import KernelCgroups
+    from proxy.apply.strays import KernelStrays
+
+    if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
+        return None
+    return KernelStrays(cgroups.root, config.procfs_root)
 
 
 def _changed(config: Config, known: Machine) -> Machine | None:

@@ -3,7 +3,8 @@
 It is looked at in each comparison, and as soon as the kernel tells (``proxy.topology.uevents``). Where it is
 another one, the state is computed anew from it, and then, one after the other:
 
-1. Everybody leaves what is gone. An owner has what is left of his CPUs.
+1. Everybody leaves what is gone. An owner has what is left of his CPUs. On cgroup v1 tasks whose group had
+   run empty are brought back into it.
 2. An owner who has all of his again leaves what stood in for them; only when the kernel says that he has, the
    others may use it.
 3. Who lacks CPUs that were our own choice is given others in their place (``plan.standin``), in the order of
@@ -28,12 +29,14 @@ from proxy.plan.standin import Short, shorts, stand_in
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.ports import MachineEvents
+    from proxy.keeper.ports import MachineEvents, Strays
     from proxy.plan.state import NodeState
 
 MOMENT_S = 0.05
 """Many CPUs go at once where SMT is switched off: the machine is looked at when a few have gone."""
 
+LOOKS = 3
+"""So many times tasks that the kernel has moved away are looked for: it does so after it has told."""
 LATE = "CPUs and memory that come or go are seen at comparisons"
 
 
@@ -42,6 +45,7 @@ class Hotplug:
 
     Attributes:
         events: What the kernel tells; None where nobody listens.
+        strays: Brings tasks back; None where the kernel moves none away.
         shortage: Who has less than he was promised.
     """
 
@@ -55,9 +59,11 @@ class Hotplug:
         self._keeper = keeper
         self._hardware = hardware
         self.events: MachineEvents | None = None
+        self.strays: Strays | None = None
         self.shortage = Shortage(keeper)
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
+        self._looks = 0
         self._soon: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -91,7 +97,7 @@ class Hotplug:
             machine = await keeper.mems.worker.run(self._hardware, keeper.state.node.machine)
             if machine is not None:
                 self._changed(machine)
-        if machine is not None or shorts(keeper.state) or self.shortage.known:
+        if self._looks or shorts(keeper.state) or self.shortage.known:
             keeper.spawn(self.mend())
 
     def _changed(self, machine: Machine) -> None:
@@ -111,6 +117,7 @@ class Hotplug:
                 keeper.voice.warn(f"{what} are now {new}, were {old}")
         keeper.state = after
         keeper.counters["machine_changes"] += 1
+        self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
         keeper.attention.set()  # sandboxes, memory nodes and what was promised of them
@@ -134,11 +141,25 @@ class Hotplug:
         keeper = self._keeper
         async with self._mending:
             if keeper.options.enforce and not keeper.enforcer.paused:
+                if self._looks:
+                    self._looks -= 1
+                    await keeper.mems.once()
+                    if self.strays is not None:
+                        await keeper.kernel.run(self._bring_back, self.strays)
                 for short in shorts(keeper.state):
                     await self._take_back(short)
                 for short in shorts(keeper.state):
                     await self._stand_in(short)
             self.shortage.tell()
+
+    def _bring_back(self, strays: Strays) -> None:
+        """Bring back whom the kernel has moved away; runs in the kernel worker."""
+        keeper = self._keeper
+        for container in keeper.state.containers.values():
+            path = keeper.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
+            if path and (moved := strays.bring_back(path)):
+                words = f"its cgroup had run empty, and the kernel had moved {moved} of its processes away"
+                keeper.complain(f"{container.ref}: {words}: they are back")
 
     async def _take_back(self, short: Short) -> None:
         """Let go of CPUs that stand in for none any more, once the kernel says that they are left."""

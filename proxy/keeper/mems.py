@@ -133,7 +133,7 @@ class MemoryNodes:
         if path is None:
             return
         has = cgroups.nodes(path)
-        if not has:
+        if not has and not (self._changed and cgroups.version == 1):
             return  # as its parent: nobody has bound it
         want = self._keeper.state.wanted_mems(container)
         if has != want:

@@ -48,6 +48,17 @@ class MachineEvents(Protocol):
         """Listen no more."""
 
 
+class Strays(Protocol):
+    """Tasks that the kernel has moved out of a cgroup whose last CPU or memory node went (v1 does so)."""
+
+    def bring_back(self, path: str) -> int:
+        """Move them back into a group that holds none and has CPUs and memory nodes again.
+
+        Returns:
+            How many processes were moved.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a CreateContainer request shows of devices that kubelet's device manager gave.

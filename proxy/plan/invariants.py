@@ -75,8 +75,8 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := want.bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif (placement.own | placement.instead).isdisjoint(online):
-        found.append(f"{container.ref} has none of its own CPUs {placement.own}: it shares those of others")
+    elif not placement.own:  # who has lost all of his shares meanwhile, and that is told (``keeper.shortage``)
+        found.append(f"{container.ref} owns CPUs, and none are known")
     named = container.pod.cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
         found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")

@@ -186,6 +186,11 @@ def test_odd_machine(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_odd.py", odd)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_changes.py", Machine(nodes=1, plugged=256, distances=True))
+
+
 SYSTEMD_MASK = pytest.mark.xfail(
     reason="runc 1.1.5 tells systemd a cpuset mask with its bytes reversed, which is in force until repaired",
     strict=False,

@@ -36,6 +36,7 @@ class Machine:
         sockets, nodes, cores, threads: Sockets, NUMA nodes of each, cores of each node, threads of each core.
         memory: MiB of each NUMA node.
         memory_only: Further NUMA nodes, which have memory and no CPUs.
+        plugged: MiB of the memory of one more NUMA node, after these, that can be taken out while it runs.
         without_memory: NUMA nodes that have CPUs and no memory.
         distances: NUMA nodes tell how far they are from each other; else all are alike.
         cards: NUMA nodes with a network card behind a root bridge of theirs.
@@ -51,6 +52,7 @@ class Machine:
     threads: int = 2
     memory: int = 512
     memory_only: int = 0
+    plugged: int = 0
     without_memory: tuple[int, ...] = ()
     distances: bool = False
     cards: tuple[int, ...] = ()
@@ -80,6 +82,7 @@ class Machine:
         """The kernel's command line."""
         words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "tsc=reliable", "no_timer_check"]
         words += ["random.trust_cpu=on", "modprobe.blacklist=kvm,kvm_amd,kvm_intel"]
+        words += ["memhp_default_state=online_movable"] if self.plugged else []
         if self.driver == "systemd":
             words += ["bed.init=systemd", "systemd.unit=bed.service", "systemd.show_status=0"]
             words += [f"systemd.mask=systemd-{name}.service" for name in MASKED]
@@ -89,18 +92,26 @@ class Machine:
         return " ".join([*words, self.kernel]).strip()
 
     def _numa(self) -> Iterator[str]:
-        every, each = range(self.numa_nodes + self.memory_only), self.cores * self.threads
+        filled, each = self.numa_nodes + self.memory_only, self.cores * self.threads
+        every = range(filled + bool(self.plugged))
         for node in every:
             words = f"node,nodeid={node}"
             if node < self.numa_nodes:
                 words += f",cpus={node * each}-{(node + 1) * each - 1}"
-            if node not in self.without_memory:
+            if node not in self.without_memory and node < filled:
                 yield from ("-object", f"memory-backend-ram,id=mem{node},size={self.memory}M")
                 words += f",memdev=mem{node}"
             yield from ("-numa", words)
+        if self.plugged:  # not told at the start: the kernel finds it as memory that was put in
+            yield from ("-object", f"memory-backend-ram,id=plugged,size={self.plugged}M")
+            yield from ("-device", f"pc-dimm,memdev=plugged,node={filled}")
         pairs = ((one, other) for one in every for other in every if self.distances and one != other)
         for one, other in pairs:
             yield from ("-numa", f"dist,src={one},dst={other},val={self.distance(one, other)}")
+
+    def _memory(self) -> str:
+        start = (self.numa_nodes + self.memory_only - len(self.without_memory)) * self.memory
+        return f"{start}M,slots=1,maxmem={start + self.plugged}M" if self.plugged else f"{start}M"
 
     def qemu(self, folder: Path, work: Path, *, keep: bool = False) -> list[str]:
         """Give qemu's command line.
@@ -110,11 +121,10 @@ class Machine:
             work: Where the run has ``in.tar`` and ``out.tar``, and gets ``console`` and ``said``.
             keep: What is written to the disk stays.
         """
-        filled = self.numa_nodes + self.memory_only - len(self.without_memory)
         # An AMD model would show no threads of a core: emulation lacks what tells of them.
         words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
         words += ["-machine", "q35", "-accel", "tcg,thread=single,tb-size=1024"]
-        words += ["-cpu", "max,vendor=GenuineIntel", "-m", f"{filled * self.memory}M"]
+        words += ["-cpu", "max,vendor=GenuineIntel", "-m", self._memory()]
         shape = f"sockets={self.sockets},cores={self.nodes * self.cores},threads={self.threads}"
         words += ["-smp", f"{self.cpus},{shape}", *self._numa()]
         for number, node in enumerate(self.cards):

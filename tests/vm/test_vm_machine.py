@@ -14,6 +14,7 @@ from machine import EXPANDER, LOCAL, REMOTE, SOCKET, Machine
 ODD = Machine(
     cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3, 0), kernel="isolcpus=12-13"
 )
+PLUGGED = Machine(nodes=1, plugged=256, distances=True)
 
 
 def test_distances() -> None:
@@ -36,6 +37,15 @@ def test_nodes_have_their_cpus_and_memory() -> None:
     assert sum(word.startswith("dist,") for word in words) == 20
 
 
+def test_memory_that_can_be_taken_out() -> None:
+    words = PLUGGED.qemu(Path("/disk"), Path("/work"))
+    assert words[words.index("-m") + 1] == "1024M,slots=1,maxmem=1280M"
+    assert [word for word in words if word.startswith("node,")][2:] == ["node,nodeid=2"]
+    assert "pc-dimm,memdev=plugged,node=2" in words
+    assert sum(word.startswith("dist,") for word in words) == 6
+    assert "memhp_default_state=online_movable" in PLUGGED.command_line()
+
+
 @pytest.mark.parametrize(("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0")])
 def test_systemd_is_told_the_cgroup_version(cgroup: str, word: str) -> None:
     assert word in Machine(cgroup=cgroup, driver="systemd").command_line()
@@ -45,7 +55,9 @@ def test_systemd_is_told_the_cgroup_version(cgroup: str, word: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="qemu is not installed")
-@pytest.mark.parametrize("machine", [Machine(), Machine(nodes=1), ODD], ids=["four", "two", "odd"])
+@pytest.mark.parametrize(
+    "machine", [Machine(), Machine(nodes=1), ODD, PLUGGED], ids=["four", "two", "odd", "plugged"]
+)
 def test_qemu_takes_it(machine: Machine, tmp_path: Path) -> None:
     for name in ("disk.img", "in.tar", "out.tar"):
         (tmp_path / name).write_bytes(bytes(1 << 20))

@@ -1,0 +1,73 @@
+"""Tasks that the kernel has moved out of a group because its last CPU, or its last memory node, went (v1).
+
+A v1 group whose list runs empty cannot hold tasks: the kernel moves them to the nearest group above that can,
+and does not move them back. There they run on all that their pod's or their class's group has. What still
+tells whose they are are the other hierarchies, in which nothing moved: the group of the memory or the cpu
+controller carries the container's name. On v2 such a group has its parent's CPUs, and nobody is moved.
+
+Linux, kernel/cgroup/cpuset-v1.c, ``remove_tasks_in_empty_cpuset``.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+TASKS = "cgroup.procs"
+ROUNDS = 3
+"""Processes may come while others are moved."""
+
+
+class KernelStrays:
+    """Brings tasks back; implements ``proxy.keeper.ports.Strays``."""
+
+    def __init__(self, root: Path, procfs: Path) -> None:
+        """Take a hierarchy.
+
+        Args:
+            root: Where the cpuset controller's v1 hierarchy is mounted.
+            procfs: What stands for ``/proc``.
+        """
+        self._root = root
+        self._procfs = procfs
+
+    def bring_back(self, path: str) -> int:
+        """Move the tasks of a group back into it; see ``proxy.keeper.ports.Strays``."""
+        group = self._root / path
+        if not group.is_dir() or _is_used(group):
+            return 0
+        name, above = group.name, group.parent
+        while True:
+            moved = 0
+            for _ in range(ROUNDS):
+                found = [pid for pid in _processes(above) if self._is_of(pid, name)]
+                for pid in found:
+                    with suppress(OSError):  # it has ended
+                        (group / TASKS).write_text(pid)
+                        moved += 1
+                if not found:
+                    break
+            if moved or above == self._root:
+                return moved
+            above = above.parent
+
+    def _is_of(self, pid: str, name: str) -> bool:
+        """Tell whether a process is in a group of that name, or below one, in another hierarchy."""
+        try:
+            lines = (self._procfs / pid / "cgroup").read_text().splitlines()
+        except OSError:
+            return False
+        return any(name in line.split(":", 2)[-1].split("/") for line in lines)
+
+
+def _is_used(group: Path) -> bool:
+    """Tell whether a group, or one below it, holds processes."""
+    return any(_processes(Path(folder)) for folder, _, _ in os.walk(group))
+
+
+def _processes(group: Path) -> list[str]:
+    try:
+        return (group / TASKS).read_text().split()
+    except OSError:
+        return []

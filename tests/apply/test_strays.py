@@ -1,0 +1,84 @@
+"""Tasks that the kernel has moved away, on the kernel's own v1 hierarchies where there are any."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.apply.strays import KernelStrays
+
+CPUSET, OTHER = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup/memory")
+ID = "c0ffee" * 4
+POD = f"topoproxy-strays-{os.getpid()}"
+
+
+@pytest.fixture
+def groups() -> Iterator[tuple[Path, Path]]:
+    """A container's group in two hierarchies, without tasks; the folders of both."""
+    if os.geteuid() != 0 or not (CPUSET / "cpuset.cpus").exists() or not (OTHER / "cgroup.procs").exists():
+        pytest.skip("needs root and cgroup v1")
+    made = []
+    try:
+        for top in (CPUSET, OTHER):
+            for folder in (top / POD, top / POD / ID):
+                folder.mkdir()
+                made.append(folder)
+                for name in ("cpuset.cpus", "cpuset.mems") if top == CPUSET else ():
+                    (folder / name).write_text((folder.parent / name).read_text())
+        yield CPUSET / POD / ID, OTHER / POD / ID
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+@pytest.fixture
+def tasks(groups: tuple[Path, Path]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes."""
+    found = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield found
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def held(group: Path) -> set[int]:
+    return {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+
+
+def test_tasks_come_back_to_their_group(
+    groups: tuple[Path, Path], tasks: list[subprocess.Popen[bytes]]
+) -> None:
+    ours, other = groups
+    mine, foreign = tasks
+    (other / "cgroup.procs").write_text(str(mine.pid))  # where nothing moved
+    for process in tasks:
+        (ours.parent / "cgroup.procs").write_text(str(process.pid))  # where the kernel moved it
+    strays = KernelStrays(CPUSET, Path("/proc"))
+    assert strays.bring_back(f"{POD}/{ID}") == 1
+    assert held(ours) == {mine.pid}
+    assert held(ours.parent) == {foreign.pid}, "nobody else's is taken"
+    assert strays.bring_back(f"{POD}/{ID}") == 0, "who is there has nobody away"
+    assert strays.bring_back(f"{POD}/absent") == 0
+
+
+def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subprocess.Popen[bytes]]) -> None:
+    ours, other = groups
+    mine, foreign = tasks
+    below = other / "init"
+    below.mkdir()
+    try:
+        (below / "cgroup.procs").write_text(str(mine.pid))
+        strays = KernelStrays(CPUSET, Path("/proc"))
+        assert mine.pid not in held(ours.parent)
+        assert strays.bring_back(f"{POD}/{ID}") == 1
+        assert held(ours) == {mine.pid}
+        assert foreign.pid not in held(ours)
+    finally:
+        for process in tasks:
+            process.kill()
+            process.wait()
+        below.rmdir()

@@ -1,0 +1,257 @@
+"""The story of a machine that changes: CPUs that go under load, SMT switched off, a memory node taken out.
+
+2 sockets with a NUMA node of 4 cores each, 16 CPUs, and a third node that is only memory and can be taken
+out. The daemon compares every ten minutes here: what it does, it does because the kernel told it. Each place
+is checked as a program in the container sees it, too.
+
+    python3 vm_changes.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cri import Cri, is_v2
+from vm_guest import ALL, LONG_S, NODES, SOCKET, Daemon, as_seen, core_of, node_cpus, step, wait
+from vm_pools import BATCH, KINDS, SHARED, Node
+
+from proxy.model.idset import CpuSet, Mask
+
+PLUGGED = 2
+HOME = Mask([0, 1])
+WITH_ALL = Mask([0, 1, PLUGGED])
+CPUS = Path("/sys/devices/system/cpu")
+SMT = CPUS / "smt/control"
+MEMORY = Path("/sys/devices/system/memory")
+FOLDER = NODES / f"node{PLUGGED}"
+BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done & wait")
+
+
+def here() -> CpuSet:
+    return CpuSet.parse((CPUS / "online").read_text())
+
+
+def settled(node: Node, what: str, *checks: Callable[[], bool]) -> None:
+    """Wait until all is so, and say how long it took; nobody may be on CPUs that are not there."""
+    begin = time.monotonic()
+    for check in checks:
+        wait(what, check)
+    took = time.monotonic() - begin
+    for name, place in node.snapshot().items():
+        assert place.effective <= here(), (name, place)
+        assert place.tasks, f"{name} has no task in its group"
+        assert all(cpus <= here() for cpus in place.tasks), (name, place)
+    step(f"{what}: after {took:.1f} s")
+
+
+def is_at(node: Node, names: tuple[str, ...], cpus: CpuSet) -> Callable[[], bool]:
+    return lambda: all(node.place(name).effective == cpus == node.place(name).cpus for name in names)
+
+
+def as_program(node: Node, name: str) -> tuple[CpuSet, Mask]:
+    return as_seen(node.cri, node.ids[name])
+
+
+def short(daemon: Daemon) -> dict[str, Any]:
+    """Who has less than he was promised, by pod."""
+    return {entry["container"].split("/")[1]: entry for entry in daemon.status()["short"]}
+
+
+def busy(node: Node, kind: str, name: str, **more: Any) -> None:
+    pod = node.pod(kind, name=name)
+    resources = KINDS[kind].resources | more
+    node.ids[name] = node.cri.create(pod, timeout=LONG_S, command=BUSY, **resources)
+    node.cri.start(node.ids[name])
+
+
+def cpu_goes(node: Node, daemon: Daemon) -> None:
+    """A CPU of an owner who was given his here, and one that all share, under load."""
+    before = node.snapshot()
+    own, lse = before["whole"].cpus, before["lse"].cpus
+    rest = ALL - own - lse
+    gone = CpuSet([max(own), max(rest)])
+    for cpu in gone:
+        (CPUS / f"cpu{cpu}/online").write_text("0")
+    settled(
+        node,
+        f"CPUs {gone} went under load",
+        lambda: len(node.place("whole").effective) == len(own),
+        lambda: is_at(node, (*SHARED, "load"), ALL - lse - gone - own - node.place("whole").cpus)(),
+    )
+    now = node.place("whole").cpus
+    (other,) = now - own
+    assert now & own == own - gone, now
+    assert other in node_cpus(0) or other in node_cpus(1)
+    assert as_program(node, "whole")[0] == now
+    assert as_program(node, "load")[0] == rest - gone - now
+    lost = own & gone
+    assert short(daemon)["whole"]["instead"] == str(other), daemon.status()["short"]
+    told = daemon.explain("whole")
+    assert f"its CPU {lost} is offline: it runs on {now}, with CPU {other} in its place" in told, told
+    step(f"the owner has {now}, CPU {other} in place of {lost}, and it is told")
+    for cpu in gone:
+        (CPUS / f"cpu{cpu}/online").write_text("1")
+    settled(node, "they came back", lambda: before.items() <= node.snapshot().items())
+    assert as_program(node, "whole")[0] == own
+    wait("nobody to lack anything", lambda: not short(daemon))
+
+
+def smt_goes(node: Node, daemon: Daemon) -> None:
+    """SMT off: one thread of each core is left, and the daemon is killed meanwhile."""
+    before = node.snapshot()
+    own, lse, odd = before["whole"].cpus, before["lse"].cpus, before["odd"].cpus
+    begin = time.monotonic()
+    SMT.write_text("off")
+    step(f"SMT is off after {time.monotonic() - begin:.1f} s: CPUs {here()}")
+    assert len(here()) == len(ALL) // 2
+    assert odd.isdisjoint(here()), "all that the owner of one thread had is gone"
+    settled(
+        node,
+        "SMT went",
+        lambda: len(node.place("whole").effective) == len(own),
+        lambda: is_at(node, ("lse",), lse & here())(),
+        lambda: is_at(node, (*SHARED, "load", "odd"), here() - lse - node.place("whole").cpus)(),
+        lambda: is_at(node, BATCH, here() - lse - node.place("whole").cpus)(),
+    )
+    now = node.place("whole").cpus
+    assert all(core_of(cpu) == CpuSet([cpu]) for cpu in now), "a core has one thread now"
+    assert set(short(daemon)) == {"whole", "lse", "odd"}, daemon.status()["short"]
+    assert as_program(node, "odd")[0] == here() - lse - now, "who has none of his own shares"
+    assert as_program(node, "lse")[0] == lse & here()
+    step(f"whole has {now}, LSE {lse & here()} of {lse}, and whoever lost all shares")
+    node.run("whole", name="late")
+    late = node.place("late").cpus
+    assert len(late) == 4, late
+    assert late <= here() - now - lse, late
+    node.cri.stop(node.ids.pop("late"))
+
+    during = node.snapshot()
+    daemon.kill9()
+    daemon.start()
+    node.cri, configs = Cri(SOCKET, ""), node.cri
+    node.cri.adopt(configs)
+    wait("the comparison", lambda: bool(daemon.status()["ready"]))
+    settled(node, "killed and started meanwhile", lambda: during.items() <= node.snapshot().items())
+    assert set(short(daemon)) == {"whole", "lse", "odd"}
+    ledger_is_ours(daemon)
+    SMT.write_text("on")
+    settled(node, "SMT is on again", lambda: before.items() <= node.snapshot().items())
+    assert as_program(node, "odd")[0] == odd
+    wait("nobody to lack anything", lambda: not short(daemon))
+
+
+def ledger_is_ours(daemon: Daemon) -> None:
+    """A daemon on a machine that has changed must not take its ledger for another machine's."""
+    problems = [problem["what"] for problem in daemon.status()["problems"]]
+    assert not any("aside" in problem for problem in problems), problems
+
+
+def blocks(state: str) -> None:
+    """Switch all memory of the plugged node."""
+    for block in FOLDER.glob("memory[0-9]*"):
+        wait(f"{block.name} to be {state}", lambda block=block: switched(block / "state", state))
+
+
+def switched(file: Path, state: str) -> bool:
+    with suppress(OSError):  # what cannot be moved away at once is tried again
+        file.write_text(state)
+        return True
+    return False
+
+
+def with_memory() -> Mask:
+    return Mask.parse((NODES / "has_memory").read_text())
+
+
+def mems_are(node: Node, **wanted: Mask) -> Callable[[], bool]:
+    return lambda: all(node.place(name).mems == mems for name, mems in wanted.items())
+
+
+def memory_goes(node: Node, daemon: Daemon) -> None:
+    """The memory of a node: offline, online again, and taken out."""
+    assert with_memory() == WITH_ALL
+    busy(node, "ls", "near", cpuset_mems="0,2")
+    busy(node, "ls", "far", cpuset_mems="2")
+    waits = node.cri.create(node.pod("ls", name="waits"), timeout=LONG_S, **KINDS["ls"].resources)
+    assert mems_are(node, near=Mask([0, 2]), far=Mask([2]), ls=WITH_ALL)()
+    assert as_program(node, "far")[1] == Mask([2])
+    blocks("offline")
+    assert with_memory() == HOME
+    gone = mems_are(node, near=Mask([0]), far=HOME, ls=HOME, load=HOME)
+    settled(node, f"memory of node {PLUGGED} went", gone)
+    assert as_program(node, "near")[1] == Mask([0])
+    assert as_program(node, "far")[1] == HOME
+    node.cri.update(node.ids["near"], cpu_shares=300)
+    node.cri.update(node.ids["far"], cpu_shares=300, cpuset_mems="2")
+    settled(node, "updates pass", gone)
+    node.cri.start(waits)
+    node.ids["waits"] = waits
+    assert as_program(node, "waits")[1] == HOME
+    step("who was created before, starts")
+
+    blocks("online_movable")
+    assert with_memory() == WITH_ALL
+    settled(
+        node,
+        "it came back",
+        mems_are(node, ls=WITH_ALL, load=WITH_ALL, waits=WITH_ALL),
+        lambda: Mask([PLUGGED]) <= node.place("far").mems and Mask([PLUGGED]) <= node.place("near").mems,
+    )
+    assert as_program(node, "ls")[1] == WITH_ALL
+
+    (device,) = [path for path in Path("/sys/bus/acpi/devices").glob("PNP0C80*") if ejects(path)]
+    wait("the node to be gone", lambda: not FOLDER.exists())
+    settled(node, f"{device.name} was taken out", mems_are(node, near=Mask([0]), far=HOME, ls=HOME))
+    daemon.kill9()
+    daemon.start()
+    node.cri, configs = Cri(SOCKET, ""), node.cri
+    node.cri.adopt(configs)
+    wait("the comparison", lambda: bool(daemon.status()["ready"]))
+    ledger_is_ours(daemon)
+    settled(node, "killed and started without the node", mems_are(node, near=Mask([0]), far=HOME, ls=HOME))
+
+
+def ejects(device: Path) -> bool:
+    """Take a piece of memory out; most devices of that kind are empty slots."""
+    with suppress(OSError):
+        (device / "eject").write_text("1")
+        return True
+    return False
+
+
+def main() -> None:
+    step(f"cgroup v{2 if is_v2() else 1}, CPUs {ALL}, memory of nodes {with_memory()}")
+    daemon = Daemon(reconcilePeriod="600s")
+    node = Node(sys.argv[1])
+    for kind in (*SHARED, *BATCH):
+        node.run(kind)
+    last = max(node_cpus(1))
+    node.run("lse", core_of(min(node_cpus(1))))
+    node.run("lse", core_of(last) - CpuSet([min(core_of(last))]), "odd")
+    busy(node, "whole", "whole")
+    busy(node, "burstable", "load")
+    owned = [node.place(name).cpus for name in ("lse", "odd", "whole")]
+    node.check((*SHARED, "load"), ALL - owned[0] - owned[1] - owned[2])
+    cpu_goes(node, daemon)
+    smt_goes(node, daemon)
+    memory_goes(node, daemon)
+    status = daemon.status()
+    counted = {
+        name: status["counters"].get(name) for name in ("machine_events", "machine_changes", "stand_ins")
+    }
+    step(f"counted: {counted}")
+    assert status["violations"] == []
+    for name in ("lse", "odd", "whole"):
+        node.cri.stop(node.ids.pop(name))
+    node.check((*SHARED, *BATCH), ALL, limit=LONG_S)
+    assert daemon.stop() == 0
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    main()
