@@ -81,7 +81,17 @@ class Clearing:
             done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
             tried += 1
         keeper.moved(done)
-        return await self._obstacle(done, mine) if done.errors else None
+        return (await self._obstacle(done, mine) if done.errors else None) or self._fought(mine)
+
+    def _fought(self, mine: CpuSet) -> Obstacle | None:
+        """Find out who is put onto the CPUs again and again by somebody else: he cannot be moved for long."""
+        keeper = self._keeper
+        contested = keeper.drift.repairs.contested(mine)
+        if not contested:
+            return None
+        ref = keeper.state.containers[next(iter(contested))].ref
+        cpus = CpuSet.from_bits(union(cpus.bits for cpus in contested.values()))
+        return Obstacle(f"somebody keeps writing the cpuset of {ref}: see drift in status", cpus)
 
     async def _obstacle(self, done: Enforced, mine: CpuSet) -> Obstacle | None:
         """Find out who is in the way after writes were refused; what is not is only told."""

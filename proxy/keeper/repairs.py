@@ -41,7 +41,7 @@ class Repairs:
         self._keeper = keeper
         self.wars = Wars()
         self.blame = Blame(keeper)
-        self._fresh: dict[str, CpuSet | None] = {}
+        self._fresh: dict[str, tuple[int, CpuSet | None]] = {}
         self._began: dict[str, War] = {}
         self._by: dict[str, Author] = {}
         self._doing: set[str] = set()
@@ -73,7 +73,8 @@ class Repairs:
             self.wars.left(container_id, cpus, now)
         for container_id in done.drifted:
             keeper.counters["drift_repaired"] += 1
-            found = self._fresh[container_id] = done.found.get(container_id)
+            found = done.found.get(container_id)
+            self._fresh[container_id] = self._fresh.get(container_id, (0, None))[0] + 1, found
             if war := self.wars.repaired(container_id, found or CpuSet(), now):
                 keeper.counters["drift_wars"] += 1
                 self._began[container_id] = war
@@ -104,15 +105,16 @@ class Repairs:
         while self._fresh:
             fresh, self._fresh = self._fresh, {}
             began, self._began = self._began, {}
-            authors = await self.blame.authors(fresh)
+            authors = await self.blame.authors({i: found for i, (_, found) in fresh.items()})
             told: list[str] = []
             for container_id, author in authors.items():
-                keeper.counters[f"{COUNTER}{author}"] += 1
+                times, found = fresh[container_id]
+                keeper.counters[f"{COUNTER}{author}"] += times
                 container = keeper.state.containers.get(container_id)
                 if container_id in self.wars:
                     self._by[container_id] = author
                 elif container is not None:
-                    told.append(self._words(container, fresh[container_id], author))
+                    told.append(self._words(container, found, author))
             if told:
                 more = f"; and {len(told) - MANY} more" if len(told) > MANY else ""
                 keeper.voice.warn(f"drift: somebody else wrote cpusets: {'; '.join(told[:MANY])}{more}")
@@ -143,11 +145,12 @@ class Repairs:
         keeper = self._keeper
         while self.wars:
             now = keeper.clock()
-            for container_id, war in self.wars.ended(now).items():
+            over = self.wars.ended(now)
+            for container_id, war in over.items():
                 keeper.drift.watch.drop(container_id)
                 self._tell_end(container_id, war)
             fought = self.wars.all()
-            await keeper.follow(list(fought))
+            await keeper.follow([*fought, *over])  # who is over is watched again
             soon = min((war.due(urgent=True) - now for war in fought.values()), default=0.0)
             await asyncio.sleep(min(LATEST_S, max(SOONEST_S, soon)))
 
