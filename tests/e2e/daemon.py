@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 from bed import Bed, end_process, wait_for
 from cri import Cri, cpuset_of, online
 
+from proxy.admin.client import ask
 from proxy.model.idset import CpuSet
 
 PROGRAM = Path(sys.executable).with_name("topoproxy")
 QOS_LABEL = "koordinator.sh/qosClass"
 CPUSET_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 MIB = 1 << 20
+COMPARED_LIMIT = 60.0
 
 
 class Daemon:
@@ -112,6 +115,24 @@ class Daemon:
             check=True,
         )
         return json.loads(done.stdout)
+
+    def passes(self) -> int:
+        """How often it has compared everything with the runtime and the kernel since it started."""
+        answer: Any = ask(self.folder / "admin.sock", "/status", timeout=20)
+        return int(answer["counters"].get("passes", 0))
+
+    def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until it has begun and ended so many comparisons; the check is made all the while."""
+        goal = self.passes() + times + 1  # one may be under way
+
+        def done() -> bool:
+            check()
+            return self.passes() >= goal
+
+        end = time.monotonic() + COMPARED_LIMIT
+        while not done():
+            assert time.monotonic() < end, f"no {times} comparisons in {COMPARED_LIMIT:g} s"
+            time.sleep(0.02)
 
     def explain(self, who: str, *more: str) -> subprocess.CompletedProcess[str]:
         """Run ``topoproxy explain``; the caller looks at its exit status."""

@@ -31,7 +31,8 @@ LAST = CpuSet([max(ALL)])
 REST = ALL - LAST
 ROUND_S = 0.1
 """How often kubelet's stand-in goes over all containers."""
-HOLD_S = 0.6
+HELD_ROUNDS = 4
+"""How many of these an owner stays for."""
 SHARERS = ("ls", "burstable", "part", "system", "be", "besteffort")
 BATCH = ("be", "besteffort")
 OWNERS = (("lse", True), ("lsr", True), ("lse", False), ("lsr", False), ("whole", False))
@@ -224,7 +225,8 @@ class Story:
         self.kubelet.believed[owner] = pinned or str(cpus)
         late = self.share("ls")
         self.late.append(late)
-        time.sleep(HOLD_S)
+        goal = self.kubelet.rounds + HELD_ROUNDS
+        wait_for("kubelet's rounds", lambda: self.kubelet.fault or self.kubelet.rounds >= goal)
         node.check()
         for container in (late, owner):
             del self.kubelet.believed[container]

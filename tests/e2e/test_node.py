@@ -307,10 +307,11 @@ def test_a_killed_proxy_moves_nothing_and_remembers_all(node: Node) -> None:
     node.daemon.kill9()
     assert files(owner, sharer, batch) == before
     node.daemon.start()
-    end = time.monotonic() + 2.5  # more than two reconcile periods
-    while time.monotonic() < end:
+
+    def kept() -> None:
         assert files(owner, sharer, batch) == before
-        time.sleep(0.01)
+
+    node.daemon.compared(check=kept)
     assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
     node.start(waiting)
     node.check()
@@ -326,7 +327,7 @@ def test_a_proxy_that_comes_back_without_its_state_finds_it_again(node: Node) ->
     for path in (node.daemon.folder / "state").iterdir():
         path.unlink()
     node.daemon.start()
-    time.sleep(1.5)
+    node.daemon.compared(1)
     assert files(owner, sharer) == before
     assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
 
@@ -356,7 +357,7 @@ def test_a_proxy_killed_in_the_middle_of_a_create(node: Node, bed: Bed, after: f
         with suppress(grpc.RpcError):
             call.result(10)
     node.daemon.start()
-    time.sleep(1.0)  # a create that arrived is finished by now
+    node.daemon.compared()  # a create that arrived is finished by now
     for container in node.cri.list():
         if container.pod_sandbox_id == pod:
             assert container.state == CREATED

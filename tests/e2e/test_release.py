@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,7 +143,7 @@ def test_online_and_back(make: Callable[..., Story]) -> None:
     story.daemon.restart()
     wait_for("the comparison", lambda: story.daemon.status()["ready"])
     assert story.daemon.status()["mode"] == "released"
-    time.sleep(2.5)
+    story.daemon.compared()
     assert {cpuset_of(c).cpus for c in (late, story.ids["shares"], story.ids["owner"])} == {online()}
     assert release(story.daemon, "--offline").returncode == 75
     done = release(story.daemon, "--undo")
@@ -236,7 +235,7 @@ def test_groups_above_be_containers_too(
         pod = direct.run_pod("plain", cgroup_parent="/kubepods/besteffort/pod-plain")
         plain = direct.run(pod, **KINDS["be"].resources)
         alike(bed, container, plain)
-        time.sleep(1)
+        daemon.compared(1)
         assert (held(container), quota_at(above)) == ({online()}, -1)
 
 
