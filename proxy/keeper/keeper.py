@@ -38,6 +38,7 @@ from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.problems import Problems
 from proxy.keeper.quotas import Quotas
+from proxy.keeper.retries import Retries
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
@@ -107,6 +108,7 @@ class Keeper:
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
         self.flights = Flights()
+        self.retries = Retries()
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
         self.lost: dict[str, float] = {}
@@ -217,7 +219,7 @@ class Keeper:
         self.history.renamed(token, container_id)
         self.touch(container_id)
         saved = self.saved.pop(token, None)
-        if saved is not None:
+        if saved is not None and not self.retries.settle(container):
             self.saved[container_id] = saved
         else:
             self.saved.pop(container_id, None)
@@ -232,6 +234,7 @@ class Keeper:
         self.saved.pop(token, None)
         self.history.gone(token)
         if token in self.state.containers:
+            self.retries.note(self.state.containers[token])
             self.counters["creates_failed"] += 1
             self._retire((), (token,))
             self.journal.put(f"i/{token}", None)
@@ -239,6 +242,7 @@ class Keeper:
     def uncertain(self, token: str) -> None:
         """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
         if token in self.state.containers:
+            self.retries.note(self.state.containers[token])
             self.lost[token] = self.clock()
             self.attention.set()
 
