@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import images
@@ -89,23 +89,37 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def write_toml(path: Path, tables: Mapping[str, Mapping[str, object]]) -> None:
+    """Write a runtime's settings."""
+    lines = []
+    for table, entries in tables.items():
+        lines += [f"[{table}]"] if table else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
 class Bed:
-    """One private containerd.
+    """One private container runtime: containerd, and others as subclasses.
 
     Attributes:
+        name: The runtime's program.
+        monitor: What the names of processes begin with that outlive the runtime.
         folder: Where everything of it lives.
         socket: Its CRI socket.
         cgroup: The cgroup below which pods of this bed belong, with a leading slash; no other bed has it.
-        log: What containerd wrote.
+        log: What the runtime wrote.
     """
+
+    name = "containerd"
+    monitor = "containerd-shim"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.socket = folder / "containerd.sock"
+        self.socket = folder / f"{self.name}.sock"
         self.cgroup = f"/bed-{zlib.crc32(str(folder).encode()):08x}-{os.getpid()}"
-        self.log = folder / "containerd.log"
+        self.log = folder / f"{self.name}.log"
         self._holder: subprocess.Popen[str] | None = None
-        self._containerd: subprocess.Popen[str] | None = None
+        self._runtime: subprocess.Popen[str] | None = None
         self._default_parents = [root / "k8s.io" for root in hierarchies() if not (root / "k8s.io").exists()]
 
     # Making it.
@@ -115,14 +129,11 @@ class Bed:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             archive = images.build(self.folder / "images")
+            self._network()
             self._configure()
             self._hold()
             self.restart()
-            imported = self.run(
-                ["ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive)]
-            )
-            if imported.returncode:
-                raise RuntimeError(f"cannot import the images: {imported.stdout}")  # noqa: TRY301
+            self._bring_images(archive)
             with self.client() as cri:
                 for name in (images.PAUSE, images.BUSYBOX):
                     wait_for(f"image {name}", lambda name=name: cri.has_image(name))
@@ -131,8 +142,13 @@ class Bed:
             raise
         return self
 
+    def _bring_images(self, archive: Path) -> None:
+        imported = self.run(["ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive)])
+        if imported.returncode:
+            raise RuntimeError(f"cannot import the images: {imported.stdout}")
+
     def _configure(self) -> None:
-        for name in ("cni", "certs/_default", "opt"):
+        for name in ("certs/_default", "opt"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         cri = "plugins.'io.containerd.grpc.v1.cri'"
         values: dict[str, dict[str, object]] = {
@@ -163,14 +179,13 @@ class Bed:
                 "Root": f"{self.folder}/runc",
             },
         }
-        lines = []
-        for table, entries in values.items():
-            lines += [f"[{table}]"] if table else []
-            lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
-        (self.folder / "config.toml").write_text("\n".join(lines) + "\n")
+        write_toml(self.folder / "config.toml", values)
         (self.folder / "certs/_default/hosts.toml").write_text(
             "[host.'http://127.0.0.1:5000']\ncapabilities = ['pull', 'resolve']\n"
         )
+
+    def _network(self) -> None:
+        (self.folder / "cni").mkdir(exist_ok=True)
         ipam = {
             "type": "host-local",
             "dataDir": f"{self.folder}/ipam",
@@ -228,42 +243,45 @@ class Bed:
 
     @property
     def pid(self) -> int:
-        """The pid of containerd."""
-        assert self._containerd is not None
-        return self._containerd.pid
+        """The pid of the runtime."""
+        assert self._runtime is not None
+        return self._runtime.pid
+
+    def _command(self) -> list[str]:
+        return ["containerd", "-c", str(self.folder / "config.toml")]
 
     def restart(self) -> None:
-        """Start containerd (it must not run) and wait until it answers."""
+        """Start the runtime (it must not run) and wait until it answers."""
         with self.log.open("a") as log:
-            self._containerd = subprocess.Popen(
-                self.inside(["containerd", "-c", str(self.folder / "config.toml")]),
+            self._runtime = subprocess.Popen(
+                self.inside(self._command()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 text=True,
             )
-        process = self._containerd
+        process = self._runtime
 
         def answers() -> bool:
             if process.poll() is not None:
                 raise RuntimeError(
-                    f"containerd ended with {process.returncode}: {self.log.read_text()[-2000:]}"
+                    f"{self.name} ended with {process.returncode}: {self.log.read_text()[-2000:]}"
                 )
             # A client that was refused once waits longer and longer before it tries again: take a new one.
             with self.client() as cri:
                 return bool(cri.list_pods(timeout=2) is not None)
 
-        wait_for("containerd", answers, pause=0.1)
+        wait_for(self.name, answers, pause=0.1)
 
     def kill9(self) -> None:
-        """End containerd as a crash would; pods and their shims live on."""
-        assert self._containerd is not None
-        self._containerd.kill()
-        self._containerd.wait(STOP_LIMIT)
+        """End the runtime as a crash would; pods and their monitors live on."""
+        assert self._runtime is not None
+        self._runtime.kill()
+        self._runtime.wait(STOP_LIMIT)
 
     @contextlib.contextmanager
     def frozen(self):  # type: ignore[no-untyped-def]
-        """Stop containerd from doing anything for a while: what changes now was done by somebody else."""
+        """Stop the runtime from doing anything for a while: what changes now was done by somebody else."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -281,11 +299,11 @@ class Bed:
 
     def stop(self) -> None:
         """Remove pods, end processes, remove cgroups. Mounts go with the namespace. Every step is tried."""
-        if self._containerd is not None:
+        if self._runtime is not None:
             with contextlib.suppress(RpcError):
                 self.clear()
-            end_process(self._containerd)
-        for pid in self._shims():
+            end_process(self._runtime)
+        for pid in self._monitors():
             _kill(pid)
         for root in hierarchies():
             self._remove_cgroups(root / self.cgroup.lstrip("/"))
@@ -295,16 +313,17 @@ class Bed:
                     parent.rmdir()
         if self._holder is not None:
             end_process(self._holder)
-        self._containerd = self._holder = None
+        self._runtime = self._holder = None
 
-    def _shims(self) -> list[int]:
-        """Shims that nobody ended; each names our socket in its command line."""
+    def _monitors(self) -> list[int]:
+        """Monitors that nobody ended; each names our folder in its command line."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                    if b"containerd-shim" in words[0] and str(self.socket).encode() in words:
+                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    ours = any(word.startswith(f"{self.folder}/") for word in words)
+                    if ours and Path(words[0]).name.startswith(self.monitor):
                         found.append(int(entry.name))
         return found
 

@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
 
 from bed import Bed, why_not
+from crio import FOLDER as CRIO
+from crio import CrioBed, why_not_crio
 from daemon import Daemon, Node
 
 if TYPE_CHECKING:
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """A private containerd that is shared by all tests; each test leaves it without pods."""
-    if reason := why_not():
+    """A private runtime that is shared by all tests; each test leaves it without pods."""
+    if reason := why_not() or (CRIO and why_not_crio()):
         pytest.skip(reason)
-    bed = Bed(tmp_path_factory.mktemp("bed")).start()
+    bed = (CrioBed if CRIO else Bed)(tmp_path_factory.mktemp("bed")).start()
     yield bed
     bed.stop()
 

@@ -27,8 +27,11 @@ PATIENCE_S = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
 """How long a call may take where the caller does not say; a virtual machine on a busy host needs more."""
 CREATED, RUNNING, EXITED = range(3)
 
-# LinuxPodSandboxConfig.security_context (2) { namespace_options (1) { network (1) = NODE (2) } }
-HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
+# NamespaceOption { network (1) = NODE (2), pid (2) = CONTAINER (1) }, as of kubelet; for pods and containers
+HOST_NETWORK = b"\x08\x02\x10\x01"
+OWN_NETWORK = b"\x10\x01"
+AS_GIVEN = b"\x92\x01"
+"""The key of ImageSpec.user_specified_image (18)."""
 MOUNTS = b"\x3a"
 """The key of ContainerConfig.mounts (7)."""
 
@@ -40,6 +43,13 @@ def code(error: RpcError) -> grpc.StatusCode:
 
 UNTIL_TOLD = "until [ -e /go ]; do sleep 0.1; done"
 """For a shell in a container: it goes on from here with ``Cri.tell``."""
+
+
+def security(key: int, host_network: bool) -> bytes:
+    """Make the security_context (2) of a pod (its namespace_options are 1) or of a container (3)."""
+    options = HOST_NETWORK if host_network else OWN_NETWORK
+    context = bytes([key << 3 | 2, len(options)]) + options
+    return b"\x12" + bytes([len(context)]) + context
 
 
 class Cri:
@@ -105,6 +115,12 @@ class Cri:
         ask = self.channel.unary_unary(f"/{self._service}.ImageService/ImageStatus")
         return ask(b"\x0a" + bytes([len(spec)]) + spec, timeout=5).startswith(b"\x0a")
 
+    def pull(self, name: str) -> None:
+        """Pull an image (PullImageRequest.image is field 1)."""
+        spec = pb.ImageSpec(image=name).SerializeToString()
+        method: Any = self.channel.unary_unary(f"/{self._service}.ImageService/PullImage")
+        method(b"\x0a" + bytes([len(spec)]) + spec, timeout=PATIENCE_S)
+
     # Pods.
 
     def pod_config(
@@ -138,8 +154,7 @@ class Cri:
         )
         if resources:
             config.linux.resources.CopyFrom(pb.LinuxContainerResources(**resources))
-        if host_network:
-            config.linux.MergeFromString(HOST_NETWORK)
+        config.linux.MergeFromString(security(1, host_network))
         return config
 
     def run_pod(self, name: str, **options: Any) -> str:
@@ -204,6 +219,9 @@ class Cri:
             labels={"io.kubernetes.container.name": name},
             linux=pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(**resources)),
         )
+        config.image.MergeFromString(AS_GIVEN + bytes([len(image)]) + image.encode())
+        host_network = security(1, True) in self._configs[pod].linux.SerializeToString()
+        config.linux.MergeFromString(security(3, host_network))
         for to, path in (mounts or {}).items():
             mount = pb.Mount(container_path=to, host_path=path).SerializeToString()
             config.MergeFromString(MOUNTS + bytes([len(mount)]) + mount)
@@ -281,8 +299,9 @@ def is_v2() -> bool:
 def cgroup_of(container: str, root: Path | None = None) -> Path | None:
     """Find a container's cgroup in a hierarchy (default: the cpuset one), None where it has none."""
     for folder, below, _ in os.walk(root or cpuset_root()):
-        if container in below:
-            return Path(folder) / container
+        for name in (container, f"crio-{container}"):
+            if name in below:
+                return Path(folder) / name
     return None
 
 

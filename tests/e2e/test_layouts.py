@@ -1,4 +1,4 @@
-"""Groups beside, above and below a container's own, on a real containerd with real cgroups."""
+"""Groups beside, above and below a container's own, on a real runtime with real cgroups."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None
     for pod in (shared, idle, lse):
         group = sandbox_of(node, pod)
         assert effective(group) == REST, "an owner's sandbox shares, too"
-        assert {str(runs_on(pid)) for pid in pids(group)} == {str(REST)}
+        has_process = node.bed.name != "crio"  # which keeps the group, and nobody in it
+        assert {str(runs_on(pid)) for pid in pids(group)} == ({str(REST)} if has_process else set())
     node.start(main)
     late = node.pod("ls", name="late")
     wait_for("the new sandbox to leave", lambda: effective(sandbox_of(node, late)) == REST)
@@ -117,7 +118,7 @@ def test_a_pods_group_that_somebody_narrowed_is_widened(node: Node) -> None:
     container = node.run(pod)
     own = cgroup_of(container)
     assert own is not None
-    for group in (own, sandbox_of(node, pod), own.parent):
+    for group in (*filter(Path.is_dir, own.parent.iterdir()), own.parent):
         (group / "cpuset.cpus").write_text(str(REST))
     wait_for("the container to have its pool", lambda: cpuset_of(container).effective == ALL)
     assert effective(own.parent) == ALL
@@ -157,5 +158,6 @@ def test_the_status_tells_version_and_driver(node: Node) -> None:
     node.pod("ls")
     told = node.daemon.status()["cgroups"]
     assert (told["version"], told["driver"]) == (2 if is_v2() else 1, "cgroupfs")
-    new = node.daemon.status()["runtime"]["version"].split()[1].lstrip("v").split(".")[0] >= "2"
-    assert told["driver_from"] == ("the runtime" if new else "the pods' cgroup parents")
+    name, version = node.daemon.status()["runtime"]["version"].split()
+    tells = name != "containerd" or version.lstrip("v").split(".")[0] >= "2"
+    assert told["driver_from"] == ("the runtime" if tells else "the pods' cgroup parents")

@@ -1,0 +1,119 @@
+"""A private CRI-O with real cgroups, in place of the bed's containerd.
+
+What is different for whoever places containers: a container has a group as soon as it is created (runc makes
+it before CreateContainer is answered), groups have the prefix ``crio-`` under both drivers, each container's
+monitor has a group beside it, sandboxes have no process unless the pod needs one, and nobody but the CRI
+tells of events.
+
+``build_crio.sh`` makes the programs; ``TOPOPROXY_CRIO`` names their folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import images
+from bed import PATH, Bed, write_toml
+
+FOLDER = os.environ.get("TOPOPROXY_CRIO") or ""
+"""A folder with crio, pinns and perhaps a runtime; tests run on containerd where it is not named."""
+PROGRAMS = ("crio", "pinns")
+HOSTS = ("localhost", "docker.io", "gcr.io", "registry.k8s.io")
+
+RUNC = r"""#!/bin/sh
+# CRI-O asks for a low oom_score_adj, which a machine for tests is often not allowed to give.
+read -r now </proc/self/oom_score_adj
+for word; do
+    [ ! -f "$word/config.json" ] ||
+        sed -i -E 's/("oomScoreAdj": *)-[0-9]+/\1'"$now"'/' "$word/config.json"
+done
+exec {runc} "$@"
+"""
+
+
+def why_not_crio() -> str:
+    """Give the reason why there is no CRI-O, or an empty string."""
+    missing = [name for name in PROGRAMS if not Path(FOLDER, name).is_file()]
+    if missing:
+        return f"no {' and '.join(missing)} in {FOLDER} (TOPOPROXY_CRIO; tests/e2e/build_crio.sh makes them)"
+    return "" if shutil.which("conmon") else "not installed: conmon"
+
+
+class CrioBed(Bed):
+    """One private CRI-O."""
+
+    name = "crio"
+    monitor = "conmon"
+
+    def _bring_images(self, archive: Path) -> None:
+        """Pull them: a copy into its storage would need another tool."""
+        with self.client() as cri:
+            for name in (images.PAUSE, images.BUSYBOX):
+                cri.pull(name)
+
+    def clear(self) -> None:
+        """Remove all pods; CRI-O ends no container at once unless it is told to."""
+        with self.client() as cri:
+            for container in cri.list():
+                cri.stop(container.id)
+        super().clear()
+
+    def _configure(self) -> None:
+        for name in ("policies", "exits", "attach", "empty"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        wrapper = self.folder / "runc-here"
+        wrapper.write_text(RUNC.format(runc=shutil.which("runc", path=os.pathsep.join([FOLDER, PATH]))))
+        wrapper.chmod(0o755)
+        own = str(self.folder)
+        tables: dict[str, dict[str, object]] = {
+            "crio": {
+                "root": f"{own}/root",
+                "runroot": f"{own}/runroot",
+                "storage_driver": "vfs",  # anywhere, and the images are tiny
+                "log_dir": f"{own}/log",
+                "version_file": f"{own}/version",
+                "clean_shutdown_file": f"{own}/clean.shutdown",
+                "internal_wipe": False,
+            },
+            "crio.api": {"listen": str(self.socket), "stream_address": "127.0.0.1"},
+            "crio.runtime": {
+                "cgroup_manager": "cgroupfs",
+                "apparmor_profile": "unconfined",
+                "seccomp_profile": "",
+                "hooks_dir": [f"{own}/empty"],
+                "container_exits_dir": f"{own}/exits",
+                "container_attach_socket_dir": f"{own}/attach",
+                "namespaces_dir": f"{own}/ns",
+                "pinns_path": f"{FOLDER}/pinns",
+                "enable_criu_support": False,
+                "default_runtime": "runc",
+                "irqbalance_config_file": "",
+                "irqbalance_config_restore_file": "disable",
+            },
+            "crio.runtime.runtimes.runc": {
+                "runtime_path": str(wrapper),
+                "runtime_root": f"{own}/runc",
+                "monitor_path": shutil.which("conmon") or "conmon",
+                "monitor_cgroup": "pod",
+            },
+            "crio.image": {
+                "pause_image": images.PAUSE,
+                "pause_command": "",
+                "signature_policy": f"{own}/policy.json",
+                "signature_policy_dir": f"{own}/policies",
+            },
+            "crio.network": {"network_dir": f"{own}/cni", "plugin_dirs": ["/usr/lib/cni"]},
+            "crio.nri": {"enable_nri": False},
+        }
+        write_toml(self.folder / "crio.conf", tables)
+        (self.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        to = 'location = "127.0.0.1:5000"\ninsecure = true\n'
+        hosts = [f'[[registry]]\nprefix = "{host}"\n{to}' for host in HOSTS]
+        (self.folder / "registries.conf").write_text("\n".join(hosts))
+
+    def _command(self) -> list[str]:
+        own = str(self.folder)
+        registries = [f"--registries-conf={own}/registries.conf", f"--registries-conf-dir={own}/empty"]
+        return [f"{FOLDER}/crio", "--config", f"{own}/crio.conf", "--config-dir", f"{own}/empty", *registries]
