@@ -43,6 +43,7 @@ from proxy.model.idset import CpuSet, Mask
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
 STATUSES = 5  # so many containers are asked about every second
 GROUP = "topoproxy-reconcile"
+ONLINE = Path("/sys/devices/system/cpu/online")
 HEAD = (
     "300 containers, every 5 s",
     "updates",
@@ -95,7 +96,8 @@ class Node(Answers):
     def _status(self, asked: pb.ContainerStatusRequest) -> bytes:
         one = self.running.containers[int(asked.container_id[:8], 16)]
         status = pb.ContainerStatus(id=one.id, metadata=one.metadata, state=one.state, labels=one.labels)
-        spec = {"linux": {"cgroupsPath": f"/{paths_of(one)[1]}", "resources": {"cpu": {"shares": 512}}}}
+        cpu = {"shares": 512, "cpus": ONLINE.read_text().strip()}
+        spec = {"linux": {"cgroupsPath": f"/{paths_of(one)[1]}", "resources": {"cpu": cpu}}}
         told = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
         return message(pb.ContainerStatusResponse(status=status, info=told).SerializeToString())
 
@@ -128,7 +130,7 @@ def groups(folder: Path) -> Iterator[tuple[Path, str]]:
                 with contextlib.suppress(FileNotFoundError):
                     (kernel.root / path).rmdir()
         return
-    online = CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text())
+    online = CpuSet.parse(ONLINE.read_text())
     tree = FolderCgroups(folder / "groups", online, Mask([0]), 2)
     for path in paths:
         tree.mkdir(path)
@@ -197,7 +199,7 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
     """Give the rows, and whether a bar was missed."""
     rows: list[list[str]] = []
     missed = False
-    cpus = Path("/sys/devices/system/cpu/online").read_text().strip()
+    cpus = ONLINE.read_text().strip()
     with (
         tempfile.TemporaryDirectory(prefix="tr") as name,
         groups(Path(name)) as (root, what),
