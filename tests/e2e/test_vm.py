@@ -4,6 +4,10 @@ Not run by default, because a story takes minutes; all of them, on a disk that i
 
     make test-vm
     make test-vm PYTEST_ARGS="-k topology"
+    make test-vm STORIES=quick
+
+The quick ones tell most in the least time, some on each kind of machine; they are part of what CI runs. A
+new story is not among them unless ``QUICK`` marks it.
 
 ``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that want one, and
 ``TOPOPROXY_VM_DIR=FOLDER`` where disks are kept (below the user's cache if not said). What is tested is the
@@ -42,11 +46,19 @@ LIMIT_S = 1200
 FOUR_NODES = Machine()
 """2 sockets with 2 NUMA nodes of 8 CPUs each."""
 KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
+ASKED = os.environ.get("TOPOPROXY_VM") or ""
+"""Which stories are played: ``all`` (or ``1``), ``quick``, or none."""
+QUICK = pytest.mark.quick
 
 
-def why_not() -> str:
-    """Give the reason why no virtual machine can be had, or an empty string."""
-    if os.environ.get("TOPOPROXY_VM") != "1":
+def kinds(*quick: str) -> list[object]:
+    """All kinds of machines, for a story that is a quick one on some."""
+    return [pytest.param(kind, marks=QUICK) if kind in quick else kind for kind in KINDS]
+
+
+def why_not(test: pytest.Item) -> str:
+    """Give the reason why a story cannot be played, or an empty string."""
+    if ASKED not in ("all", "1") and (ASKED != "quick" or test.get_closest_marker("quick") is None):
         return "takes minutes: asked for with make test-vm"
     if shutil.which("qemu-system-x86_64") is None:
         return "not installed: qemu-system-x86"
@@ -67,8 +79,6 @@ def needed(name: str, found: set[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tar with the wheel and what it needs. Compiled files go along: to compile in the guest takes long."""
-    if reason := why_not():
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=REPO, check=True, capture_output=True, timeout=120)
@@ -90,17 +100,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder() -> Path:
     """The folder of the disk, which is built if need be."""
-    if reason := why_not():
-        pytest.skip(reason)
     place = disk.place_in(DISKS)
     disk.build(place, import_images)
     return place
 
 
 @pytest.fixture
-def story(folder: Path, site: Path, tmp_path: Path) -> Story:
-    """Runs stories in machines."""
-    return Story(folder, site, tmp_path / "out")
+def story(request: pytest.FixtureRequest, tmp_path: Path) -> Story:
+    """Runs stories in machines. Disk and tar are made for the first that is played."""
+    if reason := why_not(request.node):
+        pytest.skip(reason)
+    return Story(request.getfixturevalue("folder"), request.getfixturevalue("site"), tmp_path / "out")
 
 
 @dataclass(frozen=True)
@@ -153,7 +163,7 @@ class Story:
         assert end in said
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds("v2-systemd", "v1-cgroupfs"))
 def test_pools(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_pools.py")
 
@@ -178,7 +188,7 @@ def test_release(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_release.py")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
 def test_odd_machine(story: Story, kind: str) -> None:
     odd = Machine(
         cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3,), kernel="isolcpus=12-13"
@@ -198,7 +208,12 @@ SYSTEMD_MASK = pytest.mark.xfail(
 
 
 @pytest.mark.parametrize(
-    "kind", ["v2-cgroupfs", "v1-cgroupfs", pytest.param("v2-systemd", marks=SYSTEMD_MASK)]
+    "kind",
+    [
+        pytest.param("v2-cgroupfs", marks=QUICK),
+        "v1-cgroupfs",
+        pytest.param("v2-systemd", marks=SYSTEMD_MASK),
+    ],
 )
 def test_ends_in_the_middle(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))

@@ -43,6 +43,15 @@ start_containerd() {
     [ "$DRIVER" = systemd ] && driver=true
     mkdir -p /etc/containerd
     sed "s/DRIVER/$driver/" /bed/containerd.toml >/etc/containerd/config.toml
+    # A shim that is asked for its state has two seconds; on a busy host that is too little, and containerd then
+    # takes a sandbox for ended.
+    cat >>/etc/containerd/config.toml <<'END'
+[timeouts]
+  "io.containerd.timeout.task.state" = "60s"
+  "io.containerd.timeout.shim.load" = "60s"
+  "io.containerd.timeout.shim.cleanup" = "60s"
+  "io.containerd.timeout.shim.shutdown" = "30s"
+END
     modprobe -a overlay $MODULES
     if [ "$DRIVER" = systemd ]; then
         systemctl set-environment GOMAXPROCS=$GOMAXPROCS
