@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from proxy.admin.drift import drift
 from proxy.admin.kubelet import kubelet
 from proxy.admin.prescribed import prescribed
 from proxy.admin.quotas import quotas
@@ -39,7 +40,7 @@ def render(status: object, width: int = 100) -> str:
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += short([as_map(entry) for entry in as_list(data.get("short"))])
-    lines += [*_containers(data, width), *_problems(data)]
+    lines += [*_containers(data, width), *drift(as_map(data.get("drift")), width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
