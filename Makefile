@@ -22,9 +22,10 @@ RUNTIMES ?= build/runtimes
 BENCH_ARGS ?=
 CRASH_ARGS ?=
 CHURN_ARGS ?=
+CRIO ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes lint mutate bench bench-go crash churn conformance proto lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio lint mutate bench bench-go crash churn conformance proto lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +97,13 @@ test-runtimes: venv e2e-tools ## run the end-to-end tests on newer releases of c
 	  echo "== $$($$bin/containerd --version), $$(PATH=$$bin:$$PATH runc --version | head -n 1)"; \
 	  TOPOPROXY_CONTAINERD=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS) || failed=1; \
 	done; exit $$failed
+
+# Go builds it once; that takes some minutes. CRIO=v1.34.0 names a release.
+test-crio: venv ## run the end-to-end tests on CRI-O, which is built if need be: needs go
+	@sh tests/e2e/install.sh
+	@sh tests/e2e/install.sh conmon gcc libc6-dev
+	@bin=$$(CRIO="$(CRIO)" sh tests/e2e/build_crio.sh | tail -n 1) || exit 1; \
+	TOPOPROXY_CRIO=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
 
 lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .
