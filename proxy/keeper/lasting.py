@@ -268,18 +268,18 @@ class Lasting:
                 self._keeper.complain(f"slice {name} had CPUs {has}: widened for {cpus}")
 
     async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
-        """Have a unit's properties be what its container gets back when we leave.
-
-        Raises:
-            CgroupError, UnavailableError: systemd refuses, or is not there.
-        """
+        """Have a unit's properties be what its container gets back when we leave; failures are told."""
         keeper = self._keeper
         container = keeper.state.containers.get(container_id)
         if container is None or not self.connected or keeper.enforcer.cgroups.version != 2:
             return
         path = await keeper.kernel.run(keeper.enforcer.path_of, container)
-        if path is not None and path.endswith(".scope"):
+        if path is None or not path.endswith(".scope"):
+            return
+        try:
             await self._worker.run(self._set, path, cpus, mems)
+        except (CgroupError, UnavailableError) as error:
+            self.failed(container_id, error)
 
     # -- for people, and the end --------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class Telling:
             if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
                 keeper.saved[container_id] = due.cpus
                 self.progress.told[container_id] = due
+                await keeper.lasting.give(container_id, due.cpus, due.mems)
                 return False
         flight = keeper.flights.depart(container_id, due.cpus)
         try:
@@ -107,6 +108,7 @@ class Telling:
             await self._worker.run(keeper.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
             keeper.saved[container_id] = due.cpus
             keeper.quotas.told(container_id, quota)
+            await keeper.lasting.give(container_id, due.cpus, due.mems)
         finally:
             keeper.flights.land(flight)
         self.progress.told[container_id] = due

@@ -530,3 +530,17 @@ def test_without_scopes_nobody_asks_systemd(live: Any) -> None:
         assert world.keeper.lasting.page() == {}
 
     on_systemd(live, day)
+
+
+def test_who_is_given_back_his_cpus_has_them_as_a_property(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        world.keeper.enforcer.paused = True
+        await world.keeper.lasting.give(ls, cpus_of(ALL), Mask.parse("0-1"))
+        assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
+        systemd.away = True
+        await world.keeper.lasting.give(ls, REST, Mask.parse("0"))
+        assert "cannot ask systemd" in str(world.keeper.problems.page())
+
+    on_systemd(live, day)
