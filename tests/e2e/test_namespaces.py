@@ -1,0 +1,111 @@
+"""The daemon as a container would have it: namespaces of its own, the machine's cgroups at another path.
+
+Its cgroup namespace begins at a group of its own, three levels deep; there ``/sys/fs/cgroup`` shows that
+group and nothing above, and the machine's hierarchies are below another folder, as its ``/proc`` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import daemon as daemons
+import pytest
+from bed import Bed, wait_for
+from cri import cgroup_of, cpuset_root, is_v2, online
+from daemon import Daemon, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(is_v2(), reason="moving processes about is shown on v1")]
+
+ALL = online()
+LAST = CpuSet([max(ALL)])
+REST = ALL - LAST
+
+CONTAINED = """#!/bin/sh
+# The program in namespaces of its own where it serves; else as it is.
+[ "$1" = serve ] || exec {program} "$@"
+echo $$ >{group}/cgroup.procs
+exec unshare --cgroup --mount --propagation private sh -e -c '
+mount --rbind /sys/fs/cgroup {host}/cgroup
+mount --rbind /proc {host}/proc
+umount -l /sys/fs/cgroup
+mount -t tmpfs none /sys/fs/cgroup
+mkdir /sys/fs/cgroup/cpuset
+mount -t cgroup -o cpuset none /sys/fs/cgroup/cpuset
+exec {program} "$@"' sh "$@"
+"""
+
+
+def make(group: Path) -> Path:
+    """Make a group with the lists of the one above."""
+    group.mkdir()
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        (group / file).write_text((group.parent / file).read_text())
+    return group
+
+
+@pytest.fixture
+def groups(bed: Bed) -> Iterator[list[Path]]:
+    """Groups that a test makes, the outermost first; they go with it."""
+    made = [make(cpuset_root() / f"{bed.cgroup.lstrip('/')}-contained")]
+    yield made
+    for group in reversed(made):
+        if group.is_dir():
+            wait_for(f"{group} to be empty", lambda group=group: group.rmdir() or True)
+
+
+@pytest.fixture
+def contained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: list[Path], proxies: Callable[..., Daemon]
+) -> Daemon:
+    """A daemon in namespaces."""
+    for name in ("a", "b"):
+        groups.append(make(groups[-1] / name))
+    for name in ("cgroup", "proc"):
+        (tmp_path / "host" / name).mkdir(parents=True)
+    wrapper = tmp_path / "contained"
+    program = daemons.PROGRAM
+    wrapper.write_text(CONTAINED.format(program=program, group=groups[-1], host=tmp_path / "host"))
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(daemons, "PROGRAM", wrapper)
+    return proxies(cgroupRoot=str(tmp_path / "host/cgroup"), procfsRoot=str(tmp_path / "host/proc"))
+
+
+def where(pid: int) -> str:
+    """The group of a process, as the machine sees it."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return next(line.split(":", 2)[2] for line in lines if line.split(":", 2)[1] == "cpuset")
+
+
+def test_containers_are_found_and_moved(bed: Bed, contained: Daemon, groups: list[Path]) -> None:
+    assert where(contained.pid) == f"/{groups[-1].relative_to(cpuset_root())}"
+    own_view = Path(f"/proc/{contained.pid}/root/sys/fs/cgroup/cpuset")
+    assert not (own_view / bed.cgroup.lstrip("/")).exists(), (
+        "it should see the machine's groups elsewhere only"
+    )
+    with contained.client() as client:
+        node = Node(bed, contained, client)
+        shared = node.spawn("ls")
+        lse = node.spawn("lse", LAST)
+        node.check()
+        node.remove(lse)
+        node.settle()
+
+        # Now one whose group has no usual name: all that leads to it is told relative to our namespace.
+        group = cgroup_of(shared)
+        assert group is not None
+        groups.append(make(cpuset_root() / bed.cgroup.lstrip("/") / "odd"))
+        groups.append(make(groups[-1] / shared))
+        (pid,) = (group / "cgroup.procs").read_text().split()
+        (groups[-1] / "cgroup.procs").write_text(pid)
+        group.rmdir()
+        wait_for("it to be found", lambda: contained.status()["counters"].get("cgroups_located") == 1)
+        node.spawn("lse", LAST)
+        assert CpuSet.parse((groups[-1] / "cpuset.cpus").read_text()) == REST
+        told = [problem["what"] for problem in contained.status()["problems"]]
+        assert not [what for what in told if "cannot find" in what], told
+        make(group)  # for its runtime
+        (group / "cgroup.procs").write_text(pid)
+    bed.clear()
