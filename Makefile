@@ -25,7 +25,7 @@ CHURN_ARGS ?=
 CRIO ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio lint mutate bench bench-go crash churn conformance proto lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio lint mutate bench bench-go crash churn drift conformance proto lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ crash: venv ## kill the daemon at every step and at 500 moments: CRASH_ARGS="--m
 
 churn: venv ## 20,000 calls with a runtime and a kernel that fail now and then: CHURN_ARGS="--calls 2000"
 	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
+
+drift: venv e2e-tools ## measure how soon a cpuset that somebody else wrote is put back: as root on Debian, a minute
+	@$(BIN)/python bench/drift_figures.py
 
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)

@@ -1,0 +1,172 @@
+"""How soon somebody else's write to a cpuset is put back: a command by itself, as root, some minutes
+
+    .venv/bin/python bench/drift_figures.py
+
+A real containerd with real cgroups (the bed of the end-to-end tests), a real daemon with its defaults. Time
+is taken from when the writer has returned until the kernel holds what it should. Each container is written to
+once in each row: who writes again and again is fought more slowly, on purpose.
+
+- direct write: one write to ``cpuset.cpus``, by this process;
+- runc update: ``UpdateContainerResources`` at the runtime's own socket, past the daemon;
+- by the clock: a direct write where the kernel does not tell of writes. For this the daemon is started with
+  an inotify that refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
+
+import daemon
+from bed import Bed, wait_for, why_not
+from cri import cgroup_of, online
+from table import number, render
+
+HEAD = ("drift repaired after", "median", "worst", "bar", "times")
+SHARERS, ROUNDS = 12, 5
+SOON_S, CLOCK_S, LIMIT_S = 1.0, 10.0, 60.0
+DEAF = """#!{python}
+import sys
+import proxy.apply.inotify
+from proxy.model.errors import CgroupError
+
+
+def refuse(*_):
+    raise CgroupError("cannot watch cpusets for writes by others: not in this measurement", 24)
+
+
+proxy.apply.inotify.InotifyWrites.__init__ = refuse
+from proxy.__main__ import main
+
+sys.exit(main())
+"""
+"""The daemon's program, but nobody tells it of writes."""
+
+
+@contextmanager
+def node(folder: Path, bed: Bed, program: Path) -> Iterator[tuple[daemon.Node, list[str]]]:
+    """Start a daemon with its defaults, with an owner and sharers; gives the sharers."""
+    daemon.PROGRAM = program
+    there = daemon.Daemon(folder, bed, {"reconcilePeriod": "10s"})
+    there.start()
+    try:
+        with there.client() as client:
+            found = daemon.Node(bed, there, client)
+            found.spawn("lse", last())
+            sharers = [found.spawn("ls") for _ in range(SHARERS)]
+            quiet(there)
+            yield found, sharers
+    finally:
+        bed.clear()
+        there.stop()
+
+
+def last() -> daemon.CpuSet:
+    return daemon.CpuSet([max(online())])
+
+
+def quiet(there: daemon.Daemon) -> None:
+    """Wait until nothing more is written or told to the runtime."""
+
+    def still() -> bool:
+        before = counts(there)
+        time.sleep(1)
+        return counts(there) == before
+
+    wait_for("the daemon to come to rest", still, LIMIT_S)
+
+
+def counts(there: daemon.Daemon) -> list[int]:
+    counters = there.status()["counters"]
+    return [counters.get(name, 0) for name in ("cpusets_written", "settled", "drift_repaired")]
+
+
+def file_of(container: str) -> Path:
+    folder = cgroup_of(container)
+    assert folder is not None
+    return folder / "cpuset.cpus"
+
+
+def once(file: Path, write: Callable[[], None], pause: float = 0) -> float:
+    """Write after a pause, and give the seconds until what was there is there again."""
+    right = file.read_text()
+    time.sleep(pause)
+    write()
+    begun = time.perf_counter()
+    while file.read_text() != right:
+        if time.perf_counter() - begun > LIMIT_S:
+            raise SystemExit(f"not put back within {LIMIT_S:g} s: {file}")
+        time.sleep(0.0005)
+    return time.perf_counter() - begun
+
+
+def direct(file: Path) -> Callable[[], None]:
+    def write() -> None:
+        fd = os.open(file, os.O_WRONLY)
+        os.write(fd, str(online()).encode())
+        os.close(fd)
+
+    return write
+
+
+def row(what: str, seconds: list[float], bar: float) -> tuple[list[str], bool]:
+    missed = max(seconds) >= bar
+    told = [number(statistics.median(seconds) * 1000, "ms"), number(max(seconds) * 1000, "ms")]
+    return [what, *told, f"{bar:g} s" + (" MISSED" if missed else ""), str(len(seconds))], missed
+
+
+def measure(folder: Path, bed: Bed) -> list[tuple[list[str], bool]]:
+    program, deaf = daemon.PROGRAM, folder / "deaf"
+    deaf.write_text(DEAF.format(python=sys.executable))
+    deaf.chmod(0o755)
+    with node(folder / "told", bed, program) as (found, sharers):
+        assert found.daemon.status()["drift"]["not_watched"] == ""
+        straight = [once(file := file_of(one), direct(file), pause=0.1) for one in sharers]
+        quiet(found.daemon)
+        with bed.client() as behind:
+            updates = [
+                once(file_of(one), lambda one=one: behind.update(one, cpuset_cpus=str(online())))
+                for one in sharers
+            ]
+        wars = found.daemon.status()["drift"]["wars"]
+        assert not wars, wars
+    clock = []
+    with node(folder / "deaf.d", bed, deaf) as (found, sharers):
+        assert found.daemon.status()["drift"]["watched"] == 0
+        for one in sharers[:ROUNDS]:
+            time.sleep(random.uniform(0, CLOCK_S / 2))
+            clock.append(once(file := file_of(one), direct(file)))
+    return [
+        row("a direct write", straight, SOON_S),
+        row("a runc update behind our back", updates, SOON_S),
+        row("a direct write, by the clock alone", clock, CLOCK_S),
+    ]
+
+
+def main() -> int:
+    reason = why_not()
+    if reason:
+        print(f"drift: not measured, {reason}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="topoproxy-drift-") as name:
+        bed = Bed(Path(name) / "bed").start()
+        try:
+            rows = measure(Path(name), bed)
+        finally:
+            bed.stop()
+    print(render(HEAD, [told for told, _ in rows]))
+    return int(any(missed for _, missed in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
