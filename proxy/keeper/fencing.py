@@ -196,12 +196,13 @@ class Fencing:
         except (CgroupError, UnavailableError) as error:
             self._lasting.failed(container_id, error)
             again.append(container_id)
-        finally:
-            # The one who set the property has seen the file written; where nobody could, it is written here.
-            keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
-            await self.take(fence)
-            then()
-            self._lasting.changed(again)
+        except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
+            keeper.broken(error)
+        # Who set the property has seen the file written; where nobody could, it is written here.
+        keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
+        await self.take(fence)
+        then()
+        self._lasting.changed(again)
 
     # -- in the kernel worker -----------------------------------------------------------------------------
 
