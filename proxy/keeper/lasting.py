@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 PER_SECOND = 50.0
 """So many units are set a second in the background; each costs systemd a small file."""
+LOOK = 0.2
+"""What it costs to look at a unit that is as it should be, as a part of that."""
 AWAY_S = 1.0
 
 
@@ -163,8 +165,8 @@ class Lasting:
                 container_id = next(iter(self._dirty))
                 del self._dirty[container_id]
                 try:
-                    if await self._compare(container_id):
-                        await asyncio.sleep(1 / PER_SECOND)
+                    was_set = await self._compare(container_id)
+                    await asyncio.sleep((1 if was_set else LOOK) / PER_SECOND)
                 except CgroupError as error:
                     self.failed(container_id, error)
                 except UnavailableError as error:
