@@ -84,10 +84,10 @@ class Fencing:
         return self.fences is not None and _POD.search(name) is not None
 
     def need(self, container: Container) -> CpuSet:
-        """Give what the containers of a container's pod are to have."""
-        state = self._keeper.state
-        pod = state.in_sandbox(container.pod.sandbox_id)
-        return CpuSet.from_bits(union(state.wanted(c).bits for c in pod if c.phase is not Phase.EXITED))
+        """Give what the containers in the slice of a container's pod are to have, of an old sandbox too."""
+        state, parent = self._keeper.state, container.pod.cgroup_parent
+        there = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
+        return CpuSet.from_bits(union(state.wanted(c).bits for c in there if c.phase is not Phase.EXITED))
 
     async def put(self, container: Container) -> Fence | None:
         """Put up a fence; None where there is nothing to fence."""
