@@ -120,7 +120,11 @@ class CreateCalls:
         container_id = pb.CreateContainerResponse.FromString(message).container_id
         if container_id:
             trip.named = True
-            self.keeper.created(trip.target, container_id)
+            keeper = self.keeper
+            keeper.created(trip.target, container_id)
+            made = keeper.state.containers.get(container_id)
+            if made and keeper.state.owners and keeper.enforcer.pauses.has_monitors(made.pod):
+                keeper.spawn(keeper.clear_sandboxes())
 
     def _create_done(self, trip: Trip, status: int | None) -> None:
         if trip.named:

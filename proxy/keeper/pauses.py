@@ -15,9 +15,13 @@ process namespace, to bury the dead. So it is moved with as little effort as can
   that is seen to when all is compared, never on the way of a call. No group above is widened for that.
 * What cannot be written is told; a sleeping process is no reason to refuse anybody.
 
+CRI-O puts a monitor (conmon) for each container into a group beside it, ``crio-conmon-ID``, unless systemd
+has them elsewhere: it copies what the container says, as long as it lives, and is treated as the sandbox is.
+They are looked for in pods only whose sandbox has a group of CRI-O's making.
+
 Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be_groups``. A runtime
-may give a sandbox no group (CRI-O drops it, a virtual machine needs none): it is looked for twice, and then
-seldom. Runs in the kernel worker's thread.
+may give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in
+the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -29,13 +33,16 @@ from proxy.keeper.kernel_ports import Cgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
-from proxy.model.workload import KubeQos, Pod, Pool, QosClass
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
 _GONE = (errno.ENOENT, errno.ENODEV)
+_CRIO = "crio-"
+_MONITOR = "conmon-"
 TRIES, SELDOM = 2, 32
 """So often a group that is not there is looked for; then once in so many passes."""
+_NO_MONITOR = (Phase.CREATING, Phase.EXITED)
 
 
 class Pauses:
@@ -49,8 +56,13 @@ class Pauses:
         self._cgroups = cgroups
         self._seen: dict[str, tuple[str, CpuSet]] = {}
         self._missed: dict[str, int] = {}
+        self._monitored: set[str] = set()
         self._passes = 0
         self.written = 0
+
+    def has_monitors(self, pod: Pod) -> bool:
+        """Tell whether a pod's containers have monitors in groups of their own."""
+        return pod.sandbox_id in self._monitored
 
     def leave(self, state: NodeState) -> list[str]:
         """Have sandboxes leave CPUs that are outside of their pools.
@@ -61,12 +73,12 @@ class Pauses:
         errors: list[str] = []
         if not state.owners:
             return errors  # the pools are all that there is
-        for pod, pool in self._ours(state):
-            known = self._seen.get(pod.sandbox_id)
-            if known is None and self._missed.get(pod.sandbox_id, 0) < TRIES:
-                known = self._look(pod, errors)
+        for key, pod, pool in self._ours(state):
+            known = self._seen.get(key)
+            if known is None and self._missed.get(key, 0) < TRIES:
+                known = self._look(key, pod, errors)
             if known is not None and not known[1] <= pool:
-                self._write(pod, known[0], _rest(known[1], pool, state.node.reserved), errors)
+                self._write(key, pod, known[0], _rest(known[1], pool, state.node.reserved), errors)
         return errors
 
     def follow(self, state: NodeState) -> list[str]:
@@ -76,23 +88,41 @@ class Pauses:
             What could not be written, in words.
         """
         self._passes += 1
-        self._seen = {k: v for k, v in self._seen.items() if k in state.pods}
-        self._missed = {k: v for k, v in self._missed.items() if k in state.pods}
+        self._monitored &= state.pods.keys()
+        there = state.pods.keys() | {_MONITOR + i for i in state.containers if self._monitored}
+        self._seen = {k: v for k, v in self._seen.items() if k in there}
+        self._missed = {k: v for k, v in self._missed.items() if k in there}
         errors: list[str] = []
-        for pod, pool in self._ours(state):
-            known = self._seen.get(pod.sandbox_id)
+        for key, pod, pool in self._ours(state):
+            known = self._seen.get(key)
             if state.owners or known is None or known[1] != pool:
-                known = self._look(pod, errors)
+                known = self._look(key, pod, errors)
             if known is None or (known[1] <= pool and (state.owners or known[1] == pool)):
                 continue
             path, has = known
             want = _rest(has, pool, state.node.reserved) if state.owners else pool & self._above(path)
             if want and want != has:
-                self._write(pod, path, want, errors)
+                self._write(key, pod, path, want, errors)
         return errors
 
-    def _ours(self, state: NodeState) -> Iterator[tuple[Pod, CpuSet]]:
-        """Give the sandboxes that are seen to here, each with its pool."""
+    def _ours(self, state: NodeState) -> Iterator[tuple[str, Pod, CpuSet]]:
+        """Give the sandboxes that are seen to here, and monitors: the name to find it by, its pod, its pool.
+
+        Sandboxes come first: from them is known who has monitors.
+        """
+        pools = dict(self._pools(state))
+        for sandbox_id, pool in pools.items():
+            yield sandbox_id, state.pods[sandbox_id], pool
+        if self._monitored:
+            for container in state.containers.values():
+                pod = container.pod
+                if pod.sandbox_id in self._monitored and container.phase not in _NO_MONITOR:
+                    pool = pools.get(pod.sandbox_id, CpuSet())
+                    if pool:
+                        yield _MONITOR + container.id, pod, pool
+
+    def _pools(self, state: NodeState) -> Iterator[tuple[str, CpuSet]]:
+        """Give the pools of sandboxes, by id."""
         erased = state.node.be_cpuset is BeCpuset.ERASE
         pools: dict[tuple[QosClass, KubeQos], CpuSet] = {}
         for pod in state.pods.values():
@@ -103,11 +133,10 @@ class Pauses:
                 # Suppression changes every second, and what sleeps need not follow it.
                 pool = pools[key] = state.pools.be if name is Pool.BE else state.pools.of(name)
             if pod.cgroup_parent and not (erased and pod.kube_qos is KubeQos.BEST_EFFORT):
-                yield pod, pool
+                yield pod.sandbox_id, pool
 
-    def _look(self, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
-        """Read what a sandbox has now; None where it has no group."""
-        key = pod.sandbox_id
+    def _look(self, key: str, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
+        """Read what a sandbox or a monitor has now; None where it has no group."""
         known = self._seen.get(key)
         missed = self._missed.get(key, 0)
         if known is None and missed >= TRIES and self._passes % SELDOM:
@@ -117,19 +146,21 @@ class Pauses:
             try:
                 found = self._seen[key] = path, self._cgroups.read(path).effective_cpus
             except CgroupError as error:
-                self._failed(pod, error, errors)
+                self._failed(key, pod, error, errors)
             else:
                 self._missed.pop(key, None)
+                if key == pod.sandbox_id and path.rpartition("/")[2].startswith(_CRIO):
+                    self._monitored.add(key)
                 return found
         self._missed[key] = missed + 1
         return None
 
-    def _write(self, pod: Pod, path: str, cpus: CpuSet, errors: list[str]) -> None:
+    def _write(self, key: str, pod: Pod, path: str, cpus: CpuSet, errors: list[str]) -> None:
         try:
             self.written += self._cgroups.write(path, cpus, None)
-            self._seen[pod.sandbox_id] = path, cpus
+            self._seen[key] = path, cpus
         except CgroupError as error:
-            self._failed(pod, error, errors)
+            self._failed(key, pod, error, errors)
 
     def _above(self, path: str) -> CpuSet:
         try:
@@ -137,10 +168,11 @@ class Pauses:
         except CgroupError:
             return CpuSet()
 
-    def _failed(self, pod: Pod, error: CgroupError, errors: list[str]) -> None:
-        self._seen.pop(pod.sandbox_id, None)
+    def _failed(self, key: str, pod: Pod, error: CgroupError, errors: list[str]) -> None:
+        self._seen.pop(key, None)
         if error.errno not in _GONE:
-            errors.append(f"cannot move the sandbox of {pod.ref}: {error}")
+            what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
+            errors.append(f"cannot move the {what} of {pod.ref}: {error}")
 
 
 def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:

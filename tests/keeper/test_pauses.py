@@ -172,6 +172,54 @@ def test_what_cannot_be_written_is_told_and_what_is_gone_is_not(tree: Tree) -> N
     assert on(tree, LS) == "1-7"
 
 
+def sharer(name: str, phase: Phase = Phase.RUNNING) -> Container:
+    placement = Placement(Pool.SHARED, CpuSet(), Mask())
+    return Container(name, name, LS, Request(), placement, phase, 0, name)
+
+
+def crio(tree: Tree, of: Pod, *containers: str) -> None:
+    """Make of a pod what CRI-O makes of it."""
+    home = f"kubepods/pod{of.uid}"
+    tree.rmdir(f"{home}/{of.sandbox_id}")
+    for name in (of.sandbox_id, *containers, *(f"conmon-{c}" for c in containers)):
+        tree.mkdir(f"{home}/crio-{name}")
+        if tree.version == 1:
+            tree.write(f"{home}/crio-{name}", MACHINE.online, Mask((0,)))
+
+
+def cpus(tree: Tree, path: str) -> str:
+    return str(FolderCgroups.read(tree, path).effective_cpus)
+
+
+def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
+    crio(tree, LS, "a", "b")
+    crio(tree, LSR, "own")
+    ours = Pauses(tree)
+    a, b = sharer("a"), sharer("b", Phase.CREATING)
+    assert ours.leave(state(owner("0-1"), a, b)) == []
+    assert ours.has_monitors(LS)
+    assert not ours.has_monitors(BE), "it has a sandbox as containerd makes it"
+    monitor = "kubepods/podls/crio-conmon-{}".format
+    assert [cpus(tree, monitor(c)) for c in "ab"] == ["2-7", "0-7"]
+    assert cpus(tree, "kubepods/podlsr/crio-conmon-own") == "2-7", "an owner's monitor shares, too"
+    assert cpus(tree, "kubepods/podls/crio-a") == "0-7", "containers are somebody else's business"
+    assert ours.leave(state(owner("0-1"), a, sharer("b", Phase.CREATED))) == []
+    assert cpus(tree, monitor("b")) == "2-7"
+    assert ours.follow(state(a)) == []
+    assert cpus(tree, monitor("a")) == "0-7"
+    assert set(ours._seen) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
+
+
+def test_nobody_looks_for_monitors_where_there_are_none(tree: Tree) -> None:
+    found: list[str] = []
+    find = tree.find
+    tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]
+    ours = Pauses(tree)
+    for look in (ours.leave, ours.follow):
+        look(state(owner("0"), sharer("a")))
+    assert not [key for key in found if key.startswith("conmon")]
+
+
 def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
     node = dataclasses.replace(NODE, be_cpuset=BeCpuset.ERASE)
     Pauses(tree).follow(state(owner("0", hard=True), node=node))
