@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.config.schema import Config, Mode, OnError
+from proxy.config.schema import Config, Mode, OnError, Partitions
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
@@ -72,6 +72,7 @@ def keeper_of(
     if reread:
         _listen_to_hardware(keeper)
         keeper.hotplug.strays = _strays(config, keeper.enforcer.cgroups)
+    _partitions(config, keeper, ledger)
     keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
@@ -101,6 +102,19 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
     """Give the folder at which controllers are looked for; None where a tree does not tell its own."""
     root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
     return root if isinstance(root, Path) else None
+
+
+def _partitions(config: Config, keeper: Keeper, ledger: Ledger | None) -> None:
+    """Have owned CPUs be partitions, or end those that an earlier run has made."""
+    asked = "" if config.apply.partitions is Partitions.NONE else config.apply.partitions.value
+    if not asked and not (ledger is not None and any(key.startswith("x/") for key in ledger.entries)):
+        return
+    from proxy.apply.partitions import open_partitions
+    from proxy.keeper.partitions import OwnersPartitions
+
+    kernel = open_partitions(keeper.enforcer.cgroups)
+    if kernel is not None:
+        keeper.partitions = OwnersPartitions(keeper, kernel, asked)
 
 
 def _places(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from proxy.admin.drift import drift
 from proxy.admin.kubelet import kubelet
+from proxy.admin.partitions import partitions
 from proxy.admin.prescribed import prescribed
 from proxy.admin.quotas import quotas
 from proxy.admin.release import release
@@ -39,6 +40,7 @@ def render(status: object, width: int = 100) -> str:
     lines += [*prescribed(as_map(data.get("prescribed"))), *kubelet(as_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
+    lines += partitions(as_map(data.get("partitions")))
     lines += short([as_map(entry) for entry in as_list(data.get("short"))])
     lines += [*_containers(data, width), *drift(as_map(data.get("drift")), width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.sections import (
+    ApplyConfig,
     BeSuppressConfig,
     KoordinatorConfig,
     KubeletConfig,
@@ -29,6 +30,7 @@ from proxy.config.words import (
     MemoryNodes,
     Mode,
     OnError,
+    Partitions,
 )
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
@@ -36,6 +38,7 @@ from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 __all__ = [
     "API_VERSION",
     "KIND",
+    "ApplyConfig",
     "BeSuppressConfig",
     "Config",
     "CpuManagerPolicy",
@@ -48,6 +51,7 @@ __all__ = [
     "MemoryNodes",
     "Mode",
     "OnError",
+    "Partitions",
     "ReserveConfig",
     "Setting",
     "SettleConfig",
@@ -250,6 +254,9 @@ class Config:
     be_suppress: BeSuppressConfig = field(
         default=BeSuppressConfig(),
         metadata=section("beSuppress", "Keeping BE pods within what the others leave (Koordinator)."),
+    )
+    apply: ApplyConfig = field(
+        default=ApplyConfig(), metadata=section("apply", "How owned CPUs are kept in the kernel.")
     )
     settle: SettleConfig = field(
         default=SettleConfig(), metadata=section("settle", "Making cpusets last at the runtime.")

@@ -19,7 +19,7 @@ from proxy.config.kinds import (
     whole,
 )
 from proxy.config.setting import key
-from proxy.config.words import LogFormat, LogLevel
+from proxy.config.words import LogFormat, LogLevel, Partitions
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy, SuppressMode
 
@@ -225,6 +225,21 @@ class BeSuppressConfig:
     )
     period: float = field(
         default=1.0, metadata=key("period", duration(0.1, 60), "How often usage is looked at.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyConfig:
+    """What the kernel does for cpusets beyond keeping them."""
+
+    partitions: Partitions = field(
+        default=Partitions.NONE,
+        metadata=key(
+            "partitions",
+            choice(Partitions),
+            "On cgroup v2, what CPUs that only their owner may use become: root, a scheduling domain of its "
+            "own that nothing else on the node runs on; isolated, without load balancing too.",
+        ),
     )
 
 

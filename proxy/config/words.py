@@ -41,6 +41,14 @@ class MemoryNodes(enum.StrEnum):
     LEAVE = "leave"
 
 
+class Partitions(enum.StrEnum):
+    """What the kernel makes of CPUs that are owned (cpuset.cpus.partition of cgroup v2)."""
+
+    NONE = "none"
+    ROOT = "root"
+    ISOLATED = "isolated"
+
+
 class LogLevel(enum.StrEnum):
     """The least important records that are written."""
 

@@ -58,6 +58,7 @@ class Enforcer:
         cgroups: Where.
         pauses: Writes the groups of sandboxes.
         paused: True while nothing is to be written: what is queued already does nothing either.
+        first: What is done before anybody is written.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Enforcer:
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
         self.pauses = Pauses(cgroups)
+        self.first: Callable[[], None] = lambda: None
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the sets of some containers.
@@ -98,6 +100,7 @@ class Enforcer:
         done = Enforced()
         if self.paused:
             return done
+        self.first()
         left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
         for container_id in left:
             container = self._state().containers.get(container_id)

@@ -20,6 +20,7 @@ import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING
 
 from proxy.keeper.bad_input import BadInput
 from proxy.keeper.beside import BesideKubelet
@@ -52,6 +53,9 @@ from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
+
+if TYPE_CHECKING:
+    from proxy.keeper.partitions import OwnersPartitions
 
 
 class Keeper:
@@ -98,6 +102,7 @@ class Keeper:
         self.sandboxes = Sandboxes(self)
         self.quotas = Quotas(self)
         self.mems = MemoryNodes(self)
+        self.partitions: OwnersPartitions | None = None
         self.lasting = Lasting(self)
         self.watching = Watching(self, None)
         self.hotplug = Hotplug(self, hardware)
@@ -196,7 +201,7 @@ class Keeper:
         """Take note of what an enforcement did; ``look_again``: ask the runtime about who has no cgroup."""
         self.counters["cpusets_written"] += len(done.written)
         self.counters["sandboxes_written"] = self.enforcer.pauses.written
-        self.drift.repairs.note(done)
+        self.drift.note(done)
         for note in done.notes:
             self.problems.note(note)
         for container_id in done.written:
@@ -270,6 +275,8 @@ class Keeper:
             pod = self.state.pods.get(changed.pod.sandbox_id)
             if pod is not None and pod is not before.pods.get(pod.sandbox_id):
                 self.journal.put(f"p/{pod.sandbox_id}", pod)  # init containers have let go of memory
+            if self.partitions is not None and changed.placement.pool is Pool.OWN:
+                self.partitions.stir()
         self.journal.put(f"c/{container_id}", changed)
 
     # -- going --------------------------------------------------------------------------------------------
@@ -353,3 +360,5 @@ class Keeper:
         await asyncio.to_thread(self.prescriptions.close)
         await asyncio.to_thread(self.beside.close)
         await asyncio.to_thread(self.mems.close)
+        if self.partitions is not None:
+            self.partitions.close()

@@ -39,6 +39,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
             _container(keeper, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
         ],
         "quotas": quotas_page(keeper),
+        **({"partitions": keeper.partitions.page()} if keeper.partitions is not None else {}),
         "problems": keeper.problems.page(),
         "violations": violations(state),
         "short": keeper.hotplug.shortage.page(),

@@ -47,6 +47,8 @@ class Sync:
         """Load what the ledger holds; the first pass then compares it with what is there."""
         keeper = self._keeper
         keeper.quotas.load(entries)
+        if keeper.partitions is not None:
+            keeper.partitions.load(entries)
         node = keeper.state.node
         pods, containers = self._recorded(entries)
         keeper.state = recounted(type(keeper.state).of(node, pods, containers))
@@ -187,6 +189,8 @@ class Sync:
         self._say_lost([i for i in done.lost if i not in found], listing, began)
         await self._also(keeper.quotas.once())
         await self._also(keeper.mems.once())
+        if keeper.partitions is not None:
+            await self._also(keeper.partitions.once())
 
     async def _also(self, work: Awaitable[None]) -> None:
         """Do what a pass does besides: a fault in it must not keep the node from being in step."""

@@ -40,6 +40,8 @@ def rest(keeper: Keeper, *, resting: bool) -> None:
     keeper.enforcer.forget()
     keeper.mems.forget()
     keeper.quotas.leaving = resting
+    if keeper.partitions is not None:
+        keeper.partitions.jobs.leaving = resting
     keeper.options = dataclasses.replace(keeper.options, enforce=not resting)
 
 
@@ -196,6 +198,8 @@ class Release:
         listed = not progress.sweeps or await self._passed()
         await keeper.beside.refresh(self._worker)
         await keeper.quotas.once()
+        if keeper.partitions is not None:
+            await keeper.partitions.once()
         given = await self._kernel()
         for number, error in enumerate(given.errors):
             progress.left[f"kernel {number}"] = error
@@ -214,6 +218,8 @@ class Release:
         keeper, left = self._keeper, self.progress.left
         if keeper.quotas.groups is not None and keeper.quotas.records:
             left["quotas"] = f"{len(keeper.quotas.records)} CFS quotas are not back yet"
+        if keeper.partitions is not None and keeper.partitions.jobs.records:
+            left["partitions"] = f"{len(keeper.partitions.jobs.records)} partitions are not ended yet"
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not off yet"
         flying = any(self._telling.is_flying(c) for c in keeper.state.containers.values())

@@ -1,0 +1,77 @@
+"""What the keeper needs of the kernel for partitions. Every call may block and is made in a worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.model.idset import CpuSet
+
+MEMBER = "member"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """What a group is, in the kernel's words.
+
+    Attributes:
+        kind: ``member``, ``root`` or ``isolated``.
+        valid: Whether it is a partition in force.
+        reason: Why not; empty where the kernel gives none.
+    """
+
+    kind: str
+    valid: bool
+    reason: str = ""
+
+
+class Partitions(Protocol):
+    """Partitions of the cpuset controller's tree, by path below its root."""
+
+    @property
+    def lack(self) -> str:
+        """Why there are no partitions at all, in words; empty where there may be."""
+
+    def file(self, path: str) -> str:
+        """Give the file that tells by poll when a partition changes; empty where none does."""
+
+    def look(self, path: str) -> PartitionState:
+        """Read what a group is.
+
+        Raises:
+            CgroupError: It is gone, or the kernel has no partitions (errno ENOENT), or it cannot be read.
+        """
+
+    def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
+        """Give what a partition with these CPUs would add to the exclusive sets of the groups above it.
+
+        Raises:
+            CgroupError: They cannot be read.
+        """
+
+    def isolated(self) -> CpuSet | None:
+        """Give all CPUs of isolated partitions; None where the kernel does not tell."""
+
+    def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
+        """Make a group a partition, and read back what came of it.
+
+        Args:
+            path: The group; its list is ``cpus`` already.
+            cpus: The CPUs.
+            kind: ``root`` or ``isolated``.
+            lent: What ``lent`` gave.
+
+        Returns:
+            What it is now. Where it is not valid, it was made a member again, and all is as before.
+
+        Raises:
+            CgroupError: The group is gone (errno ENOENT), or it could not be made a member again.
+        """
+
+    def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
+        """Make a group a member, and take its CPUs out of the exclusive sets again; nothing where it is so.
+
+        Raises:
+            CgroupError: The kernel refused; it can be tried again.
+        """

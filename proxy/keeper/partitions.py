@@ -1,0 +1,175 @@
+"""Which owners' CPUs are partitions, and when they are made and ended (``apply.partitions``).
+
+Theory. A partition is an addition: the cpusets hold without it, and whatever goes wrong with it costs the
+partition only. What the kernel does with one is in ``proxy.apply.partitions``; here is who and when.
+
+* Who: a container that runs, owns CPUs, and has them in force. Not one whose CPUs others may use: BE
+  containers those of an LSR pod, several containers those of their pod. The kernel would take them away from
+  the others without a word.
+* Made: after the container has started, beside everything else, one at a time. By then the others have left
+  (the create's barrier), and the set is in force.
+* Ended: before anything that depends on it. Each job that writes cpusets first ends the partitions that the
+  newest state no longer wants (``clear``, in the kernel worker's thread): their owner has ended, or is to
+  have other CPUs, or all is being released. So nobody grows onto CPUs that the kernel withholds; where
+  ending fails it is told, and whoever cannot grow is told by his own write that does not take effect.
+* Known: a *record* (``x/`` and the container's id) with all that will be written goes to the ledger before it
+  is written. After a crash the first pass ends, by the records, what is no longer wanted.
+* Compared: in each pass, and as soon as the kernel tells that one has changed. One that is not what it should
+  be is made a member at once, since an invalid one may run on everybody's CPUs; it is told with the kernel's
+  reason, and tried again ever more rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from proxy.keeper.backoff import BackOff
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.partition_bell import Bell
+from proxy.keeper.partition_jobs import Jobs, Record, shared_with
+from proxy.keeper.partition_ports import MEMBER, Partitions, PartitionState
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase, Pool
+
+KEY = "x/"
+
+
+class OwnersPartitions:
+    """Makes and ends the partitions of a keeper's owners.
+
+    Attributes:
+        jobs: What is done in the kernel worker's thread.
+        why: Why a container has none, by its id, in words.
+    """
+
+    def __init__(self, keeper: Keeper, kernel: Partitions, asked: str) -> None:
+        self._keeper = keeper
+        self._kernel = kernel
+        self.why: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+        self._patience = BackOff()
+        self._stirred = False
+        self._isolated: CpuSet | None = None
+        self._bell = Bell(self.stir)
+        self.jobs = Jobs(keeper, kernel, asked, self._bell)
+        keeper.enforcer.first = self.jobs.clear
+        if asked and kernel.lack:
+            keeper.problems.note(f"cannot make partitions of owned CPUs (apply.partitions): {kernel.lack}")
+
+    def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
+        """Take over what the ledger holds; the first pass compares it."""
+        for key, value in entries.items():
+            if not key.startswith(KEY):
+                continue
+            try:
+                self.jobs.records[key.removeprefix(KEY)] = Record.load(value)
+            except ValueError as error:
+                self._keeper.problems.note(f"cannot use the ledger's record {key}: {error}")
+
+    # -- deciding -----------------------------------------------------------------------------------------
+
+    def stir(self) -> None:
+        """Something has changed: look soon."""
+        if not self._stirred:
+            self._stirred = True
+            self._keeper.spawn(self._soon())
+
+    async def _soon(self) -> None:
+        self._stirred = False
+        await self.once()
+
+    async def once(self) -> None:
+        """End what is not wanted, compare what is there, and make what is missing."""
+        keeper = self._keeper
+        if not (keeper.options.enforce or self.jobs.leaving):
+            return
+        async with self._lock:
+            self._forget()
+            await keeper.kernel.run(self.jobs.clear)
+            self._forget()
+            if not self.jobs.records and (not self.jobs.asked or self._kernel.lack):
+                return
+            self._say_lost(await keeper.kernel.run(self.jobs.compare))
+            self._forget()
+            there = keeper.state.containers
+            self.why = {i: why for i, why in self.why.items() if i in there}
+            owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
+            self._patience.tick(set(there))
+            for container in owners:
+                if container.id not in self.jobs.records and self._patience.due(container.id):
+                    await self._make(container)
+            self._isolated = await keeper.kernel.run(self._kernel.isolated)
+            self._bell.wind()
+
+    async def _make(self, container: Container) -> None:
+        keeper, state = self._keeper, self._keeper.state
+        if self.jobs.wanted(state, container.id) is None:
+            if self.jobs.asked and not self.jobs.leaving and not self._kernel.lack:
+                self.why[container.id] = shared_with(state, container, state.wanted(container))
+            return
+        record = await keeper.kernel.run(self.jobs.plan, container.id)
+        if record is None:
+            return  # it has changed meanwhile: whoever did that looks again
+        self.jobs.records[container.id] = record
+        keeper.journal.put(KEY + container.id, record.dump())
+        await keeper.journal.flush()
+        made = await keeper.kernel.run(self.jobs.carry_out, container.id, record)
+        self._forget()
+        if made is None:
+            return
+        if made.valid:
+            self.why.pop(container.id, None)
+            keeper.counters["partitions_made"] += 1
+            keeper.voice.info(f"CPUs {record.cpus} of {container.ref} are a partition ({record.kind})")
+            return
+        self._patience.again(container.id)
+        self.why[container.id] = made.reason
+        keeper.problems.note(f"cannot make a partition of the CPUs of {container.ref}: {made.reason}")
+
+    def _say_lost(self, lost: Mapping[str, PartitionState]) -> None:
+        keeper = self._keeper
+        for container_id, state in lost.items():
+            self._patience.again(container_id)
+            container = keeper.state.containers.get(container_id)
+            if container is None:
+                continue
+            words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
+            said = f"the kernel made it {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
+            self.why[container_id] = said
+            keeper.counters["partitions_lost"] += 1
+            keeper.problems.note(f"the partition of {container.ref} is gone: {said}")
+        for container_id in self.jobs.records.keys() - lost.keys():
+            self._patience.calm(container_id)
+
+    def _forget(self) -> None:
+        """Let go of the records of what has ended."""
+        while self.jobs.over:
+            container_id = self.jobs.over.pop()
+            if self.jobs.records.pop(container_id, None) is not None:
+                self._keeper.journal.put(KEY + container_id, None)
+
+    # -- for people ---------------------------------------------------------------------------------------
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows."""
+        there = self._keeper.state.containers
+        owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED]
+        rows = []
+        for container in sorted(owners, key=lambda c: (c.ref, c.id)):
+            record = self.jobs.records.get(container.id)
+            rows.append(
+                {
+                    "id": container.id,
+                    "ref": container.ref,
+                    "cpus": str(record.cpus) if record else str(self._keeper.state.wanted(container)),
+                    "state": record.kind if record else MEMBER,
+                    "reason": "" if record else self.why.get(container.id, ""),
+                }
+            )
+        isolated = "" if self._isolated is None else str(self._isolated)
+        return {"asked": self.jobs.asked, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
+
+    def close(self) -> None:
+        """Watch nothing any more; partitions stay."""
+        self._bell.close()

@@ -1,0 +1,125 @@
+"""The story of partitions, in a virtual machine with cgroup v2 and either driver.
+
+Where the kernel has ``cpuset.cpus.exclusive`` (Linux 6.7) an owner's CPUs must really be a partition, and the
+whole node must stay off them; where it has not, its reason must be shown, and nothing else may be different.
+
+python3 vm_partitions.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cri import Cri
+from vm_guest import ALL, FOLDER, SOCKET, Daemon, place_in, step, wait
+from vm_pools import Node
+
+from proxy.model.idset import CpuSet
+
+ROOT = Path("/sys/fs/cgroup")
+LAST = sorted(ALL)[-2:]
+OWN = CpuSet(LAST)
+
+
+def row(daemon: Daemon, ref: str) -> Any:
+    """What ``status --json`` says of an owner's partition."""
+    return next(r for r in daemon.status()["partitions"]["containers"] if r["ref"].endswith(ref))
+
+
+def read(folder: Path, name: str) -> str:
+    return (folder / name).read_text().strip()
+
+
+def kinds(folder: Path) -> str:
+    return read(folder, "cpuset.cpus.partition")
+
+
+def cannot(daemon: Daemon, node: Node) -> None:
+    """An older kernel: told, with its reason, and all goes on without."""
+    wait("the kernel's reason", lambda: bool(row(daemon, "lse/main")["reason"]))
+    found = row(daemon, "lse/main")
+    step(f"the kernel says: {found['reason']}")
+    assert "partition root" in found["reason"], found
+    assert "6.7" in found["reason"], found
+    assert found["state"] == "member", found
+    assert kinds(node.group("lse")) == "member"
+    told = [p for p in daemon.status()["problems"] if "cannot make a partition" in p["what"]]
+    assert len(told) == 1, told
+    assert found["reason"] in daemon.ask("status").stdout
+    assert node.place("lse").is_at(OWN, None)
+    assert node.place("ls").effective == ALL - OWN
+    step("it is told once, and everybody is where he belongs")
+
+
+def can(daemon: Daemon, node: Node) -> None:
+    """A newer kernel: the partition is in force, and lives through what a node does."""
+    group, pod = node.group("lse"), node.group("lse").parent
+    took = wait("the partition", lambda: kinds(group) == "isolated")
+    step(f"CPUs {OWN} are isolated {took:.1f} s after the start")
+    wait("that to be told", lambda: row(daemon, "lse/main")["state"] == "isolated")
+    assert CpuSet.parse(read(ROOT, "cpuset.cpus.isolated")) == OWN
+    rest = ALL - OWN
+    assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == rest
+    assert CpuSet(os.sched_getaffinity(1)) <= rest
+    assert CpuSet.parse(read(pod, "cpuset.cpus.effective")) == rest
+    step("nothing of the node may run there")
+
+    node.run("be")
+    node.cri.update(node.ids["lse"], cpu_shares=512)
+    if node.driver == "systemd":
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+    assert kinds(group) == "isolated"
+    assert node.place("lse").effective == OWN
+    step("others come, an update and a daemon-reload pass: it stays")
+
+    beside = next(path for path in pod.iterdir() if path.is_dir() and path != group)
+    (beside / "cpuset.cpus").write_text(str(ALL))
+    took = wait("the loss to be seen", lambda: daemon.status()["counters"].get("partitions_lost", 0) > 0)
+    step(f"somebody gave the sandbox all CPUs; seen after {took:.1f} s")
+    wait("it to be back", lambda: kinds(group) == "isolated")
+    assert node.place("lse").effective == OWN
+    step("it is back")
+
+    daemon.kill9()
+    assert kinds(group) == "isolated"
+    daemon.configure()
+    daemon.start()
+    took = wait("it to be ended", lambda: kinds(group) == "member")
+    assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == ALL
+    assert not read(pod, "cpuset.cpus.exclusive")
+    assert node.place("lse").is_at(OWN, None)
+    step(f"killed, and started without partitions: ended after {took:.1f} s, and nothing is left of it")
+    daemon.stop()
+    daemon.configure(apply={"partitions": "root"})
+    daemon.start()
+    wait("a partition of the other kind", lambda: kinds(group) == "root")
+    with Cri(SOCKET, "") as client:
+        client.stop(node.ids["lse"])
+    took = wait("the CPUs to be back", lambda: place_in(node.group("ls")).effective == ALL)
+    assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == ALL
+    step(f"the owner has ended: everybody has its CPUs after {took:.1f} s")
+    node.run("lse", OWN, "again")
+    wait("a partition for the next owner", lambda: kinds(node.group("again")) == "root")
+    done = daemon.ask("release", "--config", str(FOLDER / "config.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert kinds(node.group("again")) == "member"
+    wait("everybody to have everything", lambda: node.place("ls").effective == ALL)
+    step("released: there is none any more")
+
+
+def main() -> None:
+    daemon, node = Daemon(apply={"partitions": "isolated"}), Node(sys.argv[1])
+    node.run("lse", OWN)
+    node.run("ls")
+    newer = (node.group("lse") / "cpuset.cpus.exclusive").exists()
+    step(f"Linux {os.uname().release}: cpuset.cpus.exclusive is {'there' if newer else 'not there'}")
+    (can if newer else cannot)(daemon, node)
+    print("all is given back", flush=True)
+
+
+if __name__ == "__main__":
+    main()
