@@ -1,0 +1,69 @@
+"""The script that CI runs: nothing that fails is lost, and pytest has the last word."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / ".ci/run"
+MADE = """
+lint: ; @echo clean; exit {lint}
+e2e-tools vm-tools: ; @:
+test: ; @echo of the tests; echo '= tests ='; exit {test}
+test-vm: ; @echo of the stories; sleep {takes}; echo '= stories ='; exit {stories}
+"""
+
+pytestmark = pytest.mark.skipif(
+    not RUN.is_file() or shutil.which("make") is None, reason="this needs make and a checkout"
+)
+
+
+def said(
+    folder: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, limit: str = "50"
+) -> tuple[int, list[str]]:
+    """Run a copy of the script in a folder where all that it calls is made up."""
+    (folder / ".ci").mkdir()
+    shutil.copy(RUN, folder / ".ci")
+    (folder / "Makefile").write_text(MADE.format(lint=lint, test=test, stories=stories, takes=takes))
+    done = subprocess.run(
+        [folder / ".ci/run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # the script sends its own to stdout
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""},
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    status, lines = said(tmp_path, takes=0.3)
+    assert status == 0
+    assert lines == ["clean", "of the tests", "of the stories", "= stories =", "= tests ="]
+
+
+@pytest.mark.parametrize(
+    ("test", "stories", "last"), [(1, 0, "= tests ="), (0, 1, "= stories ="), (1, 1, "= tests =")]
+)
+def test_a_failure_is_told_last(tmp_path: Path, test: int, stories: int, last: str) -> None:
+    status, lines = said(tmp_path, test=test, stories=stories)
+    assert status != 0
+    assert lines[-1] == last
+    assert {"of the tests", "of the stories", "= tests =", "= stories ="} <= set(lines)
+
+
+def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
+    status, lines = said(tmp_path, takes=40, limit="1")
+    assert status != 0
+    assert "the stories of virtual machines took too long, and were ended" in lines
+
+
+def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
+    status, lines = said(tmp_path, lint=1)
+    assert status != 0
+    assert "of the tests" not in lines
