@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
 from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
-from proxy.keeper.authors import Author
 from proxy.keeper.fencing import Fence
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
@@ -138,7 +137,7 @@ class ContainerCalls:
     def _update_done(self, trip: Trip, status: int | None) -> None:
         if trip.flight is None:
             return
-        self.keeper.drift.repairs.blame.hint(Author.KUBELET, (trip.flight.container_id,))
+        self.keeper.drift.hint("kubelet", (trip.flight.container_id,))
         if status is None:
             self.launch.stray(trip.flight)
         else:

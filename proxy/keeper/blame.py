@@ -28,31 +28,20 @@ AGAIN_S = 10.0
 
 
 class Blame:
-    """Knows who was at work, and asks the runtime."""
+    """Weighs who was seen to be at work, and asks the runtime."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._worker = Worker("blame", keeper.broken)
-        self._hints: dict[str, tuple[Author, float]] = {}
-        self._everywhere = Author.UNKNOWN, float("-inf")
         self._asked: dict[str, float] = {}
 
-    def hint(self, author: Author, ids: Iterable[str] | None = None) -> None:
-        """Somebody was seen who may write the sets of some containers now, or of all."""
-        if author is Author.UNKNOWN:
-            return
-        now = self._keeper.clock()
-        if ids is None:
-            self._everywhere = author, now
-            return
-        for container_id in ids:
-            self._hints[container_id] = author, now
-
     def _hinted(self, container_id: str) -> Author:
-        seen = max(
-            self._hints.get(container_id, self._everywhere), self._everywhere, key=lambda hint: hint[1]
-        )
-        return seen[0] if self._keeper.clock() - seen[1] <= HINT_S else Author.UNKNOWN
+        """Tell who was seen last that may have written."""
+        never = "", float("-inf")
+        hints = self._keeper.drift.hints
+        seen = max(hints.get(container_id, never), hints.get("", never), key=lambda hint: hint[1])
+        lately = self._keeper.clock() - seen[1] <= HINT_S
+        return next((author for author in Author if lately and author == seen[0]), Author.UNKNOWN)
 
     async def authors(self, found: Mapping[str, CpuSet | None]) -> dict[str, Author]:
         """Tell who has probably written.
@@ -97,11 +86,6 @@ class Blame:
                 keeper.unsettled[container_id] = None
                 keeper.to_settle.set()
         return told
-
-    def forget(self, there: Iterable[str]) -> None:
-        """Forget whoever is not there."""
-        known = set(there)
-        self._hints = {i: hint for i, hint in self._hints.items() if i in known}
 
     def close(self) -> None:
         """End the worker."""

@@ -86,7 +86,7 @@ class Clearing:
     def _fought(self, mine: CpuSet) -> Obstacle | None:
         """Find out who is put onto the CPUs again and again by somebody else: he cannot be moved for long."""
         keeper = self._keeper
-        contested = keeper.drift.repairs.contested(mine)
+        contested = keeper.drift.contested(mine)
         if not contested:
             return None
         ref = keeper.state.containers[next(iter(contested))].ref

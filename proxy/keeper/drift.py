@@ -16,12 +16,11 @@ suspected meanwhile, or within ``GATHER_S`` after, is looked into together.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container as Holder
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.authors import Author
 from proxy.keeper.enforce import LIVE, Enforced
-from proxy.keeper.repairs import Repairs
 from proxy.keeper.write_watch import WriteWatch
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -29,7 +28,11 @@ from proxy.model.workload import Container
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
+    from proxy.keeper.repairs import Repairs
 
+COUNTER = "drift_by_"
+"""What the names of the counters of repairs by author begin with; the author follows."""
+UNKNOWN = "unknown"
 GATHER_S = 0.02
 AT_ONCE = 64
 """Containers that are compared before somebody else may use the kernel's worker."""
@@ -39,14 +42,17 @@ class Drift:
     """Looks into what somebody else may have written.
 
     Attributes:
-        repairs: What was put back, by whom it was written, and who does so again and again.
         watch: Has the kernel tell of writes.
+        repairs: What was put back, by whom it was written, and who does so again and again. None until
+            something was: most nodes need not have it in memory.
+        hints: By container id, who was seen that may write its set, and when; by an empty id, everybody's.
     """
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self.repairs = Repairs(keeper)
-        self.watch = WriteWatch(keeper, lambda ids: self.suspect(Author.UNKNOWN, ids))
+        self.watch = WriteWatch(keeper, lambda ids: self.suspect(UNKNOWN, ids))
+        self.repairs: Repairs | None = None
+        self.hints: dict[str, tuple[str, float]] = {}
         self._suspected: set[str] = set()
         self._looks = False
 
@@ -65,11 +71,17 @@ class Drift:
         """
         there = self._keeper.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]
-        self.repairs.blame.hint(Author(author), None if ids is None else some)
+        self.hint(author, ("",) if ids is None else some)
         self._suspected.update(some)
         if self._suspected and self._keeper.options.enforce and not self._looks:
             self._looks = True
             self._keeper.spawn(self._look())
+
+    def hint(self, author: str, ids: Iterable[str]) -> None:
+        """Somebody was seen who may write the sets of some containers now; an empty id stands for all."""
+        if author != UNKNOWN:
+            now = self._keeper.clock()
+            self.hints.update((container_id, (author, now)) for container_id in ids)
 
     async def _look(self) -> None:
         try:
@@ -87,7 +99,7 @@ class Drift:
             await asyncio.sleep(self._keeper.options.reconcile_period / 2)
             live = [c.id for c in self._live()]
             if not self.watch.covers(live):
-                self.suspect(Author.UNKNOWN, live)
+                self.suspect(UNKNOWN, live)
 
     def _live(self) -> list[Container]:
         return [c for c in self._keeper.state.containers.values() if c.phase in LIVE]
@@ -100,7 +112,7 @@ class Drift:
         live = [c for i in ids if (c := there.get(i)) is not None and c.phase in LIVE]
         self._arm(live)
         found = self._found(live)
-        left = self.repairs.not_due(found)
+        left = self.repairs.not_due(found) if self.repairs is not None else {}
         done = enforcer.enforce([c.id for c in live if c.id not in left])
         if new := self._arm(live):
             late = enforcer.enforce(new)  # what was written between finding a group and watching it
@@ -114,7 +126,7 @@ class Drift:
         live = self._live()
         self._arm(live, again=True)
         found = self._found(live)
-        left = self.repairs.not_due(found)
+        left = self.repairs.not_due(found) if self.repairs is not None else {}
         done = self._keeper.enforcer.enforce_all(left)
         self._arm(live)
         done.found, done.left = found, left
@@ -122,10 +134,10 @@ class Drift:
 
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the groups that are known; gives whose are watched from now on."""
-        enforcer, wars = self._keeper.enforcer, self.repairs.wars
+        enforcer, fought = self._keeper.enforcer, self.fought()
         if enforcer.paused or self.watch.writes is None:
             return []
-        groups = [(c.id, path) for c in live if c.id not in wars and (path := enforcer.known_path(c))]
+        groups = [(c.id, path) for c in live if c.id not in fought and (path := enforcer.known_path(c))]
         return self.watch.arm(groups, again=again)
 
     def _found(self, live: list[Container]) -> dict[str, CpuSet]:
@@ -151,14 +163,38 @@ class Drift:
         """Do a comparison's part that is about the kernel."""
         live = {c.id for c in self._live()}
         self.watch.keep(live)
-        self.repairs.keep(live)
+        self.hints = {i: hint for i, hint in self.hints.items() if i in live or not i}
+        if self.repairs is not None:
+            self.repairs.keep(live)
         return await self._keeper.kernel.run(self.enforce_all)
+
+    def note(self, done: Enforced) -> None:
+        """Take note of what an enforcement put back, and of what it left."""
+        if not done.drifted and not done.left:
+            return
+        if self.repairs is None:
+            from proxy.keeper.repairs import Repairs
+
+            self.repairs = Repairs(self._keeper)
+        self.repairs.note(done)
+
+    def fought(self) -> Holder[str]:
+        """Give ids of containers that a war is about; callable from any thread."""
+        return self.repairs.wars if self.repairs is not None else ()
+
+    def contested(self, mine: CpuSet) -> dict[str, CpuSet]:
+        """Give whom somebody, in a war, puts onto CPUs that are to be one's own, and all CPUs of each."""
+        return self.repairs.contested(mine) if self.repairs is not None else {}
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
-        return {**self.watch.page(), **self.repairs.page()}
+        counters = self._keeper.counters
+        by = {name.removeprefix(COUNTER): n for name, n in counters.items() if name.startswith(COUNTER)}
+        wars = self.repairs.page() if self.repairs is not None else []
+        return {**self.watch.page(), "by": by, "wars": wars}
 
     async def close(self) -> None:
         """Listen no more; the kernel's worker has ended."""
         self.watch.close()
-        await asyncio.to_thread(self.repairs.close)
+        if self.repairs is not None:
+            await asyncio.to_thread(self.repairs.close)

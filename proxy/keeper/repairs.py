@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from proxy.keeper.authors import NEXT, Author
 from proxy.keeper.blame import Blame
+from proxy.keeper.drift import COUNTER
 from proxy.keeper.enforce import Enforced
 from proxy.keeper.wars import QUIET_S, War, Wars
 from proxy.model.idset import CpuSet, union
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 SOONEST_S, LATEST_S = 0.25, 1.0
 """Seconds between two looks at who is fought about."""
-COUNTER = "drift_by_"
-"""What the names of the counters of repairs by author begin with; the author follows."""
 MANY = 5
 """More of a kind are not named one by one."""
 
@@ -175,15 +174,14 @@ class Repairs:
 
     def keep(self, there: Collection[str]) -> None:
         """Forget who is not there."""
-        self.blame.forget(there)
         self.wars.keep(there, self._keeper.clock())
         self._by = {i: author for i, author in self._by.items() if i in self.wars}
 
-    def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows."""
+    def page(self) -> list[dict[str, object]]:
+        """Give the wars as ``topoproxy status`` shows them."""
         keeper, now = self._keeper, self._keeper.clock()
-        there, counters = keeper.state.containers, keeper.counters
-        wars = [
+        there = keeper.state.containers
+        return [
             {
                 "container": there[i].ref,
                 "id": i,
@@ -197,7 +195,6 @@ class Repairs:
             for i, war in sorted(self.wars.all().items())
             if i in there
         ]
-        return {"by": {str(author): counters[f"{COUNTER}{author}"] for author in Author}, "wars": wars}
 
     def close(self) -> None:
         """End the worker."""

@@ -61,7 +61,7 @@ class Wars:
         self._recent: dict[str, tuple[float, ...]] = {}
         self._wars: dict[str, War] = {}
 
-    def __contains__(self, container_id: str) -> bool:
+    def __contains__(self, container_id: object) -> bool:
         return container_id in self._wars
 
     def __len__(self) -> int:

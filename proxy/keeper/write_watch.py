@@ -127,12 +127,12 @@ class WriteWatch:
 
     def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
         """Give the containers whose sets a write to some groups may have changed."""
-        at_war = self._keeper.drift.repairs.wars
+        fought = self._keeper.drift.fought()
         whose: list[str] = []
         found: set[str] = set()
         for container_id, path in list(self._paths.items()):
             groups = [group for group in (path, *self._bounds(path)) if group in told]
-            if groups and container_id not in at_war:
+            if groups and container_id not in fought:
                 whose.append(container_id)
                 found.update(groups)
         for group in told:
