@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 from proxy import lean
-from proxy.config.checks import check_against
+from proxy.config.checks import check_start
 from proxy.config.schema import Config, Mode
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
@@ -94,7 +94,7 @@ class Daemon:
     async def _start(self) -> None:
         config = self.config
         machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
-        check_against(config, machine)
+        away = check_start(config, machine)
         self._listener = open_listener(config.listen, config.runtime)
         from proxy import logs
         from proxy.cri.wire import Front
@@ -103,7 +103,7 @@ class Daemon:
         if config.mode is Mode.PASSTHROUGH:
             self._front = Front(str(config.runtime), _Nothing(), (), log=logs.log.warning)
         else:
-            self._front = self._wire(machine)
+            self._front = self._wire(machine, away)
         await self._front.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror())
@@ -112,7 +112,7 @@ class Daemon:
         self._notifier.ready(f"listening on {self._listener.path}, relaying to {config.runtime}")
         logs.log.info(f"listening on {self._listener.path}, relaying to {config.runtime}, {config.mode} mode")
 
-    def _wire(self, machine: Machine) -> Front:
+    def _wire(self, machine: Machine, away: list[str]) -> Front:
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
         from proxy.keeper.launch import Launch
@@ -138,7 +138,7 @@ class Daemon:
         self.keeper = keeper = keeper_of(
             config, machine, self._cgroups, self._ledger, reread=self._machine is None
         )
-        for note in notes:
+        for note in [*notes, *(f"{what}: that counts when it is back" for what in away)]:
             keeper.problems.note(note)
         self._takeover = Late(config, keeper, self._ledger)
         self._launch = launch = Launch(keeper)

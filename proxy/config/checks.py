@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
 from proxy.config.structures import EVICTION_DEFAULT
 from proxy.model.errors import ConfigError
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.options import CpuOptions, check_cpu_options, check_topology_options
 from proxy.model.quantity import show_quantity
@@ -31,15 +31,67 @@ def check_against(config: Config, machine: Machine) -> None:
         ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
             reserved memory, or a policy's option does not fit the machine.
     """
-    problems = [
-        *_reserved_cpus(config, machine),
-        *_kept_cpus(config, machine),
-        *_machine_options(config, machine),
-    ]
-    if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
-        problems += memory_misfits({n.id: usable_memory(n) for n in machine.nodes}, config.reserved_memory)
-    if problems:
+    if problems := [*_unfit(config, machine), *_away(config, machine)]:
         raise refuse(config.source, problems)
+
+
+def check_start(config: Config, machine: Machine) -> list[str]:
+    """Refuse settings that this machine cannot meet, but for what is only away.
+
+    CPUs that are offline (one thread of each core with SMT switched off) and memory that was taken out were
+    there when the settings were made. A daemon that did not start then would cost the node its proxy.
+
+    Returns:
+        What is away, one sentence each.
+
+    Raises:
+        ConfigError: As ``check_against``.
+    """
+    if problems := list(_unfit(config, machine)):
+        raise refuse(config.source, problems)
+    return list(_away(config, machine))
+
+
+def _unfit(config: Config, machine: Machine) -> Iterator[str]:
+    """Name what this machine never could."""
+    yield from _reserved_cpus(config, machine)
+    yield from _kept_cpus(config, machine)
+    yield from _machine_options(config, machine)
+    if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
+        yield from memory_misfits(_usable(machine), _reserved_memory(config, machine, away=False))
+
+
+def _away(config: Config, machine: Machine) -> Iterator[str]:
+    """Name what this machine could if all were there that may be."""
+    online = f"(online: {machine.online})"
+    if offline := (config.reserved_system_cpus - machine.online) & machine.present:
+        yield f"reservedSystemCPUs: CPU {offline} is offline {online}"
+    koordinator = config.koordinator
+    for name, cpus in (
+        ("reservedCPUs", koordinator.reserved_cpus),
+        ("systemCPUs", koordinator.system_cpus),
+    ):
+        if offline := (cpus - machine.online) & machine.present:
+            yield f"koordinator.{name}: CPU {offline} is not online here {online}"
+    if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
+        yield from memory_misfits(_usable(machine), _reserved_memory(config, machine, away=True))
+
+
+def _usable(machine: Machine) -> dict[int, dict[str, int]]:
+    return {node.id: usable_memory(node) for node in machine.nodes}
+
+
+def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[int, Mapping[str, int]]:
+    """Give the reserves of nodes whose memory is away, or of the others.
+
+    Away is the memory of a node that has none now, and of one that is not there and may be.
+    """
+    numa = machine.extra.get("numa")
+    told = numa.get("possible") if isinstance(numa, Mapping) else None
+    may_be = Mask.parse(told) if isinstance(told, str) else Mask()
+    gone = may_be - Mask(machine.node_by_id)
+    gone |= Mask(node.id for node in machine.nodes if node.mem_bytes == 0 and not node.cpus)
+    return {node: kept for node, kept in config.reserved_memory.items() if (node in gone) is away}
 
 
 def refuse(source: str, problems: list[str]) -> ConfigError:
@@ -123,13 +175,10 @@ def _kubelet(config: Config) -> Iterator[str]:
 
 def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
     reserved, amount = config.reserved_system_cpus, config.reserved_cpu_amount or 0
-    absent = reserved - machine.online
     online = f"(online: {machine.online})"
-    if absent:
-        offline = absent & machine.present
-        cause = f"CPU {offline} is offline" if offline == absent else f"there is no CPU {absent - offline}"
-        yield f"reservedSystemCPUs: {cause} {online}"
-    elif reserved and reserved == machine.online:
+    if absent := reserved - machine.online - machine.present:
+        yield f"reservedSystemCPUs: there is no CPU {absent} {online}"
+    elif reserved and machine.online <= reserved:
         yield f"reservedSystemCPUs: all CPUs are reserved, and none is left for containers {online}"
     elif amount and amount >= len(machine.online):
         yield (
@@ -145,7 +194,7 @@ def _kept_cpus(config: Config, machine: Machine) -> Iterator[str]:
         ("reservedCPUs", koordinator.reserved_cpus),
         ("systemCPUs", koordinator.system_cpus),
     ):
-        if absent := cpus - machine.online:
+        if absent := cpus - machine.online - machine.present:
             yield f"koordinator.{name}: CPU {absent} is not online here {online}"
     strict = config.cpu_manager_policy_options.strict_cpu_reservation
     kept = koordinator.kept | (config.reserved_system_cpus if strict else CpuSet())

@@ -26,7 +26,7 @@ def node_of(
     options = config.cpu_manager_policy_options
     named, amount = config.reserved_system_cpus, config.reserved_cpu_amount
     # The amount is turned into CPUs once: they stay the same when others go offline.
-    reserved = CpuPolicy.of(topology, options, named, None if named else amount).reserved
+    reserved = named or CpuPolicy.of(topology, options, amount=amount).reserved
     return Node(
         machine,
         topology,

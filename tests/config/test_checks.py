@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from proxy.config import Config, check_against, override, parse
-from proxy.config.checks import memory_misfits, usable_memory
+from proxy.config.checks import check_start, memory_misfits, usable_memory
 from proxy.model.errors import ConfigError, UsageError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
@@ -162,7 +163,7 @@ def test_possible(cpus: str) -> None:
     ],
 )
 def test_impossible(cpus: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^cannot use the configuration f\.yaml: .*{words}"):
+    with pytest.raises(ConfigError, match=rf"(?s)^cannot use the configuration f\.yaml: .*{words}"):
         check_against(parse(f"reservedSystemCPUs: '{cpus}'", "f.yaml"), MACHINE)
 
 
@@ -263,10 +264,52 @@ def test_cpus_that_are_kept_back_exist_and_leave_some() -> None:
     )
     assert unfit("koordinator: {reservedCPUs: 2, systemCPUs: '7'}", MACHINE).splitlines() == [
         "2 problems:",
-        "  koordinator.reservedCPUs: CPU 2 is not online here (online: 0-1,3)",
         "  koordinator.systemCPUs: CPU 7 is not online here (online: 0-1,3)",
+        "  koordinator.reservedCPUs: CPU 2 is not online here (online: 0-1,3)",
     ]
     strict = (
         STATIC + "{strict-cpu-reservation: true}\nreservedSystemCPUs: 0-1\nkoordinator: {reservedCPUs: '3'}"
     )
     assert "all CPUs are kept back" in unfit(strict, MACHINE)
+
+
+NODES = replace(
+    nodes(2),
+    nodes=(
+        NumaNode(0, CpuSet([0, 1, 2, 3]), 8 << 30, None, (10, 20)),
+        NumaNode(1, CpuSet(), 0, None, (20, 10)),
+    ),
+    extra={"numa": {"possible": "0-2"}},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "told"),
+    [
+        ("reservedSystemCPUs: 0,2", MACHINE, "reservedSystemCPUs: CPU 2 is offline (online: 0-1,3)"),
+        ("koordinator: {systemCPUs: 2}", MACHINE, "koordinator.systemCPUs: CPU 2 is not online here"),
+        (MEMORY + "[{numaNode: 1, limits: {memory: 1Gi}}]", NODES, "NUMA node 1 cannot keep 1Gi of memory"),
+        (MEMORY + "[{numaNode: 2, limits: {memory: 1Gi}}]", NODES, "there is no NUMA node 2"),
+    ],
+)
+def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, told: str) -> None:
+    config = parse(text, "f.yaml")
+    (away,) = check_start(config, machine)
+    assert told in away
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_against(config, machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine"),
+    [
+        ("reservedSystemCPUs: 0,9", MACHINE),
+        ("reservedSystemCPUs: 0-3", MACHINE),
+        ("koordinator: {systemCPUs: 9}", MACHINE),
+        (MEMORY + "[{numaNode: 0, limits: {memory: 99Gi}}]", NODES),
+        (MEMORY + "[{numaNode: 7, limits: {memory: 1Gi}}]", NODES),
+    ],
+)
+def test_a_daemon_does_not_start_with_what_never_was(text: str, machine: Machine) -> None:
+    with pytest.raises(ConfigError):
+        check_start(parse(text, "f.yaml"), machine)

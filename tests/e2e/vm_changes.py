@@ -72,7 +72,7 @@ def busy(node: Node, kind: str, name: str, **more: Any) -> None:
 def cpu_goes(node: Node, daemon: Daemon) -> None:
     """A CPU of an owner who was given his here, and one that all share, under load."""
     before = node.snapshot()
-    own, lse = before["whole"].cpus, before["lse"].cpus
+    own, lse = before["whole"].cpus, before["lse"].cpus | before["odd"].cpus
     rest = ALL - own - lse
     gone = CpuSet([max(own), max(rest)])
     for cpu in gone:
@@ -124,10 +124,12 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     assert as_program(node, "odd")[0] == here() - lse - now, "who has none of his own shares"
     assert as_program(node, "lse")[0] == lse & here()
     step(f"whole has {now}, LSE {lse & here()} of {lse}, and whoever lost all shares")
-    node.run("whole", name="late")
+    one = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
+    busy(node, "whole", "late", **one)
     late = node.place("late").cpus
-    assert len(late) == 4, late
+    assert len(late) == 1, late
     assert late <= here() - now - lse, late
+    node.check(("odd", *SHARED), here() - now - lse - late, limit=LONG_S)
     node.cri.stop(node.ids.pop("late"))
 
     during = node.snapshot()
