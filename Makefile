@@ -123,7 +123,7 @@ bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS=
 	@$(BIN)/python bench/simulate.py
 	@$(BIN)/python bench/ledger_figures.py
 	@$(BIN)/python bench/moving_figures.py
-	@$(BIN)/python bench/reconcile_figures.py
+	@$(BIN)/python bench/reconcile_figures.py --seconds 20
 
 crash: venv ## kill the daemon at every step and at 500 moments: CRASH_ARGS="--moments 50"
 	@$(BIN)/python bench/crash.py $(CRASH_ARGS)
