@@ -1,0 +1,181 @@
+"""The story of sets that last, on cgroup v2 with systemd and a runc that tells it wrong sets.
+
+What systemd would write is what the kernel has: neither a reload nor a change of another property moves
+anybody, whether the daemon lives or not. What runc or anybody else tells systemd is put right.
+
+    python3 vm_lasting.py systemd
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cri import Cri
+from vm_crash import OTHERS, OWN, Watch
+from vm_guest import ALL, LONG_S, SOCKET, Daemon, place_in, step, wait
+from vm_pools import Node
+
+from proxy.model.idset import CpuSet, Mask
+
+REST = ALL - OWN
+
+
+class Movements:
+    """Looks all the time whether anybody moves."""
+
+    def __init__(self, node: Node, names: tuple[str, ...]) -> None:
+        self._folders = {name: node.group(name) for name in names}
+        self._before = {name: place_in(folder) for name, folder in self._folders.items()}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.looks, self.seen = 0, dict[str, str]()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            for name, folder in self._folders.items():
+                now = place_in(folder)
+                if now != self._before[name]:
+                    self.seen.setdefault(name, f"{now.cpus}, in force {now.effective}")
+            self.looks += 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        time.sleep(2)  # systemd writes after it has answered
+        self._over.set()
+        self._thread.join()
+
+
+def systemctl(*words: str) -> str:
+    return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def told(folder: Path, name: str = "AllowedCPUs") -> str:
+    """What systemd would write for a container."""
+    return systemctl("show", "--value", "-p", name, folder.name).replace(" ", ",")
+
+
+def lasts(node: Node, name: str, cpus: CpuSet) -> None:
+    """A container is where it should be, and its unit says the same."""
+    node.check((name,), cpus, limit=LONG_S)
+    wait(f"the unit of {name}", lambda: CpuSet.parse(told(node.group(name))) == cpus)
+
+
+def nobody_moves(node: Node, words: str, *command: str) -> None:
+    with Movements(node, ("lse", *OTHERS)) as movements:
+        systemctl(*command)
+    assert not movements.seen, movements.seen
+    step(f"{words}: nobody has moved, in {movements.looks} looks")
+
+
+def runc_is_put_right(daemon: Daemon, node: Node) -> None:
+    """An update through the daemon: runc tells systemd a set with its bytes reversed."""
+    before = daemon.status()["counters"]
+    for name in ("ls", "be", "lse"):
+        node.cri.update(node.ids[name], cpu_shares=300)
+    for name in ("ls", "be"):
+        lasts(node, name, REST)
+    lasts(node, "lse", OWN)
+    status = daemon.status()
+    repaired = status["counters"]["units_repaired"] - before.get("units_repaired", 0)
+    problems = [p for p in map(str, status["problems"]) if "tells systemd wrong CPUs" in p]
+    assert repaired == 3, (before, status["counters"])
+    assert len(problems) == 1, status["problems"]
+    step(f"{repaired} updates came with reversed sets: units are right, and it is told once")
+
+
+def others_are_put_right(node: Node) -> None:
+    """Somebody gives a unit other CPUs: it gets its own back, in the file and as a property."""
+    folder, begin = node.group("ls"), time.monotonic()
+    systemctl("set-property", "--runtime", folder.name, f"AllowedCPUs={ALL}")
+    wait("the file to be put back", lambda: place_in(folder).cpus == REST)
+    took = time.monotonic() - begin
+    lasts(node, "ls", REST)
+    step(f"somebody set AllowedCPUs of a container: put back {took:.1f} s after he began")
+
+
+def reload_is_repaired(daemon: Daemon, node: Node) -> None:
+    """A reload brings a set that somebody gave a unit while nobody looked."""
+    folder = node.group("ls")
+    daemon.process.send_signal(signal.SIGSTOP)
+    systemctl("set-property", "--runtime", folder.name, f"AllowedCPUs={ALL}")
+    wait("systemd to write it", lambda: place_in(folder).cpus == ALL)
+    (folder / "cpuset.cpus").write_text(str(REST))
+    daemon.process.send_signal(signal.SIGCONT)
+    before = daemon.status()["counters"]["passes"]
+    wait("a comparison", lambda: daemon.status()["counters"]["passes"] > before)
+    assert CpuSet.parse(told(folder)) == ALL
+    changes, end = list[float](), time.monotonic() + 30
+
+    def look() -> None:
+        for cpus in (ALL, REST):
+            while place_in(folder).cpus != cpus and time.monotonic() < end:
+                pass
+            changes.append(time.monotonic())
+
+    looker = threading.Thread(target=look, daemon=True)
+    looker.start()
+    systemctl("daemon-reload")
+    looker.join(LONG_S)
+    lasts(node, "ls", REST)
+    was_seen = changes[0] < end
+    seen = f"after {changes[1] - changes[0]:.2f} s" if was_seen else "before anybody saw it"
+    step(f"a reload that brought another set was repaired {seen}")
+
+
+def main() -> None:
+    daemon, node = Daemon(), Node(sys.argv[1])
+    for kind in OTHERS:
+        node.run(kind)
+    node.run("lse", OWN)
+    watch = Watch(node)
+    watch.owner(node.group("lse"))
+    for name in OTHERS:
+        lasts(node, name, REST)
+    lasts(node, "lse", OWN)
+    assert Mask.parse(told(node.group("lse"), "AllowedMemoryNodes")) == Mask([1])
+    step("all units say what the kernel has")
+    nobody_moves(node, "daemon-reload", "daemon-reload")
+    weight = ("set-property", "--runtime", node.group("ls").name, "CPUWeight=50")
+    nobody_moves(node, "a change of another property", *weight)
+    runc_is_put_right(daemon, node)
+    nobody_moves(node, "daemon-reload after runc's updates", "daemon-reload")
+    assert daemon.status()["counters"]["systemd_reloads"] == 2
+    node.run("ls", name="late")
+    lasts(node, "late", REST)
+    step("a container was started beside the owner")
+    daemon.kill9()
+    nobody_moves(node, "daemon-reload while the daemon is dead", "daemon-reload")
+    daemon.start()
+    old, node.cri = node.cri, Cri(SOCKET, "")
+    node.cri.adopt(old)
+    old.close()
+    wait("the comparison", lambda: bool(daemon.status()["ready"]))
+    others_are_put_right(node)
+    reload_is_repaired(daemon, node)
+    watch.end()
+    # Somebody else's own set is seen until it is put back.
+    seen = {words for words in watch.overlaps if node.group("ls").name not in words}
+    assert not seen, watch.overlaps
+    step(f"in {watch.looks} looks nobody else was seen on an owner's CPUs")
+    node.cri.stop(node.ids.pop("lse"))
+    for name in (*OTHERS, "late"):
+        lasts(node, name, ALL)
+    assert daemon.stop() == 0
+    node.check(OTHERS, ALL)
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    main()
