@@ -10,8 +10,10 @@ tells of events.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import images
@@ -53,6 +55,19 @@ class CrioBed(Bed):
             for name in (images.PAUSE, images.BUSYBOX):
                 cri.pull(name)
 
+    def _serve_own_images(self) -> None:
+        """Have the registry serve what containerd would import."""
+        folder = self.folder / "images"
+        names = json.loads((folder / "names.json").read_text())
+        with tarfile.open(folder / "images.tar") as tar:
+            index = tar.extractfile("index.json")
+            assert index is not None
+            for entry in json.load(index)["manifests"]:
+                name = entry["annotations"]["io.containerd.image.name"].removeprefix("localhost/")
+                names[name] = {"digest": entry["digest"], "size": entry["size"]}
+        (folder / "names.json").write_text(json.dumps(names))
+        shutil.copytree(folder / "local", folder / "blobs", dirs_exist_ok=True)
+
     def clear(self) -> None:
         """Remove all pods; CRI-O ends no container at once unless it is told to."""
         with self.client() as cri:
@@ -61,6 +76,7 @@ class CrioBed(Bed):
         super().clear()
 
     def _configure(self) -> None:
+        self._serve_own_images()
         for name in ("policies", "exits", "attach", "empty"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         wrapper = self.folder / "runc-here"

@@ -1,0 +1,125 @@
+"""What CRI-O does in its own way: a create makes groups, there are monitors, and lists do not tell all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from bed import Bed, wait_for
+from cri import cgroup_of, code, cpuset_of, cpuset_root, is_v2, online
+from crio import FOLDER
+from daemon import KINDS, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not FOLDER, reason="on CRI-O only: make test-crio")]
+
+ALL = online()
+LAST = CpuSet([max(ALL)])
+REST = ALL - LAST
+LIMIT_S = 60
+
+
+def effective(group: Path) -> CpuSet:
+    name = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
+    return CpuSet.parse((group / name).read_text())
+
+
+def monitor_of(container: str) -> Path:
+    own = cgroup_of(container)
+    assert own is not None
+    return own.with_name(f"crio-conmon-{container}")
+
+
+def waiting(bed: Bed) -> set[str]:
+    """Ids of containers in the bed that wait for their start, listed or not."""
+    found = set()
+    for group in (cpuset_root() / bed.cgroup.lstrip("/")).glob("**/crio-*"):
+        for pid in (group / "cgroup.procs").read_text().split():
+            if b"runc" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(group.name.removeprefix("crio-"))
+    return found
+
+
+def test_a_created_container_follows_before_it_starts(calm_node: Node) -> None:
+    """Its group is there, with runc waiting in it; the CPUs that it gets at its start are of today."""
+    node = calm_node
+    early = node.create(node.pod("ls"))
+    assert cpuset_of(early).cpus == ALL
+    lse = node.spawn("lse", LAST)
+    node.start(early)
+    assert cpuset_of(early).cpus == REST
+    node.remove(lse)
+    node.settle(LIMIT_S)
+
+
+def test_monitors_leave_cpus_that_are_owned(calm_node: Node) -> None:
+    node = calm_node
+    shared = node.spawn("ls")
+    lse = node.spawn("lse", LAST)
+    assert effective(monitor_of(shared)) == REST
+    wait_for("the owner's own to leave", lambda: effective(monitor_of(lse)) == REST, LIMIT_S)
+    late = node.spawn("be")
+    wait_for("a new one to leave", lambda: effective(monitor_of(late)) == REST, LIMIT_S)
+    pids = (monitor_of(late) / "cgroup.procs").read_text().split()
+    assert pids, "no monitor is there"
+    assert node.daemon.status()["problems"] == []
+
+
+def test_a_sandbox_with_a_process_leaves_them_too(calm_node: Node) -> None:
+    """As of a pod that shares its process namespace."""
+    node = calm_node
+    config = node.cri.pod_config("sharing", cgroup_parent="/kubepods/burstable/pod-sharing")
+    config.linux.MergeFromString(b"\x12\x04\x0a\x02\x10\x00")  # NamespaceOption.pid = POD
+    pod = node.cri.call("RunPodSandbox", config=config).pod_sandbox_id
+    group = cgroup_of(pod)
+    assert group is not None
+    assert (group / "cgroup.procs").read_text().split(), "no process is there"
+    node.spawn("lse", LAST)
+    assert effective(group) == REST
+    for pid in (group / "cgroup.procs").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)  # it would be waited for
+
+
+def test_what_an_earlier_request_made_starts_with_todays_cpus(
+    bed: Bed, calm_node: Node, tmp_path: Path
+) -> None:
+    """The client of a create gives up, CPUs get an owner, and the create is tried again."""
+    node = calm_node
+    pod = node.pod("ls")
+    script = "grep Cpus_allowed_list /proc/self/status >/told/first; exec sleep 3600"
+    request = node.cri.create_request(
+        pod, command=["sh", "-c", script], mounts={"/told": str(tmp_path)}, **KINDS["ls"].resources
+    )
+    call = node.cri.method("CreateContainer")
+    with bed.frozen():
+        with pytest.raises(grpc.RpcError) as caught:
+            call(request, timeout=0.5)
+        assert code(caught.value) is grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_for("CRI-O to have made it", lambda: waiting(bed), LIMIT_S)
+    time.sleep(1)
+    hidden = waiting(bed)
+    assert node.cri.list() == [], "CRI-O keeps it back"
+    node.spawn("lse", LAST)
+    made = call(request, timeout=LIMIT_S).container_id
+    assert made in hidden, "CRI-O has made another one"
+    assert cpuset_of(made).cpus == ALL
+    node.cri.start(made)
+    first = tmp_path / "first"
+    wait_for("its first words", lambda: first.is_file() and first.read_text(), LIMIT_S)
+    assert CpuSet.parse(first.read_text().split(":")[1]) == REST
+
+
+def test_an_end_is_found_by_the_comparison(node: Node) -> None:
+    sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
+    assert node.daemon.status()["runtime"]["events"] == "not offered"
+    group = cgroup_of(owner)
+    assert group is not None
+    os.kill(int((group / "cgroup.procs").read_text().split()[0]), signal.SIGKILL)
+    wait_for("the CPUs to be back", lambda: cpuset_of(sharer).cpus == ALL, LIMIT_S)
+    del node.members[owner]
+    node.settle(LIMIT_S)
