@@ -201,7 +201,7 @@ def test_changes(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_changes.py", Machine(nodes=1, plugged=256, distances=True))
 
 
-@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs", "v2-systemd"])
+@pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
 def test_ends_in_the_middle(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))
 
