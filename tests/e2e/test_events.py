@@ -14,11 +14,12 @@ import time
 import pytest
 from bed import Bed, wait_for
 from cri import CREATED, EXITED, RUNNING, UNTIL_TOLD, cgroup_of, cpuset_of, online
+from crio import FOLDER as CRIO
 from daemon import MIB, Node
 
 from proxy.model.idset import CpuSet
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(CRIO), reason="CRI-O has no such events")]
 
 ALL = online()
 LAST = CpuSet([max(ALL)])

@@ -125,6 +125,8 @@ def test_nobody_is_left_on_owned_cpus_when_the_create_returns(node: Node) -> Non
     ],
 )
 def test_a_failed_create_puts_others_back(node: Node, wrong: dict[str, Any]) -> None:
+    if node.bed.name == "crio" and "device" in wrong:
+        pytest.skip("CRI-O leaves out a device that is not there")
     sharers = [node.spawn("ls"), node.spawn("be")]
     before = files(*sharers)
     pod = node.pod("lse", LAST)
