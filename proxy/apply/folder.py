@@ -30,7 +30,14 @@ class FolderCgroups(KernelCgroups):
     """A cpuset tree in a folder: ``KernelCgroups`` on ``FolderFiles``, and what a runtime does to groups."""
 
     def __init__(
-        self, root: Path, online: CpuSet, nodes: Mask, version: int, possible: CpuSet | None = None
+        self,
+        root: Path,
+        online: CpuSet,
+        nodes: Mask,
+        version: int,
+        possible: CpuSet | None = None,
+        *,
+        exclusive: bool = True,
     ) -> None:
         """Make the tree, or open it where the folder holds one already.
 
@@ -40,13 +47,15 @@ class FolderCgroups(KernelCgroups):
             nodes: Its memory nodes.
             version: 1 or 2.
             possible: CPUs that the kernel was built for; ``online`` if None.
+            exclusive: Whether groups have ``cpuset.cpus.exclusive``, as since Linux 6.7.
         """
-        self._tree = FolderFiles(root, online, online if possible is None else possible, nodes, version)
+        room = online if possible is None else possible
+        self._tree = FolderFiles(root, online, room, nodes, version, exclusive=exclusive)
         super().__init__(root, version, self._tree)
         if not is_folder_tree(root):
             root.mkdir(parents=True, exist_ok=True)
             facts = {"version": version, "online": str(online), "nodes": str(nodes)}
-            facts["possible"] = str(online if possible is None else possible)
+            facts |= {"possible": str(room), "exclusive": exclusive}
             (root / MARKER).write_text(json.dumps(facts) + "\n")
             self._tree.furnish("")
 
@@ -60,7 +69,8 @@ class FolderCgroups(KernelCgroups):
         try:
             facts = json.loads((root / MARKER).read_text())
             possible, nodes = CpuSet.parse(facts["possible"]), Mask.parse(facts["nodes"])
-            return cls(root, CpuSet.parse(facts["online"]), nodes, int(facts["version"]), possible)
+            online, newer = CpuSet.parse(facts["online"]), bool(facts.get("exclusive", True))
+            return cls(root, online, nodes, int(facts["version"]), possible, exclusive=newer)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CgroupError(
                 f"cannot open the cgroup folder {root}: {MARKER} is damaged ({error})"
@@ -100,6 +110,7 @@ class FolderCgroups(KernelCgroups):
             for file in gone.iterdir():
                 file.unlink()
             gone.rmdir()
+            self._tree.gone(path)
 
     def attach(self, path: str, pid: int) -> None:
         """Move a task into a group.

@@ -19,7 +19,7 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from proxy.apply import folder_cpu
+from proxy.apply import folder_cpu, folder_partitions
 from proxy.apply.files import OsFiles
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -33,8 +33,18 @@ _NODES_LIMIT = 1024  # MAX_NUMNODES of the usual distribution kernels
 class FolderFiles:
     """``Files`` on a folder, with the kernel's refusals."""
 
-    def __init__(self, root: Path, online: CpuSet, possible: CpuSet, nodes: Mask, version: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        online: CpuSet,
+        possible: CpuSet,
+        nodes: Mask,
+        version: int,
+        *,
+        exclusive: bool = True,
+    ) -> None:
         self._root = root
+        self._exclusive = exclusive
         self._plain = OsFiles(root)
         self._have: dict[str, IdSet] = {"cpuset.cpus": online, "cpuset.mems": nodes}
         self._possible = possible
@@ -73,6 +83,9 @@ class FolderFiles:
                     if text:  # a write of nothing never reaches the kernel
                         self._set(path, name, kind, text)
                     return
+            if name in folder_partitions.FILES:
+                self._set_partition(path, name, text)
+                return
             if name in folder_cpu.FILES:
                 if text:
                     self._store(path, name, folder_cpu.written(self, path, name, text))
@@ -109,7 +122,53 @@ class FolderFiles:
         if self.held(path, name) and not value and self._populated(path):
             raise OSError(errno.ENOSPC, "tasks inside")
         self._store(path, name, str(value))
-        self._spread(path, name)
+        table = self._table(name)
+        if table:
+            assert isinstance(value, CpuSet)
+            self._keep_table(folder_partitions.listed(self, path, value, table))
+        else:
+            self._spread(path, name)
+
+    def _set_partition(self, path: str, name: str, text: str) -> None:
+        """Write one of the files of partitions."""
+        table = folder_partitions.load(self._root)
+        if name == folder_partitions.PARTITION:
+            self._keep_table(folder_partitions.set_partition(self, path, text.strip(), table))
+            return
+        try:
+            value = CpuSet.parse(text)
+        except ValueError:
+            raise OSError(errno.EINVAL, "not a list") from None
+        after = folder_partitions.set_exclusive(self, path, value, table)
+        self._store(path, name, str(value))
+        self._keep_table(after)
+
+    def _table(self, name: str) -> folder_partitions.Table:
+        """Give the groups that are partitions, where the list is that of CPUs."""
+        if self.version == 1 or name != "cpuset.cpus":
+            return {}
+        return folder_partitions.load(self._root)
+
+    def _keep_table(self, after: folder_partitions.Table) -> None:
+        """Have all files say what partitions there are now."""
+        before = folder_partitions.load(self._root)
+        if before != after:
+            folder_partitions.save(self._root, after)
+        for path in before.keys() | after.keys():
+            if self.is_group(path):
+                word = after[path].text if path in after else "member"
+                self._store(path, folder_partitions.PARTITION, word)
+        if self._exclusive:
+            valid = (e for e in after.values() if e.kind == "isolated" and e.state == folder_partitions.VALID)
+            isolated = CpuSet(cpu for entry in valid for cpu in entry.withheld)
+            self._store("", folder_partitions.ISOLATED, str(isolated))
+        self._spread("", "cpuset.cpus")
+
+    def gone(self, path: str) -> None:
+        """A group has been removed; whoever was a partition is none any more (lock held)."""
+        table = folder_partitions.load(self._root)
+        if path in table:
+            self._keep_table({k: v for k, v in table.items() if k != path})
 
     def _check_v1(self, path: str, name: str, value: IdSet) -> None:
         for child in self.children(path):
@@ -120,16 +179,23 @@ class FolderFiles:
 
     def _spread(self, path: str, name: str) -> None:
         """Work out the effective value of a group and of everything below it."""
+        self._work_out(path, name, self._table(name))
+
+    def _work_out(self, path: str, name: str, table: folder_partitions.Table) -> None:
         own = self.held(path, name)
+        above = self._have[name]
         if path and self.version == 2:
             above_path = path.rpartition("/")[0]
             above = type(own).parse(self._plain.read(above_path, self.effective[name]))
             effective = own & above or above
         else:
-            effective = own & self._have[name]
+            effective = own & above
+        if table:
+            online, mine, room = (CpuSet.from_bits(each.bits) for each in (self._have[name], own, above))
+            effective = folder_partitions.effective(path, mine, room, online, table)
         self._store(path, self.effective[name], str(effective))
         for child in self.children(path):
-            self._spread(f"{path}/{child}" if path else child, name)
+            self._work_out(f"{path}/{child}" if path else child, name, table)
 
     def _populated(self, path: str) -> bool:
         below = (self._populated(f"{path}/{child}") for child in self.children(path))
@@ -167,6 +233,8 @@ class FolderFiles:
             self._store(path, name, text)
         self._store(path, "cgroup.procs", "")
         if self.version == 2:
+            for name, text in folder_partitions.furniture(path, exclusive=self._exclusive).items():
+                self._store(path, name, text)
             self._store(path, "cgroup.controllers", "cpuset cpu")
             self._store(path, "cgroup.subtree_control", "cpuset cpu")
         for name, _ in LISTS:
