@@ -43,7 +43,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 DISKS = Path(os.environ.get("TOPOPROXY_VM_DIR") or CACHE / "topoproxy-vm")
 KUBELET = Path(os.environ.get("TOPOPROXY_KUBELET") or "absent")
 LIMIT_S = 1200
-FOUR_NODES = Machine()
+FOUR_NODES = Machine(distances=True)
 """2 sockets with 2 NUMA nodes of 8 CPUs each."""
 KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
 ASKED = os.environ.get("TOPOPROXY_VM") or ""

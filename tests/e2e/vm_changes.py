@@ -1,8 +1,9 @@
 """The story of a machine that changes: CPUs that go under load, SMT switched off, a memory node taken out.
 
 2 sockets with a NUMA node of 4 cores each, 16 CPUs, and a third node that is only memory and can be taken
-out. The daemon compares every ten minutes here: what it does, it does because the kernel told it. Each place
-is checked as a program in the container sees it, too.
+out. CPUs 0-1 are reserved, and CPU 1 is kept for class SYSTEM: it is gone while SMT is off. The daemon
+compares every ten minutes here: what it does, it does because the kernel told it. Each place is checked as a
+program in the container sees it, too.
 
     python3 vm_changes.py cgroupfs|systemd
 """
@@ -29,6 +30,12 @@ CPUS = Path("/sys/devices/system/cpu")
 SMT = CPUS / "smt/control"
 MEMORY = Path("/sys/devices/system/memory")
 FOLDER = NODES / f"node{PLUGGED}"
+RESERVED, SYSTEM = CpuSet([0, 1]), CpuSet([1])
+SETTINGS = {
+    "reconcilePeriod": "600s",
+    "reservedSystemCPUs": str(RESERVED),
+    "koordinator": {"systemCPUs": str(SYSTEM)},
+}
 BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done & wait")
 
 
@@ -115,7 +122,7 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
         "SMT went",
         lambda: len(node.place("whole").effective) == len(own),
         lambda: is_at(node, ("lse",), lse & here())(),
-        lambda: is_at(node, (*SHARED, "load", "odd"), here() - lse - node.place("whole").cpus)(),
+        lambda: is_at(node, (*SHARED, "load", "odd", "system"), here() - lse - node.place("whole").cpus)(),
         lambda: is_at(node, BATCH, here() - lse - node.place("whole").cpus)(),
     )
     now = node.place("whole").cpus
@@ -228,15 +235,16 @@ def ejects(device: Path) -> bool:
 
 def main() -> None:
     step(f"cgroup v{2 if is_v2() else 1}, CPUs {ALL}, memory of nodes {with_memory()}")
-    daemon = Daemon(reconcilePeriod="600s")
+    daemon = Daemon(**SETTINGS)
     node = Node(sys.argv[1])
-    for kind in (*SHARED, *BATCH):
+    for kind in (*SHARED, *BATCH, "system"):
         node.run(kind)
     last = max(node_cpus(1))
     node.run("lse", core_of(min(node_cpus(1))))
     node.run("lse", core_of(last) - CpuSet([min(core_of(last))]), "odd")
     busy(node, "whole", "whole")
     busy(node, "burstable", "load")
+    node.check(("system",), SYSTEM)
     owned = [node.place(name).cpus for name in ("lse", "odd", "whole")]
     node.check((*SHARED, "load"), ALL - owned[0] - owned[1] - owned[2])
     cpu_goes(node, daemon)

@@ -62,6 +62,7 @@ KINDS = {
     "ls": Kind("LS", "burstable", 500, 800),
     "part": Kind("", "", 500, 500),
     "burstable": Kind("", "burstable", 1000, 2000),
+    "system": Kind("SYSTEM", "burstable", 200, 500),
     "be": Kind("BE", "besteffort", 0, 0),
     "besteffort": Kind("", "besteffort", 0, 0),
 }
