@@ -46,6 +46,7 @@ LIMIT_S = 1200
 FOUR_NODES = Machine(distances=True)
 """2 sockets with 2 NUMA nodes of 8 CPUs each."""
 KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
+SELDOM = ("v1-systemd", "hybrid-cgroupfs", "hybrid-systemd")
 ASKED = os.environ.get("TOPOPROXY_VM") or ""
 """Which stories are played: ``all`` (or ``1``), ``quick``, or none."""
 QUICK = pytest.mark.quick
@@ -163,9 +164,15 @@ class Story:
         assert end in said
 
 
-@pytest.mark.parametrize("kind", kinds("v2-systemd", "v1-cgroupfs"))
+@pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *SELDOM])
 def test_pools(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_pools.py")
+
+
+def test_pools_where_some_controllers_are_on_v2(story: Story) -> None:
+    """What v1 leaves is on v2: who looks for cpuset, cpu and memory must find those of v1."""
+    mixed = Machine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
+    story.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
 
 
 @pytest.mark.parametrize("kind", KINDS)

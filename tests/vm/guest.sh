@@ -21,6 +21,9 @@ mount_cgroups() {
     done
     ln -s cpu,cpuacct $at/cpu
     ln -s cpu,cpuacct $at/cpuacct
+    [ "$CGROUP" = hybrid ] || return 0
+    mkdir $at/unified
+    mount -t cgroup2 none $at/unified
 }
 
 mount_all() {

@@ -41,7 +41,7 @@ class Machine:
         distances: NUMA nodes tell how far they are from each other; else all are alike.
         cards: NUMA nodes with a network card behind a root bridge of theirs.
         kernel: Words for the kernel's command line.
-        cgroup: v1 or v2.
+        cgroup: v1, v2, or hybrid: all controllers that v1 has are there, and v2 beside them at ``unified``.
         driver: Who makes cgroups: ``cgroupfs``, or ``systemd``, which then is the first process.
         modules: Kernel modules that are loaded before containerd starts.
     """
@@ -86,9 +86,8 @@ class Machine:
         if self.driver == "systemd":
             words += ["bed.init=systemd", "systemd.unit=bed.service", "systemd.show_status=0"]
             words += [f"systemd.mask=systemd-{name}.service" for name in MASKED]
-            unified = self.cgroup == "v2"
-            words.append(f"systemd.unified_cgroup_hierarchy={int(unified)}")
-            words += [] if unified else ["systemd.legacy_systemd_cgroup_controller=1"]
+            words.append(f"systemd.unified_cgroup_hierarchy={int(self.cgroup == 'v2')}")
+            words += ["systemd.legacy_systemd_cgroup_controller=1"] if self.cgroup == "v1" else []
         return " ".join([*words, self.kernel]).strip()
 
     def _numa(self) -> Iterator[str]:

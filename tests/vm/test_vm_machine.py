@@ -46,10 +46,12 @@ def test_memory_that_can_be_taken_out() -> None:
     assert "memhp_default_state=online_movable" in PLUGGED.command_line()
 
 
-@pytest.mark.parametrize(("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0")])
+@pytest.mark.parametrize(("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0"), ("hybrid", "hierarchy=0")])
 def test_systemd_is_told_the_cgroup_version(cgroup: str, word: str) -> None:
     assert word in Machine(cgroup=cgroup, driver="systemd").command_line()
     assert "systemd" not in Machine(cgroup=cgroup).command_line()
+    legacy = "legacy_systemd_cgroup_controller=1" in Machine(cgroup=cgroup, driver="systemd").command_line()
+    assert legacy is (cgroup == "v1"), "else systemd mounts v2 beside v1"
     assert ODD.command_line().endswith(" isolcpus=12-13")
     assert len(Machine(cgroup="v1", driver="systemd").command_line()) < 2048  # the kernel takes no more
 
