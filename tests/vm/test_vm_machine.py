@@ -46,7 +46,9 @@ def test_memory_that_can_be_taken_out() -> None:
     assert "memhp_default_state=online_movable" in PLUGGED.command_line()
 
 
-@pytest.mark.parametrize(("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0"), ("hybrid", "hierarchy=0")])
+@pytest.mark.parametrize(
+    ("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0"), ("hybrid", "hierarchy=0")]
+)
 def test_systemd_is_told_the_cgroup_version(cgroup: str, word: str) -> None:
     assert word in Machine(cgroup=cgroup, driver="systemd").command_line()
     assert "systemd" not in Machine(cgroup=cgroup).command_line()
