@@ -94,9 +94,7 @@ class Jobs:
             try:
                 self._end(container_id, record)
             except CgroupError as error:
-                self._keeper.complain(
-                    f"cannot end a partition, so that CPUs {record.cpus} stay away: {error}"
-                )
+                self._keeper.complain(f"cannot end a partition, CPUs {record.cpus} stay away: {error}")
 
     def _end(self, container_id: str, record: Record) -> None:
         self._bell.drop(container_id)
