@@ -32,7 +32,7 @@ RUNTIME = os.environ.get("TOPOPROXY_CONTAINERD") or ""
 """A folder with another containerd than the machine's (``runtimes.sh`` makes some); runc may be in it too."""
 PATH = os.pathsep.join([*([RUNTIME] if RUNTIME else []), os.environ.get("PATH") or os.defpath])
 TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
-START_LIMIT = 30.0
+START_LIMIT = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
 STOP_LIMIT = 10.0
 
 
@@ -269,7 +269,7 @@ class Bed:
                 )
             # A client that was refused once waits longer and longer before it tries again: take a new one.
             with self.client() as cri:
-                return bool(cri.list_pods(timeout=2) is not None)
+                return bool(cri.list_pods(timeout=START_LIMIT / 15) is not None)
 
         wait_for(self.name, answers, pause=0.1)
 

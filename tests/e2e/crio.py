@@ -49,6 +49,10 @@ class CrioBed(Bed):
     name = "crio"
     monitor = "conmon"
 
+    def __init__(self, folder: Path, driver: str = "cgroupfs") -> None:
+        super().__init__(folder)
+        self.driver = driver
+
     def _bring_images(self, archive: Path) -> None:
         """Pull them: a copy into its storage would need another tool."""
         with self.client() as cri:
@@ -95,7 +99,7 @@ class CrioBed(Bed):
             },
             "crio.api": {"listen": str(self.socket), "stream_address": "127.0.0.1"},
             "crio.runtime": {
-                "cgroup_manager": "cgroupfs",
+                "cgroup_manager": self.driver,
                 "apparmor_profile": "unconfined",
                 "seccomp_profile": "",
                 "hooks_dir": [f"{own}/empty"],
@@ -112,7 +116,7 @@ class CrioBed(Bed):
                 "runtime_path": str(wrapper),
                 "runtime_root": f"{own}/runc",
                 "monitor_path": shutil.which("conmon") or "conmon",
-                "monitor_cgroup": "pod",
+                "monitor_cgroup": "pod" if self.driver == "cgroupfs" else "system.slice",
             },
             "crio.image": {
                 "pause_image": images.PAUSE,

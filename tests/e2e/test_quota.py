@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bed import CGROUPS, Bed, wait_for
-from cri import EXITED, UNTIL_TOLD, Cri, online
+from cri import EXITED, UNTIL_TOLD, Cri, cgroup_of, online
 from daemon import Daemon, Node
 
 from proxy.model.idset import CpuSet
@@ -34,9 +34,9 @@ def write(path: Path, value: int) -> None:
 
 def group(container: str) -> Path:
     """A container's cgroup."""
-    found = [path for path in CPU.glob(f"bed-*/**/{container}") if path.is_dir()]
-    assert len(found) == 1, found
-    return found[0]
+    found = cgroup_of(container, CPU)
+    assert found is not None
+    return found
 
 
 class Pods:
@@ -210,7 +210,8 @@ def used_s(container: str) -> float:
     if V2:
         stat = dict(line.split() for line in (group(container) / "cpu.stat").read_text().splitlines())
         return int(stat["usage_usec"]) / 1e6
-    (path,) = (p for p in (CGROUPS / "cpuacct").glob(f"bed-*/**/{container}") if p.is_dir())
+    path = cgroup_of(container, CGROUPS / "cpuacct")
+    assert path is not None
     return int((path / "cpuacct.usage").read_text()) / 1e9
 
 

@@ -25,7 +25,8 @@ POD_QUOTA = 100_000
 
 
 def quota(container: str) -> int:
-    (path,) = (p for p in CPU.glob(f"bed-*/**/{container}") if p.is_dir())
+    path = cgroup_of(container, CPU)
+    assert path is not None
     return quota_at(path)
 
 

@@ -33,6 +33,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "vm"))
 
 import disk
+import images
+from crio import FOLDER as CRIO
+from crio import why_not_crio
 from machine import NETFILTER, Machine, import_images, run
 
 HERE = Path(__file__).parent
@@ -167,6 +170,27 @@ class Story:
 @pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *SELDOM])
 def test_pools(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_pools.py")
+
+
+@pytest.fixture(scope="module")
+def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CRI-O's programs, and what they need beyond what the disk has."""
+    if reason := why_not_crio() if CRIO else "no CRI-O: name its folder in TOPOPROXY_CRIO":
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("crio") / "crio-programs"
+    folder.mkdir()
+    conmon = shutil.which("conmon") or "conmon"
+    told = subprocess.check_output(["ldd", conmon], text=True)
+    libraries = re.findall(r"=> (/\S+)", told)
+    for file in (Path(CRIO, "crio"), Path(CRIO, "pinns"), conmon, "/bin/busybox", *libraries):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
+def test_pools_on_crio(story: Story, crio: Path, kind: str) -> None:
+    carried = {path.name: path for path in (crio, HERE / "bed.py", HERE / "crio.py", Path(images.__file__))}
+    story.ends_well(kind, "vm_crio.py vm_pools.py", carried=carried)
 
 
 def test_pools_where_some_controllers_are_on_v2(story: Story) -> None:

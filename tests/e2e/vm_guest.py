@@ -26,7 +26,7 @@ from proxy.admin.client import ask
 from proxy.cri.pb import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
-RUNTIME = Path("/run/containerd/containerd.sock")
+RUNTIME = Path(os.environ.get("TOPOPROXY_RUNTIME") or "/run/containerd/containerd.sock")
 FOLDER = Path("/run/topoproxy")
 SOCKET = FOLDER / "cri.sock"
 NODES = Path("/sys/devices/system/node")
@@ -99,7 +99,8 @@ def group_of(container: str) -> Path:
         Path(folder) / entry
         for folder, below, _ in os.walk(cpuset_root())
         for entry in below
-        if entry == container or entry.endswith(f"-{container}.scope")
+        if entry
+        in (container, *(f"{n}-{container}{e}" for n in ("crio", "cri-containerd") for e in ("", ".scope")))
     )
 
 

@@ -25,6 +25,7 @@ from vm_guest import (
     LONG_S,
     NODES,
     PERIOD_S,
+    RUNTIME,
     SOCKET,
     Daemon,
     Place,
@@ -145,8 +146,8 @@ class Node:
 
 @contextmanager
 def frozen_runtime() -> Iterator[None]:
-    """Containerd hears nothing meanwhile."""
-    pid = int(subprocess.check_output(["pidof", "containerd"], text=True).split()[0])
+    """The runtime hears nothing meanwhile."""
+    pid = int(subprocess.check_output(["pidof", RUNTIME.stem], text=True).split()[0])
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -1,0 +1,37 @@
+"""A story on CRI-O in a virtual machine: it is started beside containerd, and the story told where it is.
+
+    python3 vm_crio.py STORY cgroupfs|systemd
+
+What CRI-O needs and the disk has not is carried: its programs, conmon, and the libraries of that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
+
+for name in ("conmon", "busybox"):
+    shutil.copy(HERE / "crio-programs" / name, f"/bin/{name}")
+for library in (HERE / "crio-programs").glob("*.so*"):
+    if not (LIBRARIES / library.name).exists():
+        shutil.copy(library, LIBRARIES / library.name)
+os.environ["TOPOPROXY_CRIO"] = str(HERE / "crio-programs")
+
+from crio import CrioBed
+
+story, driver = sys.argv[1:]
+made = CrioBed(Path("/run/bed"), driver).start()
+print(f"CRI-O is there: {made.socket}", flush=True)
+try:
+    settings = {**os.environ, "TOPOPROXY_RUNTIME": str(made.socket)}
+    done = subprocess.run([sys.executable, str(HERE / story), driver], env=settings, check=False)
+finally:
+    shutil.copy(made.log, "/out/crio.log")
+    made.stop()
+sys.exit(done.returncode)
