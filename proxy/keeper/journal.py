@@ -29,8 +29,8 @@ class Journal:
     """Collects changes and has them written.
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
-    quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover, ``x/``
-    partitions.
+    quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
+    ``x/`` partitions.
     """
 
     def __init__(self, ledger: Ledger | None, worker: Worker, problem: Callable[[str], None]) -> None:

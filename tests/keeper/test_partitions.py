@@ -119,8 +119,7 @@ def test_ended_before_others_grow(live: Callable[..., None]) -> None:
         grown = next(i for i, line in enumerate(w.log) if line.startswith(f"kernel {shared} "))
         assert ended < grown
         await w.sync.once()
-        await w.keeper.journal.flush()
-        assert f"x/{container}" not in w.ledger.entries
+        await w.until(lambda: f"x/{container}" not in w.ledger.entries)
         assert partitions.jobs.records == {}
 
     live(day)
@@ -221,9 +220,8 @@ def test_after_a_crash_what_is_not_wanted_is_ended(live: Callable[..., None]) ->
         await w.sync.once()
         assert of_partitions(w)[0].startswith("partition member 2-3 {'kubepods'")
         await w.sync.once()
-        await w.keeper.journal.flush()
         assert partitions.jobs.records == {}
-        assert f"x/{container}" not in w.ledger.entries
+        await w.until(lambda: f"x/{container}" not in w.ledger.entries)
         assert again.states == {}
 
     live(day)
