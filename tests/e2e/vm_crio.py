@@ -23,7 +23,7 @@ for library in (HERE / "crio-programs").glob("*.so*"):
         shutil.copy(library, LIBRARIES / library.name)
 os.environ["TOPOPROXY_CRIO"] = str(HERE / "crio-programs")
 
-from crio import CrioBed
+from crio import CrioBed  # noqa: E402  it reads what was set just now
 
 story, driver = sys.argv[1:]
 made = CrioBed(Path("/run/bed"), driver).start()

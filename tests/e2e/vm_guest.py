@@ -95,12 +95,12 @@ def group_of(container: str) -> Path:
     Raises:
         StopIteration: It has none.
     """
+    names = {container, f"crio-{container}", f"crio-{container}.scope", f"cri-containerd-{container}.scope"}
     return next(
         Path(folder) / entry
         for folder, below, _ in os.walk(cpuset_root())
         for entry in below
-        if entry
-        in (container, *(f"{n}-{container}{e}" for n in ("crio", "cri-containerd") for e in ("", ".scope")))
+        if entry in names
     )
 
 
