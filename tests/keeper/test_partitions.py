@@ -157,7 +157,7 @@ def test_the_kernels_reason_is_told_once_and_tried_ever_more_rarely(live: Callab
         assert problems[0]["what"].endswith("/c: Parent is not a partition root")
         page = shown(w)
         assert page["containers"][0]["reason"] == "Parent is not a partition root"
-        assert f"x/{container}" not in w.ledger.entries
+        await w.until(lambda: f"x/{container}" not in w.ledger.entries)
 
     live(day)
 
