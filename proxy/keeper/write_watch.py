@@ -43,6 +43,7 @@ class WriteWatch:
         self.writes: Writes | None = None
         self.refused = "the kernel does not tell of writes"
         self._paths: dict[str, str] = {}
+        self._whom: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._later: asyncio.TimerHandle | None = None
 
@@ -71,20 +72,34 @@ class WriteWatch:
             known = self._paths.get(container_id) == path
             if known and not again:
                 continue
+            # Known before it is watched: what is told of a group that nobody knows is not watched any longer.
+            self._paths[container_id], self._whom[path] = path, container_id
             try:
-                if not writes.watch(path):
-                    continue
-                for group in self._bounds(path):
-                    if group not in above:
-                        above.add(group)
-                        writes.watch(group)
+                there = self._watch(writes, path, above)
             except CgroupError as error:
+                self._forget(container_id)
                 self._refuse(error)
                 break
-            if not known:
-                self._paths[container_id] = path
+            if not there:
+                self._forget(container_id)
+            elif not known:
                 new.append(container_id)
         return new
+
+    def _watch(self, writes: Writes, path: str, above: set[str]) -> bool:
+        if not writes.watch(path):
+            return False
+        for group in self._bounds(path):
+            if group not in above:
+                above.add(group)
+                writes.watch(group)
+        return True
+
+    def _forget(self, container_id: str) -> str | None:
+        path = self._paths.pop(container_id, None)
+        if path is not None:
+            self._whom.pop(path, None)
+        return path
 
     def _bounds(self, path: str) -> list[str]:
         """Give the groups above one whose sets bound its own, without the root."""
@@ -127,31 +142,32 @@ class WriteWatch:
 
     def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
         """Give the containers whose sets a write to some groups may have changed."""
-        fought = self._keeper.drift.fought()
-        whose: list[str] = []
-        found: set[str] = set()
-        for container_id, path in list(self._paths.items()):
-            groups = [group for group in (path, *self._bounds(path)) if group in told]
-            if groups and container_id not in fought:
-                whose.append(container_id)
-                found.update(groups)
+        fought, whose = self._keeper.drift.fought(), list[str]()
         for group in told:
-            if group not in found:
+            own = self._whom.get(group)
+            below = [own] if own is not None else [i for i, p in self._there() if p.startswith(f"{group}/")]
+            some = [container_id for container_id in below if container_id not in fought]
+            whose += some
+            if not some:
                 writes.unwatch(group)
         return whose
 
+    def _there(self) -> list[tuple[str, str]]:
+        """Give who is watched, and where; another thread may add some meanwhile."""
+        return list(self._paths.items())
+
     def drop(self, container_id: str) -> None:
         """Stop watching a container's group; who arms it again begins anew."""
-        path = self._paths.pop(container_id, None)
+        path = self._forget(container_id)
         if path is not None and self.writes is not None:
             self.writes.unwatch(path)
 
     def keep(self, there: Collection[str]) -> None:
         """Stop watching whoever is not there."""
-        for container_id in [i for i in list(self._paths) if i not in there]:
+        for container_id in [i for i, _ in self._there() if i not in there]:
             self.drop(container_id)
         if self.writes is not None:
-            needed = {group for path in list(self._paths.values()) for group in (path, *self._bounds(path))}
+            needed = {group for _, path in self._there() for group in (path, *self._bounds(path))}
             for group in self.writes.watched() - needed:
                 self.writes.unwatch(group)
 
