@@ -167,6 +167,11 @@ class Story:
         assert end in said
 
 
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
+def test_partitions(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_partitions.py", Machine(1, 2, 4, 1))
+
+
 @pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *SELDOM])
 def test_pools(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_pools.py")
