@@ -101,6 +101,8 @@ class PlayedSystemd:
         self.away = False
         self.late = False
         """Nobody is told that it is there."""
+        self.early = False
+        """It writes before runc does, not after, which is worse."""
         self.overlaps: list[str] = []
         self.owner = ""
 
@@ -154,7 +156,8 @@ class PlayedSystemd:
         mems = self.units.get(unit, UnitSets(CpuSet(), Mask())).mems
         self.units[unit] = UnitSets(backwards(cpus) if self.wrong else cpus, mems)
         self.world.cgroups.sets[container_id] = cpus
-        self._write(unit)  # it comes before runc's own write or after it: after is worse
+        if not self.early:
+            self._write(unit)
         self.look("runc")
 
     def close(self) -> None:
@@ -504,6 +507,32 @@ def test_slices_above_hold_what_is_in_them(live: Any) -> None:
         await calm(world)
         assert systemd.units[TOP].cpus == cpus_of(ALL)
         assert systemd.units[slice_of("ls")].cpus == CpuSet(), "one without a set has that of its parent"
+
+    on_systemd(live, day)
+
+
+def test_a_slice_that_the_kernel_has_not_widened_stays(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
+        world.scopes.slices[TOP] = cpus_of("0-3")
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        await calm(world)
+        assert systemd.units[TOP].cpus == cpus_of("0-3")
+
+    on_systemd(live, day)
+
+
+def test_a_slice_that_is_no_pods_is_not_narrowed_and_what_is_in_it_is_put_right(live: Any) -> None:
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        sandbox = await world.pod("odd", parent="system.slice", qos="LS")
+        odd = await world.create(sandbox, **SHARES)
+        await start(world, odd)
+        systemd.early = True
+        for _ in range(2):
+            world.wire.finished(await update(world, odd, cpu_shares=5), 0)
+            await has(world, odd, REST)
+        assert "system.slice" not in world.scopes.slices
 
     on_systemd(live, day)
 
