@@ -12,7 +12,8 @@ is refused, and what counts is the effective list.
   container had have all again. A group that had less keeps what it has. On v2 all of that is the kernel's own
   doing.
 
-Both directions are bounded; a group that comes while this is done is seen in the next round.
+Both directions are bounded; a group that comes while this is done is seen in the next round. When the group
+cannot be narrowed in the end, it and those below it get back what they had.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def widen(lists: Lists, path: str, value: IdSet) -> bool:
 
 
 def narrow(lists: Lists, path: str, value: IdSet, refusal: CgroupError) -> None:
-    """Write a list that groups below do not fit into: after theirs (v1).
+    """Write a list that groups below do not fit into: after theirs (v1). All of it is done, or nothing.
 
     Args:
         lists: Where.
@@ -71,46 +72,71 @@ def narrow(lists: Lists, path: str, value: IdSet, refusal: CgroupError) -> None:
         value: What it shall hold.
         refusal: What the kernel said to the write; raised again where nothing below is in the way.
     """
-    budget = [GROUPS]
-    for _ in range(ROUNDS):
-        try:
-            _narrow(lists, path, value, 0, budget, refusal)
-        except CgroupError as error:
-            if error.errno != errno.EBUSY or error is refusal:
-                raise
-            refusal = error  # a group came while we were at it
-        else:
-            return
-    raise refusal
-
-
-def _narrow(
-    lists: Lists, path: str, value: IdSet, depth: int, budget: list[int], refusal: CgroupError
-) -> None:
-    below = lists.children(path)
-    budget[0] -= len(below)
-    if not below or depth >= DEPTH or budget[0] < 0:
-        raise refusal
-    held = lists.held(path)
-    if not value <= held:
-        widen(lists, path, value)
-        lists.put(path, held | value)  # so that those below can go over before the rest is taken away
-    for child in below:
-        try:
-            has = lists.held(child)
-            if has <= value:
-                continue
-            want = value if has == held else has & value or value
+    work = _Narrowing(lists)
+    try:
+        for _ in range(ROUNDS):
             try:
-                lists.put(child, want)
+                work.narrow(path, value, 0, refusal)
             except CgroupError as error:
-                if error.errno != errno.EBUSY:
+                if error.errno != errno.EBUSY or error is refusal:
                     raise
-                _narrow(lists, child, want, depth + 1, budget, error)
-        except CgroupError as error:
-            if error.errno != errno.ENOENT:
-                raise  # else it has just gone
-    lists.put(path, value)
+                refusal = error  # a group came while we were at it
+            else:
+                return
+        raise refusal
+    except CgroupError:
+        work.put_back()
+        raise
+
+
+class _Narrowing:
+    """Narrows a group and those below it, and remembers what they had."""
+
+    def __init__(self, lists: Lists) -> None:
+        self._lists = lists
+        self._left = GROUPS
+        self._written: list[tuple[str, IdSet, IdSet]] = []
+
+    def narrow(self, path: str, value: IdSet, depth: int, refusal: CgroupError) -> None:
+        lists = self._lists
+        below = lists.children(path)
+        self._left -= len(below)
+        if not below or depth >= DEPTH or self._left < 0:
+            raise refusal
+        held = lists.held(path)
+        if not value <= held:
+            widen(lists, path, value)
+            self._put(path, held, held | value)  # so that those below can go over before the rest goes
+        for child in below:
+            try:
+                has = lists.held(child)
+                if has <= value:
+                    continue
+                want = value if has == held else has & value or value
+                try:
+                    self._put(child, has, want)
+                except CgroupError as error:
+                    if error.errno != errno.EBUSY:
+                        raise
+                    self.narrow(child, want, depth + 1, error)
+            except CgroupError as error:
+                if error.errno != errno.ENOENT:
+                    raise  # else it has just gone
+        self._put(path, held | value, value)
+
+    def _put(self, path: str, had: IdSet, value: IdSet) -> None:
+        self._lists.put(path, value)
+        self._written.append((path, had, value))
+
+    def put_back(self) -> None:
+        """Give everybody what he had, the last one first: so each fits where he was.
+
+        Who holds something else by now was written by somebody else, and is left, as is who refuses.
+        """
+        for path, had, value in reversed(self._written):
+            with contextlib.suppress(CgroupError):
+                if self._lists.held(path) == value:
+                    self._lists.put(path, had)
 
 
 def follow(lists: Lists, path: str, before: IdSet, value: IdSet) -> None:

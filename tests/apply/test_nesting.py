@@ -92,3 +92,36 @@ def test_those_that_cannot_follow_are_left() -> None:
         "c/b": "0-7",
         "c/b/d": "0-7",
     }
+
+
+@pytest.mark.parametrize("refuses", ["c", "c/b", "c/b/d"])
+@pytest.mark.parametrize("value", ["0", "0,7"])
+def test_what_cannot_be_narrowed_whole_is_put_back(refuses: str, value: str) -> None:
+    """The first child gives way, and then the second one, one below it, or the group itself does not."""
+    groups = Groups("c", "c/a", "c/a/e", "c/b", "c/b/d")
+    groups.sets["c/a"] = groups.sets["c/a/e"] = CpuSet.parse("0-1")
+    before = dict(groups.sets)
+    want = CpuSet.parse(value)
+
+    def put(path: str, new: IdSet) -> None:
+        if path == refuses and not before[path] <= new:
+            raise CgroupError(f"cannot set {path}", errno.EPERM)
+        groups.put(path, new)
+
+    with pytest.raises(CgroupError, match=f"cannot set {refuses}$"):
+        narrow(Lists(groups.held, put, groups.children, 1), "c", want, BUSY)
+    assert "c/a" in groups.writes
+    assert groups.sets == before
+
+
+def test_what_somebody_else_wrote_meanwhile_is_not_put_back() -> None:
+    groups = Groups("c", "c/a", "c/b", refuse={"c/b": errno.EPERM})
+
+    def put(path: str, new: IdSet) -> None:
+        if path == "c/b":
+            groups.sets["c/a"] = CpuSet.parse("0,2")
+        groups.put(path, new)
+
+    with pytest.raises(CgroupError):
+        narrow(Lists(groups.held, put, groups.children, 1), "c", FEW, BUSY)
+    assert str(groups.sets["c/a"]) == "0,2"
