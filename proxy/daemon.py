@@ -8,7 +8,7 @@ runs beside; calls that need a decision wait for it, all others pass at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from proxy import lean
@@ -16,6 +16,7 @@ from proxy.config.checks import check_start
 from proxy.config.schema import Config, Mode
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
+from proxy.keeper.tending import tended
 from proxy.model.errors import CannotCreateError
 from proxy.notify import Notifier
 from proxy.topology.reader import read_machine
@@ -106,9 +107,9 @@ class Daemon:
             self._front = self._wire(machine, away)
         await self._front.start(self._listener.socket)
         await self._start_admin()
-        self._task(self._mirror())
-        self._task(self._watchdog())
-        self._task(self._slim())
+        self._task(self._mirror)
+        self._task(self._watchdog)
+        self._task(self._slim)
         self._notifier.ready(f"listening on {self._listener.path}, relaying to {config.runtime}")
         logs.log.info(f"listening on {self._listener.path}, relaying to {config.runtime}, {config.mode} mode")
 
@@ -145,12 +146,12 @@ class Daemon:
         self.sync = Sync(keeper, launch)
         self.sync.recover(entries)
         self._settler = Settler(keeper, launch)
-        self._task(self.sync.run())
-        self._task(self._settler.run())
-        self._task(self.keeper.lasting.run())
+        self._task(self.sync.run)
+        self._task(self._settler.run)
+        self._task(self.keeper.lasting.run)
         self._suppression = suppression_of(config, keeper, entries.get("b/suppress"))
         if self._suppression is not None:
-            self._task(self._suppression.run())
+            self._task(self._suppression.run)
         self._leaving = Leaving(config, keeper, self._suppression)
         self._leaving.recover(entries)
         interceptors = Interceptors(keeper, self.sync, launch)
@@ -190,8 +191,17 @@ class Daemon:
 
     # -- run ----------------------------------------------------------------------------------------------
 
-    def _task(self, work: Coroutine[object, object, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+    def _task(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Run something as long as the daemon runs, whatever becomes of it."""
+        self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._begun_anew)))
+
+    def _begun_anew(self, error: BaseException) -> None:
+        from proxy import logs
+
+        if self.keeper is not None:
+            self.keeper.begun_anew(error)
+        else:
+            logs.log.warning(f"internal error: {type(error).__name__}: {error}")
 
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""

@@ -80,33 +80,43 @@ class Adoption:
             True when it is known now.
         """
         keeper = self._keeper
+        began = keeper.news.number
         try:
             listing = await self._lookups.run(listed, keeper.runtime, container_id)
             listing = keeper.watching.corrected(listing)
-            await self._adopt(list(listing.containers.values()), listing, self._lookups)
+            await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
         except (UnavailableError, RuntimeCallError) as error:
             keeper.problems.note(str(error))
         return container_id in keeper.state.containers
 
-    async def adopt(self, found: list[RuntimeContainer], listing: Listing) -> None:
+    async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
         """Take in containers of a list, those whose pod is in it and of which the runtime tells more.
+
+        Args:
+            found: Whom.
+            listing: The list.
+            began: The news' number when it was asked for: who has ended since is not taken in.
 
         Raises:
             UnavailableError: The runtime does not answer any more.
         """
-        await self._adopt(found, listing, self._worker)
+        await self._adopt(found, listing, began, self._worker)
 
-    async def _adopt(self, found: list[RuntimeContainer], listing: Listing, worker: Worker) -> None:
+    async def _adopt(
+        self, found: list[RuntimeContainer], listing: Listing, began: int, worker: Worker
+    ) -> None:
+        keeper = self._keeper
         if found:
-            await self._keeper.beside.look()
+            await keeper.beside.look()
         for start in range(0, len(found), ADOPT_AT_ONCE):
             some = found[start : start + ADOPT_AT_ONCE]
             details = await worker.run(self._details, [c.id for c in some])
             for seen in some:
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
-                if pod is not None and detail is not None and seen.id not in self._keeper.state.containers:
+                new = seen.id not in keeper.state.containers and keeper.news.none(seen.id, began)
+                if pod is not None and detail is not None and new and keeper.news.none(pod.id, began):
                     self._take_in(seen, self._pod(pod, detail), detail)
-            await self._keeper.journal.flush()
+            await keeper.journal.flush()
 
     def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
         """Runs in the worker. A container that has just gone, or that hangs, is left for the next pass."""

@@ -75,13 +75,13 @@ class Blame:
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
         some = [i for i in ids if i not in self._asked and not keeper.flights.of(i)][:AT_ONCE]
         self._asked.update(dict.fromkeys(some, now))
-        began = keeper.sequence
+        began = keeper.news.number
         told = await self._worker.run(_saved, keeper.runtime, some)
         for container_id, cpus in told.items():
             container = keeper.state.containers.get(container_id)
             if container is None or keeper.flights.of(container_id):
                 continue
-            if keeper.untouched(container_id, began) and keeper.saved.get(container_id) != cpus:
+            if keeper.news.none(container_id, began) and keeper.saved.get(container_id) != cpus:
                 keeper.saved[container_id] = cpus
                 keeper.unsettled[container_id] = None
                 keeper.to_settle.set()

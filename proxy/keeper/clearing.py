@@ -54,7 +54,11 @@ class Clearing:
         """Make a placement durable and have the others leave its CPUs; None when they are free."""
         journal = self._keeper.journal
         journal.put(f"i/{container.id}", container)
-        await journal.flush()
+        try:
+            async with asyncio.timeout(self._keeper.options.call_timeout):
+                await journal.flush()
+        except TimeoutError:
+            return Obstacle("the placement is not written down in time", container.placement.own, final=True)
         return await self.barrier(container.placement.own)
 
     async def barrier(self, mine: CpuSet) -> Obstacle | None:
@@ -72,16 +76,26 @@ class Clearing:
         late = await keeper.flights.late(limits, mine, keeper.options.call_timeout)
         if late:
             return Obstacle("the runtime is still busy with calls for containers that must move", late)
+        try:
+            async with asyncio.timeout(keeper.options.call_timeout):
+                done = await self._shrink()
+                return (await self._obstacle(done, mine) if done.errors else None) or self._fought(mine)
+        except TimeoutError:
+            return Obstacle("the kernel does not take the others' CPUs in time", mine, final=True)
+
+    async def _shrink(self) -> Enforced:
+        """Write everybody who owns no CPUs, and what may succeed a moment later again."""
+        keeper = self._keeper
         done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
         tried = 1
-        while (seconds := pause(tried, done.refused.values())) is not None:
+        while (seconds := pause(tried, [e.errno for e in done.refused.values()])) is not None:
             keeper.moved(done)
             keeper.counters["refused_writes_retried"] += 1
             await asyncio.sleep(seconds)
             done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
             tried += 1
         keeper.moved(done)
-        return (await self._obstacle(done, mine) if done.errors else None) or self._fought(mine)
+        return done
 
     def _fought(self, mine: CpuSet) -> Obstacle | None:
         """Find out who is put onto the CPUs again and again by somebody else: he cannot be moved for long."""
@@ -108,8 +122,9 @@ class Clearing:
             for error in done.errors:
                 keeper.problems.note(error)
             return None
-        final = any(way(done.refused[i]) is Way.REFUSE for i in in_the_way)
-        return Obstacle(done.errors[0], CpuSet.from_bits(union(cpus.bits for cpus in held.values())), final)
+        final = any(way(done.refused[i].errno) is Way.REFUSE for i in in_the_way)
+        words = str(done.refused[in_the_way[0]])
+        return Obstacle(words, CpuSet.from_bits(union(cpus.bits for cpus in held.values())), final)
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""

@@ -34,7 +34,7 @@ class Enforced:
         absent: Ids of containers that should have a cgroup and have none.
         lost: Those of them that had none the last time either.
         errors: What could not be written, in words.
-        refused: Whose set that was, with the kernel's error number.
+        refused: Whose set that was, with what the kernel said.
         notes: What could not be either, and holds up nobody.
         found: What was in the groups of whom somebody else had written, where that was looked at.
         left: Those of them that were left so.
@@ -45,7 +45,7 @@ class Enforced:
     absent: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, CgroupError] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     found: dict[str, CpuSet] = field(default_factory=dict)
     left: dict[str, CpuSet] = field(default_factory=dict)
@@ -235,7 +235,7 @@ class Enforcer:
         except CgroupError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 done.errors.append(str(error))
-                done.refused[container.id] = error.errno
+                done.refused[container.id] = error
                 return
             self._paths.pop(container.id, None)
             self._gone[container.id] = path

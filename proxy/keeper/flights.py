@@ -4,9 +4,11 @@ A StartContainer or UpdateContainerResources that has left for the runtime carri
 it left. If a pool shrinks meanwhile, a kernel write of ours could be undone when the runtime gets to it. So a
 shrink first waits until such calls have landed, and only then writes and reads back.
 
-A call whose client goes away gets no answer, and the runtime may still execute it: it stays in flight, as a
-*stray*, until the runtime's list tells, or long enough has passed. When two calls for one container overlap,
-nobody knows which the runtime executed last: neither tells what the runtime has saved.
+A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start
+that was refused, may still be executed by the runtime, or be so already: it stays in flight, as a *stray*,
+until the runtime's list tells, or the runtime has answered others for long enough. A runtime that hangs
+answers nobody, so its strays stay. When two calls for one container overlap, nobody knows which the runtime
+executed last: neither tells what the runtime has saved.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ class Flight:
         carries: The set that it brings.
         is_start: A start, not an update.
         overlapped: Another call for the container was in flight at the same time.
-        stray_since: When its client went away; 0 while somebody waits for the answer.
+        stray_since: When it became a stray; None while its answer is waited for.
+        seen: When the runtime first answered something that was asked after that.
+        refused: It is a start that the runtime has answered with an error: its next list is right about it.
+        tell: When it is over, the runtime is told today's set.
     """
 
     container_id: str
@@ -35,7 +40,10 @@ class Flight:
     is_start: bool
     landed: asyncio.Future[None]
     overlapped: bool = False
-    stray_since: float = 0.0
+    stray_since: float | None = None
+    seen: float | None = None
+    refused: bool = False
+    tell: bool = True
 
 
 class Flights:
@@ -85,7 +93,35 @@ class Flights:
 
     def strays(self) -> list[Flight]:
         """Give the calls that nobody waits for any more."""
-        return [f for flights in self._flying.values() for f in flights if f.stray_since]
+        return [f for flights in self._flying.values() for f in flights if f.stray_since is not None]
+
+    def awaited(self, container_id: str) -> bool:
+        """Tell whether a call is in flight for a container whose answer will be followed."""
+        return any(flight.stray_since is None for flight in self._flying.get(container_id, ()))
+
+    def known(self, container_id: str) -> bool:
+        """Tell whether a call is in flight for a container that is not only suspected to be."""
+        flying = self._flying.get(container_id, ())
+        return any(flight.stray_since is None or flight.tell for flight in flying)
+
+    async def updated(self, container_id: str, cpus: CpuSet, timeout: float) -> bool:
+        """Wait until no update is in flight that carries another set to a container.
+
+        Args:
+            container_id: Which container.
+            cpus: The set that it is to have.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            False where one is in flight still.
+        """
+        waits = [flight.landed for flight in self.others(container_id, cpus)]
+        return not waits or not (await asyncio.wait(waits, timeout=timeout))[1]
+
+    def others(self, container_id: str, cpus: CpuSet) -> list[Flight]:
+        """Give the updates in flight that carry another set to a container."""
+        flying = self._flying.get(container_id, ())
+        return [flight for flight in flying if not flight.is_start and flight.carries != cpus]
 
     async def late(self, wanted: Iterable[tuple[str, CpuSet]], mine: CpuSet, timeout: float) -> CpuSet:
         """Wait until no call is in flight that carries some CPUs to a container that is not to have them.

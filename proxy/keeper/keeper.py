@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 from proxy.keeper.bad_input import BadInput
@@ -34,6 +34,7 @@ from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.lasting import Lasting
 from proxy.keeper.mems import MemoryNodes
+from proxy.keeper.news import News
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
@@ -43,6 +44,7 @@ from proxy.keeper.retries import Retries
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
+from proxy.keeper.tending import tended
 from proxy.keeper.watching import Watching
 from proxy.keeper.whereabouts import Whereabouts
 from proxy.keeper.worker import Worker
@@ -117,8 +119,7 @@ class Keeper:
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
         self.lost: dict[str, float] = {}
-        self.sequence = 0
-        self._touched: dict[str, int] = {}
+        self.news = News()
         self.unsettled: dict[str, None] = {}
         self.to_settle = asyncio.Event()
         self.kernel = Worker("kernel", self.broken)
@@ -205,14 +206,18 @@ class Keeper:
         for note in done.notes:
             self.problems.note(note)
         for container_id in done.written:
-            self.unsettled[container_id] = None
+            self.settle_later(container_id)
         if done.written:
-            self.to_settle.set()
             self.lasting.changed(done.written)
         self.where.absent.update(done.absent)
         there = (self.state.containers.get(container_id) for container_id in done.absent)
         if look_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
             self.attention.set()  # who is only starting has no cgroup yet
+
+    def settle_later(self, container_id: str) -> None:
+        """Have the runtime told the set of a container, some time."""
+        self.unsettled[container_id] = None
+        self.to_settle.set()
 
     def created(self, token: str, container_id: str) -> None:
         """The runtime has made the container and named it."""
@@ -222,7 +227,7 @@ class Keeper:
         container = container.in_phase(Phase.CREATED, container_id)
         self.state = self.state.renamed(token, container)
         self.history.renamed(token, container_id)
-        self.touch(container_id)
+        self.news.touch(container_id)
         saved = self.saved.pop(token, None)
         if saved is not None and not self.retries.settle(container):
             self.saved[container_id] = saved
@@ -253,21 +258,14 @@ class Keeper:
 
     # -- living -------------------------------------------------------------------------------------------
 
-    def touch(self, container_id: str) -> None:
-        """Something happened to a container: a list that was made before this says nothing about it."""
-        self.sequence += 1
-        self._touched[container_id] = self.sequence
-
-    def untouched(self, container_id: str, since: int) -> bool:
-        """Tell whether nothing happened to a container since the sequence had a value."""
-        return self._touched.get(container_id, 0) <= since
-
     def phase(self, container_id: str, phase: Phase) -> None:
         """A container has entered a phase; a container that has exited gives its CPUs back."""
         container = self.state.containers.get(container_id)
+        if container is None and phase is Phase.EXITED:
+            self.news.left(container_id)
         if container is None or container.phase in (phase, Phase.EXITED):
             return  # nobody comes back from the dead; what a runtime says later is taken in as new
-        self.touch(container_id)
+        self.news.touch(container_id)
         changed = container.in_phase(phase)
         self._retire((changed,), ())
         if phase is Phase.RUNNING:
@@ -283,14 +281,16 @@ class Keeper:
 
     def removed(self, ids: Iterable[str]) -> None:
         """Containers are gone."""
+        ids = list(ids)
         gone = [i for i in ids if i in self.state.containers]
         self._retire((), gone)
         for container_id in gone:
             self.saved.pop(container_id, None)
             self.unsettled.pop(container_id, None)
-            self._touched.pop(container_id, None)
             self.history.gone(container_id)
             self.journal.put(f"c/{container_id}", None)
+        for container_id in ids:
+            self.news.left(container_id)
 
     def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
         self.go_on(self.state.changed(put=put, drop=drop))
@@ -313,7 +313,7 @@ class Keeper:
     async def follow(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, now."""
         # What is in flight would undo the write for a moment; who lands is followed then.
-        ids = [i for i in ids if not self.flights.of(i)]
+        ids = [i for i in ids if not self.flights.awaited(i)]
         if ids:
             for error in (await self._enforce(ids)).errors:
                 self.problems.note(error)
@@ -325,6 +325,15 @@ class Keeper:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+
+    def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Run something beside for as long as there is a keeper; it begins anew after a fault."""
+        self.spawn(tended(begin, self.begun_anew))
+
+    def begun_anew(self, error: BaseException) -> None:
+        """Report a fault of ours that has ended a task which begins anew."""
+        self.counters["tasks_begun_anew"] += 1
+        self.broken(error)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

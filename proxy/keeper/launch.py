@@ -8,7 +8,9 @@ the start, from the spec that was saved last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+from collections.abc import AsyncIterator
 
 from proxy.keeper.fencing import Fence
 from proxy.keeper.flights import Flight
@@ -20,7 +22,9 @@ from proxy.model.workload import Container, Phase, Pool
 
 ROUNDS = 5
 STRAY_GRACE_S = 2.0
-"""How long a call that lost its client may still be executed by the runtime."""
+"""How long a runtime that answers may still be at a call whose answer nobody waits for."""
+
+_MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
 
 
 class Launch:
@@ -43,8 +47,10 @@ class Launch:
             return False
         if keeper.state.node.erases(container.placement):
             return True  # it starts with what its pod's group has
-        known = container.id not in keeper.quotas.untold
-        return known and keeper.saved.get(container.id) == keeper.state.wanted(container)
+        known, want = container.id not in keeper.quotas.untold, keeper.state.wanted(container)
+        return (
+            known and keeper.saved.get(container.id) == want and not keeper.flights.others(container.id, want)
+        )
 
     async def freshen(self, container_id: str) -> str:
         """See to it that a created container starts with today's set, and with its own CPUs free.
@@ -60,8 +66,11 @@ class Launch:
             container = keeper.state.containers.get(container_id)
             if container is None or container.phase is not Phase.CREATED or self.is_fresh(container):
                 return ""
+            want = keeper.state.wanted(container)
+            if not await keeper.flights.updated(container_id, want, keeper.options.call_timeout):
+                return "the runtime is still busy with an update of it"
             told = container_id not in keeper.quotas.untold
-            if not told or keeper.saved.get(container_id) != keeper.state.wanted(container):
+            if not told or keeper.saved.get(container_id) != want:
                 await self.tell(container)
                 continue
             if container.placement.pool is Pool.OWN:
@@ -84,15 +93,11 @@ class Launch:
         flight = keeper.flights.depart(container.id, want)
 
         async def told() -> None:
-            carried: CpuSet | None = None
-            try:
+            async with self.under_way(flight):
                 mems = keeper.mems.told(container)
                 await self.lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
-                carried = want
                 keeper.quotas.told(container.id, quota)
                 keeper.counters["specs_freshened"] += 1
-            finally:
-                self.landed(flight, carried)
 
         # If it takes too long the caller gives up, but the call stays in flight until it has ended.
         job = asyncio.ensure_future(told())
@@ -129,28 +134,53 @@ class Launch:
         container = keeper.state.containers[container_id]
         if container.phase is Phase.CREATED:
             keeper.state = keeper.state.changed(put=(container.in_phase(Phase.STARTING),))
-            keeper.touch(container_id)
+            keeper.news.touch(container_id)
         carries = keeper.saved.get(container_id) or keeper.state.wanted(container)
         flight = keeper.flights.depart(container_id, carries, is_start=True)
         keeper.lasting.fencing.bind(flight, fence)
         return flight
 
+    @contextlib.asynccontextmanager
+    async def under_way(self, flight: Flight) -> AsyncIterator[None]:
+        """An update of ours is made within this; how it ends is how its flight does."""
+        try:
+            yield
+        except UnavailableError:
+            self.stray(flight)  # it had a deadline; the runtime may have none
+            raise
+        except BaseException:
+            self.landed(flight, None)
+            raise
+        self.landed(flight, flight.carries)
+
     def started(self, flight: Flight, *, ok: bool) -> None:
         """A start has been answered."""
-        then = functools.partial(self._started, flight, ok=ok)
-        self._keeper.lasting.fencing.landed(flight, flight.carries if ok else None, then)
+        keeper, landed = self._keeper, self._keeper.lasting.fencing.landed
+        container = keeper.state.containers.get(flight.container_id)
+        if ok:
+            landed(flight, flight.carries, functools.partial(self._ended, flight, Phase.RUNNING))
+        elif container is None or container.phase is not Phase.STARTING:
+            landed(flight, None, functools.partial(self._ended, flight, None))
+            keeper.attention.set()
+        else:
+            # Whether it is still there, runs all the same, or has run and ended, the next list tells.
+            flight.refused = True
+            keeper.news.touch(flight.container_id)
+            self.stray(flight)
 
-    def _started(self, flight: Flight, *, ok: bool) -> None:
+    def _ended(self, flight: Flight, phase: Phase | None) -> None:
+        """A start is over, and the container is in a phase; None where it says nothing about that."""
         keeper = self._keeper
         keeper.flights.land(flight)
-        if ok:
-            keeper.phase(flight.container_id, Phase.RUNNING)
-            keeper.later([flight.container_id])
-            return
-        # Whether it is still there, or has run and ended, the runtime knows.
-        keeper.attention.set()
         container = keeper.state.containers.get(flight.container_id)
-        if container and container.phase is Phase.STARTING and not keeper.flights.starting(container.id):
+        if container is None or phase is None:
+            return
+        if phase is Phase.RUNNING:
+            keeper.phase(container.id, phase)
+            keeper.later([container.id])
+        elif phase is Phase.EXITED:
+            keeper.phase(container.id, phase)
+        elif container.phase is Phase.STARTING and not keeper.flights.starting(container.id):
             keeper.phase(container.id, Phase.CREATED)
 
     def landed(self, flight: Flight, carried: CpuSet | None) -> None:
@@ -169,28 +199,75 @@ class Launch:
             keeper.saved[container_id] = carried
         else:
             keeper.saved.pop(container_id, None)
+            if carried is not None:
+                self._tell_after(container_id)
         keeper.later([container_id])
 
-    def stray(self, flight: Flight) -> None:
-        """A start or update has lost its client: the runtime may still execute it."""
-        flight.stray_since = self._keeper.clock()
-        self._keeper.attention.set()
+    def _tell_after(self, container_id: str) -> None:
+        """Calls have overlapped: whichever came last, today's set is told after all of them."""
+        others = self._keeper.flights.of(container_id)
+        for flight in others:
+            flight.tell = True
+        if not others:
+            self._keeper.settle_later(container_id)
 
-    def end_strays(self, phases: dict[str, Phase]) -> None:
+    def stray(self, flight: Flight) -> None:
+        """Nobody waits for a start's or an update's answer any more; the runtime may still execute it."""
+        if not flight.landed.done():
+            flight.stray_since = self._keeper.clock()
+            self._keeper.attention.set()
+
+    def suspect(self) -> None:
+        """After a start of ours: the runtime may be at calls that a daemon before us let go.
+
+        Nobody knows which, nor with what sets, so any container may be at one. Those that have been
+        suspected are passed over. It costs a create that comes at once and gives CPUs away a wait of
+        ``STRAY_GRACE_S``; to have each update in the ledger before it leaves would cost all of them.
+        """
+        keeper = self._keeper
+        anywhere = keeper.state.node.machine.online
+        for container in keeper.state.containers.values():
+            if container.phase not in _MAY_BE_CHANGED or keeper.flights.of(container.id):
+                continue
+            for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
+                flight = keeper.flights.depart(container.id, anywhere, is_start=is_start)
+                flight.tell = False
+                self.stray(flight)
+
+    def end_strays(self, phases: dict[str, Phase], asked: float) -> None:
         """Let strays land that the runtime's list, or the time, tells to be over.
 
         Args:
             phases: What the runtime says of each container now.
+            asked: When it was asked.
         """
-        keeper = self._keeper
+        keeper, now = self._keeper, self._keeper.clock()
         for flight in keeper.flights.strays():
-            now = phases.get(flight.container_id)
-            over = keeper.clock() - flight.stray_since > STRAY_GRACE_S
-            if flight.is_start:
-                if now in (Phase.RUNNING, Phase.EXITED) or over:
-                    self.started(flight, ok=now is Phase.RUNNING)
-            elif over or now is Phase.EXITED:
-                self.landed(flight, None)
+            if flight.seen is None and flight.stray_since is not None and asked >= flight.stray_since:
+                flight.seen = now
+            phase = phases.get(flight.container_id)
+            over = flight.seen is not None and asked - flight.seen >= STRAY_GRACE_S
+            if phase is Phase.EXITED or (flight.is_start and phase is Phase.RUNNING):
+                self._end(flight, phase)
+            elif over or (flight.refused and phase is Phase.CREATED):
+                self._end(flight, Phase.CREATED)
+
+    def _end(self, flight: Flight, phase: Phase) -> None:
+        """A stray is over. Who compares writes the kernel after this."""
+        flight.stray_since = None
+        told = flight.carries if flight.is_start and phase is Phase.RUNNING else None
+        then = functools.partial(self._over, flight, phase)
+        self._keeper.lasting.fencing.landed(flight, told, then)
+
+    def _over(self, flight: Flight, phase: Phase) -> None:
+        keeper, container_id = self._keeper, flight.container_id
+        if flight.is_start:
+            self._ended(flight, phase)
+        elif keeper.flights.land(flight) and container_id in keeper.state.containers:
+            keeper.saved.pop(container_id, None)
+            keeper.lasting.changed([container_id])  # the runtime may have told systemd, or not
+            if flight.tell:
+                keeper.settle_later(container_id)
 
     def close(self) -> None:
         """End the workers."""

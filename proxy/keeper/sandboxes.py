@@ -131,6 +131,7 @@ class Sandboxes:
     def _forget(self, sandbox_id: str) -> None:
         """What was promised to a pod ends with its sandbox."""
         keeper = self._keeper
+        keeper.news.left(sandbox_id)
         keeper.history.gone(sandbox_id)
         if sandbox_id in keeper.state.pods:
             keeper.go_on(keeper.state.without_pod(sandbox_id))

@@ -2,7 +2,8 @@
 
 A kernel write is at once but not for ever: runc's saved state undoes it at the next update of anything, and
 systemd at the next daemon-reload. So a container that was moved is also told to the runtime, a few a second.
-A call on its way counts as in flight, so that a shrink that needs the same container waits for it.
+A call on its way counts as in flight, so that a shrink that needs the same container waits for it. One that
+got no answer may still be carried out, and goes on to count: see ``flights``. Nobody is told anew meanwhile.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ EXIT_NEWS_S = 0.2
 
 AWAY_S = 1.0
 """Seconds before a runtime that does not answer is told the next set."""
+SILENT_S, SILENT_LIMIT_S = 4.0, 256.0
+"""Seconds before a container is told again for which no answer came, doubling each time."""
 
 
 class Settler:
@@ -33,6 +36,8 @@ class Settler:
         self._keeper = keeper
         self._launch = launch
         self._worker = Worker("settle", keeper.broken)
+        self._silent: dict[str, tuple[float, float]] = {}
+        """By container: since when it is to wait, and for how long."""
 
     async def run(self) -> None:
         """Settle for ever."""
@@ -40,13 +45,13 @@ class Settler:
         if keeper.options.settle_per_second <= 0:
             return
         while True:
-            await keeper.to_settle.wait()
-            keeper.to_settle.clear()
             while keeper.unsettled:
                 container_id = next(iter(keeper.unsettled))
                 del keeper.unsettled[container_id]
                 if await self._settle(container_id):
                     await asyncio.sleep(1 / keeper.options.settle_per_second)
+            await keeper.to_settle.wait()
+            keeper.to_settle.clear()
 
     async def _settle(self, container_id: str) -> bool:
         keeper = self._keeper
@@ -55,6 +60,8 @@ class Settler:
             return False
         if keeper.state.node.erases(container.placement):
             return False  # what its groups have is all that it is to have
+        if self._waits(container_id):
+            return False
         asked = container_id not in keeper.saved and await self._learn(container_id)
         if container_id not in keeper.quotas.untold and not self._is_due(container):
             return asked
@@ -66,27 +73,26 @@ class Settler:
         want, quota = keeper.state.wanted(container), keeper.quotas.carried(container)
         flight = keeper.flights.depart(container_id, want)
         keeper.lasting.fencing.bind(flight, fence)
-        carried: CpuSet | None = None
-        refused, away = "", False
+        refused = ""
         try:
-            await self._worker.run(
-                keeper.runtime.update_cpuset, container_id, want, keeper.mems.renewed(container), quota
-            )
-            carried = want
-            keeper.quotas.told(container_id, quota)
-            keeper.counters["settled"] += 1
+            async with self._launch.under_way(flight):
+                mems = keeper.mems.renewed(container)
+                await self._worker.run(keeper.runtime.update_cpuset, container_id, want, mems, quota)
+                keeper.quotas.told(container_id, quota)
+                keeper.counters["settled"] += 1
         except UnavailableError:
-            away = True
+            pause = min(2 * self._silent.get(container_id, (0.0, SILENT_S / 2))[1], SILENT_LIMIT_S)
+            there = keeper.state.containers
+            self._silent = {k: v for k, v in self._silent.items() if k in there}
+            self._silent[container_id] = keeper.clock(), pause
+            await asyncio.sleep(AWAY_S)
+            return True
         except RuntimeCallError as error:
             keeper.quotas.refused(container_id)
             refused = "" if error.code == NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             keeper.broken(error)
-        finally:
-            self._launch.landed(flight, carried)
-        if away:
-            keeper.unsettled[container_id] = None
-            await asyncio.sleep(AWAY_S)
+        self._silent.pop(container_id, None)
         if refused and await self._runs(container_id):
             keeper.problems.note(refused)
         return True
@@ -115,6 +121,21 @@ class Settler:
         saved = saved_cpus(detail.cpuset_cpus)
         if saved and not flights and not keeper.flights.of(container_id):
             keeper.saved.setdefault(container_id, saved)
+        return True
+
+    def _waits(self, container_id: str) -> bool:
+        """Tell whether a container is not to be told now; it comes again by itself then."""
+        keeper = self._keeper
+        strays = [f for f in keeper.flights.of(container_id) if f.stray_since is not None]
+        if any(flight.tell for flight in strays) or (strays and container_id not in keeper.quotas.untold):
+            for flight in strays:
+                flight.tell = True
+            return True
+        since, pause = self._silent.get(container_id, (0.0, 0.0))
+        left = since + pause - keeper.clock()
+        if left <= 0:
+            return False
+        asyncio.get_running_loop().call_later(left, keeper.settle_later, container_id)
         return True
 
     async def _runs(self, container_id: str) -> bool:

@@ -47,11 +47,11 @@ async def see_ended(keeper: Keeper, worker: Worker, pod: Pod) -> None:
 
 
 async def _look(keeper: Keeper, worker: Worker, container_id: str) -> None:
-    since = keeper.sequence
+    since = keeper.news.number
     try:
         listed = await worker.run(keeper.runtime.list_containers, container_id)
     except (UnavailableError, RuntimeCallError):
         return
     ended = any(c.id == container_id and c.state == EXITED for c in listed)
-    if ended and keeper.untouched(container_id, since):
+    if ended and keeper.news.none(container_id, since):
         keeper.phase(container_id, Phase.EXITED)

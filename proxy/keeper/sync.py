@@ -52,11 +52,7 @@ class Sync:
         node = keeper.state.node
         pods, containers = self._recorded(entries)
         keeper.state = recounted(type(keeper.state).of(node, pods, containers))
-        for container in containers:
-            if container.phase in (Phase.CREATED, Phase.STARTING):
-                # The runtime may be at a start that a daemon before us let go, with a set that nobody knows.
-                flight = keeper.flights.depart(container.id, node.machine.online, is_start=True)
-                self._launch.stray(flight)
+        self._launch.suspect()
         for resource, (promised, there) in beyond(keeper.state).items():
             keeper.problems.note(
                 f"cannot count all {resource} of the containers that run: they were promised"
@@ -133,7 +129,7 @@ class Sync:
             UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
         """
         keeper = self._keeper
-        began = keeper.sequence
+        began, asked = keeper.news.number, keeper.clock()
         known = set(keeper.state.containers)
         known_pods = set(keeper.state.pods)
         if not self.connected:
@@ -145,7 +141,7 @@ class Sync:
         listing = keeper.watching.corrected(await self._worker.run(listed, keeper.runtime))
         self.connected, self._waits = True, False
         self._resolve(listing)
-        self._compare(listing, known, known_pods, began)
+        self._compare(listing, known, known_pods, began, asked)
         new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]
         ours = {
             (c.pod.sandbox_id, c.name) for c in keeper.state.containers.values() if c.phase is Phase.CREATING
@@ -155,7 +151,9 @@ class Sync:
             for c in new
             if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
         ]
-        await self.adoption.adopt(foreign, listing)
+        await self.adoption.adopt(foreign, listing, began)
+        if not keeper.synced.is_set():
+            self._launch.suspect()
         keeper.watching.caught_up()
         if keeper.options.enforce:
             await self._repair(listing, began)
@@ -206,7 +204,7 @@ class Sync:
         why = ""
         for container_id in ids:
             container, seen = keeper.state.containers.get(container_id), listing.containers.get(container_id)
-            runs = seen is not None and seen.state == "RUNNING" and keeper.untouched(container_id, began)
+            runs = seen is not None and seen.state == "RUNNING" and keeper.news.none(container_id, began)
             if container is not None and runs:
                 refs.append(container.ref)
                 why = keeper.where.why.get(container_id, why)
@@ -242,7 +240,9 @@ class Sync:
         pod = listing.pods.get(container.pod.sandbox_id)
         return not self._keeper.synced.is_set() and (pod is None or not pod.ready)
 
-    def _compare(self, listing: Listing, known: set[str], known_pods: set[str], began: int) -> None:
+    def _compare(
+        self, listing: Listing, known: set[str], known_pods: set[str], began: int, asked: float
+    ) -> None:
         """Let our phases follow the list.
 
         A list is old when it arrives: it says nothing about containers to which something happened since it
@@ -250,16 +250,17 @@ class Sync:
         """
         keeper = self._keeper
         phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
-        self._launch.end_strays({i: p for i, p in phases.items() if keeper.untouched(i, began)})
+        self._launch.end_strays({i: p for i, p in phases.items() if keeper.news.none(i, began)}, asked)
         containers = keeper.state.containers
         gone = [i for i in known if i in containers and i not in listing.containers]
         keeper.removed([i for i in gone if containers[i].phase is not Phase.CREATING])
         for container_id, phase in phases.items():
             ours = keeper.state.containers.get(container_id)
-            if ours is None or not keeper.untouched(container_id, began) or keeper.flights.of(container_id):
+            if ours is None or not keeper.news.none(container_id, began) or keeper.flights.of(container_id):
                 continue
             if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
                 keeper.removed([container_id])  # it lives after all: taken in as one that we do not know
+                keeper.news.forget(container_id)
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 keeper.phase(container_id, phase)
         # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.

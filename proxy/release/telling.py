@@ -117,4 +117,4 @@ class Telling:
 
     def is_flying(self, container: Container) -> bool:
         """Tell whether a call is at the runtime that may bring a container a set."""
-        return container.phase is Phase.CREATING or bool(self._keeper.flights.of(container.id))
+        return container.phase is Phase.CREATING or self._keeper.flights.known(container.id)

@@ -559,6 +559,8 @@ def test_drift_repaired_by_a_pass_is_made_lasting(live) -> None:
         task = asyncio.create_task(settler.run())
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         await w.sync.once()
+        w.now += 3
+        await w.sync.once()  # calls of before the restart are over
         await w.until(lambda: w.runtime.specs[ls] == "4-15")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -30,7 +30,7 @@ def test_each_kind_is_counted_told_and_explained_once_a_pod(live) -> None:
         for _ in range(3):
             call = await w.begin(odd)
             assert call.refused is None
-            w.finish(call, f"odd-{w.keeper.sequence}")
+            w.finish(call, f"odd-{w.keeper.news.number}")
         assert counted(w) == {"qos-class": 1}
         assert told(w, "ns/odd: label koordinator.sh/qosClass: 'LSX' is no class")
         assert "passed over: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")

@@ -220,6 +220,8 @@ def test_a_start_that_was_in_flight_at_a_crash_is_waited_for(live: Callable[...,
         w.cgroups.sets[ls] = CpuSet.parse(w.runtime.specs[ls])
         w._state(ls, "RUNNING")
         await w.sync.once()
+        w.now += 3
+        await w.sync.once()
         assert (await create).refused is None
         assert w.on(ls) == "4-15"
 
@@ -231,6 +233,7 @@ def test_a_start_that_did_not_come_after_a_crash_is_not_waited_for_long(live: Ca
         ls = await w.create(await w.pod("ls", "LS"))
         await w.close()
         w.boot()
+        await w.sync.once()
         w.now += 3
         await w.sync.once()
         assert (await w.begin(await w.pod("lse", "LSE", "", "0-3"))).refused is None

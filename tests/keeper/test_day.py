@@ -263,6 +263,8 @@ def test_killed_between_shrink_and_answer(live) -> None:
         await w.sync.once()
         await w.quiet()
         assert w.on(ls) == "2-15"
+        w.now += 10
+        await w.sync.once()  # a runtime that answers has nothing more to do
         await w.start("x")
         assert w.on("x") == "0-1"
         w.check()

@@ -138,6 +138,8 @@ def test_an_owner_whose_cpu_went_is_given_another_until_it_returns(live) -> None
                 await look(w)
                 w.boot()
                 await w.sync.once()
+                w.now += 3
+                await w.sync.once()  # calls of before the restart are over
                 await w.quiet()
                 assert CpuSet.parse(w.on(own)) == now, "who is there already stays"
             w.log.clear()

@@ -555,6 +555,7 @@ def test_a_start_that_is_refused_leaves_no_fence(live: Any) -> None:
         container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
         call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
         world.wire.finished(call, 13)
+        await world.sync.once()
         await calm(world)
         assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
 

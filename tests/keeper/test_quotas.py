@@ -266,7 +266,9 @@ def test_an_update_meanwhile_carries_what_is_to_be_put_back(live: Callable[..., 
         assert (await w.update(owner, cpu_quota=170_000)).cpu_quota == 170_000
         await settled(w)
         assert w.runtime.quotas[owner] == 170_000, "the newest counts"
-        await w.sync.once()
+        w.now += 3
+        await w.sync.once()  # calls of before the restart are over
+        await settled(w)
         assert quotas_page(w.keeper) == []
 
     live(day)
