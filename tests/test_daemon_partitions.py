@@ -1,0 +1,172 @@
+"""Partitions of owned CPUs in a whole daemon, on an imitated cgroup v2 tree with the kernel's rules."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.daemon import Daemon
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.runtime import StandInRuntime
+from proxy.keeper.keeper import Keeper
+from proxy.model.idset import CpuSet
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+OWN = CpuSet.parse("2-3")
+ISOLATED, NONE = "apply: {partitions: isolated}", ""
+
+
+class Node:
+    """Where everything of one test lies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "cgroup"
+        self.cgroups = FolderCgroups(self.root, MACHINE.online, MACHINE.memory_nodes, 2)
+        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+
+    def live(self, text: str, day: Callable[[Daemon], Coroutine[Any, Any, None]]) -> None:
+        """A day of a daemon."""
+        more = f"""
+reconcilePeriod: 200ms
+listen: unix://{self.folder}/cri.sock
+adminSocket: unix://{self.folder}/admin.sock
+runtime: unix://{self.folder}/runtime.sock
+stateDir: {self.folder}/state
+{text}
+"""
+        daemon = Daemon(parse(more, "test"), machine=MACHINE, cgroups=self.cgroups)
+
+        async def whole() -> None:
+            await daemon.start()
+            try:
+                await day(daemon)
+            finally:
+                await daemon.stop()
+
+        asyncio.run(whole())
+
+    async def launch(self, spec: PodSpec) -> Path:
+        """Run a pod; gives its container's group."""
+
+        def work() -> str:
+            with CriClient(str(self.folder / "cri.sock")) as client:
+                return client.launch(spec).container_id
+
+        path = self.cgroups.find("", await asyncio.to_thread(work))
+        assert path is not None
+        return self.root / path
+
+    def rest(self) -> CpuSet:
+        """What is left to everybody else."""
+        return CpuSet.parse((self.root / "cpuset.cpus.effective").read_text())
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
+        made = Node(Path(folder))
+        made.runtime.start()
+        yield made
+        made.runtime.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def kind(group: Path) -> str:
+    return (group / "cpuset.cpus.partition").read_text().strip()
+
+
+def effective(group: Path) -> CpuSet:
+    return CpuSet.parse((group / "cpuset.cpus.effective").read_text())
+
+
+def keeper(daemon: Daemon) -> Keeper:
+    assert daemon.keeper is not None
+    return daemon.keeper
+
+
+def shown(daemon: Daemon) -> Any:
+    """What ``status`` says."""
+    assert daemon.pages is not None
+    status: Any = daemon.pages.status()
+    return status["partitions"]
+
+
+LSE, LS = PodSpec("lse", "LSE", cpuset="2-3"), PodSpec("ls", "LS")
+
+
+def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
+    async def day(daemon: Daemon) -> None:
+        shared = await node.launch(LS)
+        own = await node.launch(LSE)
+        await until(lambda: kind(own) == "isolated")
+        assert node.rest() == MACHINE.online - OWN
+        assert effective(own) == OWN
+        await until(lambda: shown(daemon)["isolated"] == "2-3")
+        (row,) = shown(daemon)["containers"]
+        assert (row["state"], row["cpus"]) == ("isolated", "2-3")
+        more = await node.launch(PodSpec("more", "LSE", cpuset="4-5"))
+        await until(lambda: kind(more) == "isolated")
+        node.runtime.exit(own.name)
+        await until(lambda: effective(shared) == MACHINE.online - CpuSet.parse("4-5"))
+        assert effective(more) == CpuSet.parse("4-5")
+        assert kind(more) == "isolated"
+        assert keeper(daemon).problems.page() == []
+
+    node.live(ISOLATED, day)
+
+
+def test_it_outlives_a_daemon_until_it_is_no_longer_wanted(node: Node) -> None:
+    groups: list[Path] = []
+
+    async def first(daemon: Daemon) -> None:
+        groups.append(await node.launch(LSE))
+        await until(lambda: kind(groups[0]) == "isolated")
+
+    async def second(daemon: Daemon) -> None:
+        await until(lambda: kind(groups[0]) == "member")
+        await until(lambda: not (groups[0].parent / "cpuset.cpus.exclusive").read_text().strip())
+        assert node.rest() == MACHINE.online
+        assert effective(groups[0]) == OWN
+        partitions = keeper(daemon).partitions
+        assert partitions is not None
+        await until(lambda: not partitions.jobs.records)
+
+    async def third(daemon: Daemon) -> None:
+        assert keeper(daemon).partitions is None
+
+    node.live(ISOLATED, first)
+    assert kind(groups[0]) == "isolated"
+    node.live(NONE, second)
+    node.live(NONE, third)
+
+
+def test_an_overlap_by_somebody_else_is_repaired(node: Node) -> None:
+    async def day(daemon: Daemon) -> None:
+        own = await node.launch(LSE)
+        await until(lambda: kind(own) == "isolated")
+        beside = str(own.relative_to(node.root).parent / "beside")
+        node.cgroups.mkdir(beside)
+        node.cgroups.files.write(beside, "cpuset.cpus", "3-4")
+        counters, problems = keeper(daemon).counters, keeper(daemon).problems
+        await until(lambda: counters["partitions_lost"])
+        await until(lambda: kind(own) == "member")
+        await until(lambda: any("not exclusive" in str(told["what"]) for told in problems.page()))
+        assert node.rest() == MACHINE.online
+        assert effective(own) == OWN
+        node.cgroups.rmdir(beside)
+        await until(lambda: kind(own) == "isolated")
+
+    node.live(ISOLATED, day)
