@@ -116,10 +116,10 @@ class KernelPartitions:
 
     def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
         """Make a group a partition; see ``Partitions.make``."""
+        is_new = self._held(path, EXCLUSIVE) is not None
         try:
             for above in sorted(lent, key=len):
                 self._put(above, EXCLUSIVE, (self._held(above, EXCLUSIVE) or CpuSet()) | lent[above])
-            is_new = self._held(path, EXCLUSIVE) is not None
             if is_new:
                 self._put(path, EXCLUSIVE, cpus)
             self._put(path, PARTITION, kind)

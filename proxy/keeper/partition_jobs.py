@@ -117,7 +117,8 @@ class Jobs:
                     self._bell.add(container_id, self._kernel.file(record.path))
             except CgroupError as error:
                 if error.errno == errno.ENOENT:
-                    self.over.add(container_id)  # gone with its group; who is above is seen to in ``_end``
+                    self._bell.drop(container_id)  # gone with its group; those above still lend its CPUs
+                    self.over.add(container_id)
                     self._end_above(record)
                 else:
                     self._keeper.complain(str(error))

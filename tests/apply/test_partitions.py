@@ -113,6 +113,14 @@ def test_a_sibling_within_it_is_told(node: Node) -> None:
     assert node.untouched()
 
 
+def test_another_pod_within_it_is_told(node: Node) -> None:
+    node.groups.files.write("kubepods/pody", "cpuset.cpus", "4")
+    made = node.make()
+    assert not made.valid
+    assert "cpuset.cpus.exclusive to 4-5 in cgroup /kubepods/podx" in made.reason
+    assert node.untouched()
+
+
 def test_one_that_turned_invalid_is_seen_and_can_be_made_again(node: Node) -> None:
     lent = node.partitions.lent(ONE, OWN)
     node.make()
