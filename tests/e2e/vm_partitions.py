@@ -89,6 +89,7 @@ def can(daemon: Daemon, node: Node) -> None:
     daemon.configure()
     daemon.start()
     took = wait("it to be ended", lambda: kinds(group) == "member")
+    wait("nothing to be lent", lambda: not read(pod.parent, "cpuset.cpus.exclusive"))
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == ALL
     assert not read(pod, "cpuset.cpus.exclusive")
     assert node.place("lse").is_at(OWN, None)
