@@ -71,7 +71,7 @@ class Clearing:
         limits = [
             (c.id, keeper.state.wanted(c))
             for c in keeper.state.containers.values()
-            if c.placement.pool is not Pool.OWN
+            if keeper.state.shares(c)
         ]
         late = await keeper.flights.late(limits, mine, keeper.options.call_timeout)
         if late:

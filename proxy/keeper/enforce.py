@@ -128,9 +128,9 @@ class Enforcer:
         return done
 
     def enforce_pools(self) -> Enforced:
-        """Write the sets of all containers that own no CPUs, and have sandboxes leave what is owned."""
+        """Write the sets of all containers that share CPUs, and have sandboxes leave what is owned."""
         state, missed, own = self._state(), self._missed, Pool.OWN
-        there = [c for c in state.containers.values() if c.placement.pool is not own]
+        there = [c for c in state.containers.values() if c.placement.pool is not own or state.shares(c)]
         if missed:
             there = [c for c in there if missed.get(c.id, 0) < TRIES]
         done = self._enforce(state, there)

@@ -116,6 +116,7 @@ class Hotplug:
             if old != new:
                 keeper.voice.warn(f"{what} are now {new}, were {old}")
         keeper.state = after
+        keeper.enforcer.forget()  # what the kernel took from groups nobody wrote
         keeper.counters["machine_changes"] += 1
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:

@@ -71,11 +71,11 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         found.append(f"{container.ref} has no CPU")
     elif not want <= online:
         found.append(f"{container.ref} has CPUs {want - online} that are not online")
-    if placement.pool is not Pool.OWN:
+    if state.shares(container):
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := want.bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif not placement.own:  # who has lost all of his shares meanwhile, and that is told (``keeper.shortage``)
+    elif not placement.own:  # who has lost all of his shares meanwhile: ``keeper.shortage`` tells that
         found.append(f"{container.ref} owns CPUs, and none are known")
     named = container.pod.cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:

@@ -46,7 +46,8 @@ def explain(
     weighed = ruling or Ruling(verdict, ANYWHERE)
     cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
-        cpus = placement.own if placement.pool is Pool.OWN else in_pool(after.node, after.pools, placement)
+        own = placement.own & after.node.machine.online  # what is away may come back
+        cpus = own if placement.pool is Pool.OWN else in_pool(after.node, after.pools, placement)
     return Explanation(
         event,
         pod.ref,

@@ -113,6 +113,16 @@ class NodeState:
             here |= CpuSet(list(placement.instead & online)[:lacking])
         return here or self.pools.shared
 
+    def shares(self, container: Container) -> bool:
+        """Tell whether a container runs on CPUs that others use too, and must leave those that one is given.
+
+        An owner does, too, while all of his own are offline.
+        """
+        placement = container.placement
+        if placement.pool is not Pool.OWN:
+            return True
+        return (placement.own | placement.instead).isdisjoint(self.node.machine.online)
+
     def wanted_mems(self, container: Container) -> Mask:
         """Give the memory nodes that a container is to have: what is there of those that were decided."""
         there = self.node.machine.memory_nodes

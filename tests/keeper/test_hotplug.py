@@ -258,6 +258,28 @@ def test_a_container_of_a_pod_that_owns_starts_again_while_a_cpu_is_away(live) -
     live(day)
 
 
+def test_who_lost_all_of_his_leaves_the_cpus_of_a_new_owner(live) -> None:
+    async def day(w: Any) -> None:
+        whole = w.machine
+        lost = await w.run(await w.pod("lost", "LSE", "", "3"))
+        w.machine = without(whole, "3")
+        await look(w)
+        assert w.on(lost) == "0-2,4-15"
+        w.log.clear()
+        await w.begin(await w.pod("new", "LSE", "", "4-5"))
+        assert w.log.index(f"kernel {lost} 0-2,6-15") < w.log.index("forward CreateContainer")
+        w.cgroups.broken.add(lost)
+        call = await w.begin(await w.pod("other", "LSE", "", "6"))
+        assert call.refused, "nobody may be left on his CPUs"
+        w.cgroups.broken.clear()
+        w.machine = whole
+        await look(w)
+        assert w.on(lost) == "3"
+        w.check()
+
+    live(day)
+
+
 def blocks(machine: Machine, nodes: str) -> Machine:
     """The machine while only some nodes have memory."""
     there = Mask.parse(nodes)
