@@ -71,12 +71,12 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         found.append(f"{container.ref} has no CPU")
     elif not want <= online:
         found.append(f"{container.ref} has CPUs {want - online} that are not online")
-    if state.shares(container):
+    if placement.pool is Pool.OWN and not placement.own:
+        found.append(f"{container.ref} owns CPUs, and none are known")
+    elif state.shares(container):  # as does who has lost all of his; ``keeper.shortage`` tells that
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := want.bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif not placement.own:  # who has lost all of his shares meanwhile: ``keeper.shortage`` tells that
-        found.append(f"{container.ref} owns CPUs, and none are known")
     named = container.pod.cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
         found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")
