@@ -149,7 +149,7 @@ class Pauses:
                 self._failed(key, pod, error, errors)
             else:
                 self._missed.pop(key, None)
-                if key == pod.sandbox_id and path.rpartition("/")[2].startswith(_CRIO):
+                if key == pod.sandbox_id and _is_of_crio(path):
                     self._monitored.add(key)
                 return found
         self._missed[key] = missed + 1
@@ -173,6 +173,26 @@ class Pauses:
         if error.errno not in _GONE:
             what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
             errors.append(f"cannot move the {what} of {pod.ref}: {error}")
+
+
+def idle_groups(cgroups: Cgroups, state: NodeState) -> Iterator[str]:
+    """Give the groups of all sandboxes, and of all monitors, that are there."""
+    monitored = set[str]()
+    for pod in state.pods.values():
+        path = cgroups.find(pod.cgroup_parent, pod.sandbox_id) if pod.sandbox_id else None
+        if path is not None:
+            yield path
+            if _is_of_crio(path):
+                monitored.add(pod.sandbox_id)
+    for container in state.containers.values():
+        if container.pod.sandbox_id in monitored:
+            path = cgroups.find(container.pod.cgroup_parent, _MONITOR + container.id)
+            if path is not None:
+                yield path
+
+
+def _is_of_crio(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(_CRIO)
 
 
 def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:

@@ -2,8 +2,8 @@
 
 A group's set lies within its parent's on cgroup v1, so who is above is written first: the group of class
 BestEffort, those of its pods and what is in them, where they hold the BE pool (``beCpuset: erase``), then
-sandboxes and containers. What a container is to have is added to what it has. On v2 a group without a list of
-its own has that of its parent already, and is left so.
+sandboxes, monitors and containers. What a container is to have is added to what it has. On v2 a group without
+a list of its own has that of its parent already, and is left so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from proxy.keeper.be_groups import CLASS
 from proxy.keeper.enforce import LIVE, Enforcer
 from proxy.keeper.kernel_ports import Cgroups, CpusetValue
+from proxy.keeper.pauses import idle_groups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
@@ -66,10 +67,8 @@ def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Cont
     done, cgroups = Given(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, done)
-    for pod in state.pods.values():
-        path = cgroups.find(pod.cgroup_parent, pod.sandbox_id) if pod.sandbox_id else None
-        if path is not None:
-            _as_above(cgroups, path, done)
+    for idle in idle_groups(cgroups, state):
+        _as_above(cgroups, idle, done)
     for container, target in targets:
         path = enforcer.path_of(container) if container.phase in LIVE else None
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.apply.folder import FolderCgroups
-from proxy.keeper.pauses import Pauses
+from proxy.keeper.pauses import Pauses, idle_groups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
@@ -208,6 +208,13 @@ def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
     assert ours.follow(state(a)) == []
     assert cpus(tree, monitor("a")) == "0-7"
     assert set(ours._seen) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
+
+
+def test_all_idle_groups(tree: Tree) -> None:
+    crio(tree, LS, "a")
+    found = set(idle_groups(tree, state(owner("0"), sharer("a"), sharer("gone"))))
+    groups = {"podls/crio-s-ls", "podls/crio-conmon-a", "podbe/s-be", "podlsr/s-lsr"}
+    assert found == {f"kubepods/{group}" for group in groups}
 
 
 def test_nobody_looks_for_monitors_where_there_are_none(tree: Tree) -> None:
