@@ -72,6 +72,8 @@ class WriteWatch:
             known = self._paths.get(container_id) == path
             if known and not again:
                 continue
+            if not known:
+                self._forget(container_id)
             # Known before it is watched: what is told of a group that nobody knows is not watched any longer.
             self._paths[container_id], self._whom[path] = path, container_id
             try:
