@@ -80,7 +80,7 @@ def offline(cpus: CpuSet) -> Iterator[None]:
 
 
 def cpus_go_away(node: Node) -> None:
-    """One of an owner's CPUs and one that all share go, under load, and come back."""
+    """One of an owner's CPUs and one that all share go, under load, and come back; another stands in."""
     pod = node.pod("whole", name="busy")
     two = {"cpu_period": 100_000, "cpu_quota": 200_000, "cpu_shares": 2048}
     node.ids["busy"] = node.cri.create(pod, timeout=LONG_S, command=BUSY, **two)
@@ -97,14 +97,19 @@ def cpus_go_away(node: Node) -> None:
     with offline(gone):
         here = CpuSet.parse((CPUS / "online").read_text())
         assert here == ALL - gone
-        node.check(("busy",), own - gone, limit=LONG_S)
-        node.check((*SHARED, "load"), rest - gone, limit=LONG_S)
-        sees(node, node.ids["busy"], own - gone, before["busy"].mems)
-        sees(node, load, rest - gone, WITH_MEMORY)
-        late = ALL - before["lse"].cpus - own - gone
+        wait("another CPU to stand in", lambda: len(node.place("busy").effective - gone) == 2)
+        now = node.place("busy").effective
+        assert own - gone <= now, (own, now)
+        assert now - own <= rest - gone, (now, rest)
+        left = rest - gone - now
+        node.check(("busy",), now, limit=LONG_S)
+        node.check((*SHARED, "load"), left, limit=LONG_S)
+        sees(node, node.ids["busy"], now, before["busy"].mems)
+        sees(node, load, left, WITH_MEMORY)
+        late = ALL - before["lse"].cpus - own - gone - now
         node.run("be", name="late")
         node.check(("late",), late)
-        step(f"CPUs {gone} went away under load: the owner has {own - gone}, the others {rest - gone}")
+        step(f"CPUs {gone} went away under load: the owner has {now}, the others {left}")
     took = wait("all to be as before", lambda: before.items() <= node.snapshot().items())
     sees(node, node.ids["busy"], own, before["busy"].mems)
     step(f"they came back, and all is as before after {took:.1f} s")
