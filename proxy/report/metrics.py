@@ -59,6 +59,9 @@ _COUNTERS = {
     "be_suppress_rounds": "Rounds of BE suppression.",
     "be_suppress_changes": "Times that BE pods got more or less.",
     "be_suppress_unreadable": "Rounds of BE suppression in which usage could not be told.",
+    "partitions_made": "Times that an owner's CPUs were made a partition of cgroup v2.",
+    "partitions_lost": "Times that the kernel said that such a partition holds no more.",
+    "tasks_begun_anew": "Tasks of the background that a fault had ended and that were begun again.",
     "internal_errors": "Faults of our own.",
 }
 """Those that are there from the beginning."""
