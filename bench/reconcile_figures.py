@@ -7,8 +7,8 @@ Three hundred containers run. A kubelet of before 1.22 with the static policy na
 every period, here every five seconds, one call after the other; later ones name those that have changed: all
 at the start, then none. Both list pods and containers every second, ask for the status of some, and for the
 runtime's every five seconds. What counts is the CPU time of the daemon (all threads) in a span, less that of
-a span without a kubelet. The runtime answers and does nothing, as the groups hold what is asked for; they are
-the kernel's where it has cgroup v1 and lets us, else those of a folder with its rules, which costs more.
+a span without a kubelet. The groups are the kernel's where it has cgroup v1 and lets us, and then the runtime
+writes what an update names, as runc does; else they are those of a folder with its rules, which costs more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from proxy.model.idset import CpuSet, Mask
 
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
 STATUSES = 5  # so many containers are asked about every second
-GROUP = "topoproxy-reconcile"
+GROUP, V1 = "topoproxy-reconcile", "cgroup v1"
 ONLINE = Path("/sys/devices/system/cpu/online")
 HEAD = (
     "300 containers, every 5 s",
@@ -58,8 +58,10 @@ HEAD = (
 class Node(Answers):
     """A runtime with containers that run and stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path | None) -> None:
+        """Have containers, whose groups are below a root, or are nobody's to write."""
         super().__init__()
+        self.root = root
         pods = pb.ListPodSandboxResponse()
         running = pb.ListContainersResponse()
         for number_ in range(CONTAINERS):
@@ -77,7 +79,6 @@ class Node(Answers):
             )
         self.pods, self.running = message(pods.SerializeToString()), running
         self.all = message(running.SerializeToString())
-        self.updates = 0
 
     def answer(self, method: bytes, body: bytes) -> bytes:
         """Answer one call."""
@@ -91,7 +92,13 @@ class Node(Answers):
             return message(pb.ListContainersResponse(containers=found).SerializeToString())
         if method == b"ContainerStatus":
             return self._status(pb.ContainerStatusRequest.FromString(body))
+        if method == b"UpdateContainerResources" and self.root is not None:
+            self._update(self.root, pb.UpdateContainerResourcesRequest.FromString(body))
         return super().answer(method, body)
+
+    def _update(self, root: Path, asked: pb.UpdateContainerResourcesRequest) -> None:
+        one = self.running.containers[int(asked.container_id[:8], 16)]
+        (root / paths_of(one)[1] / "cpuset.cpus").write_text(asked.linux.cpuset_cpus)
 
     def _status(self, asked: pb.ContainerStatusRequest) -> bytes:
         one = self.running.containers[int(asked.container_id[:8], 16)]
@@ -124,7 +131,7 @@ def groups(folder: Path) -> Iterator[tuple[Path, str]]:
                 (kernel.root / path).mkdir()
                 for name in ("cpuset.cpus", "cpuset.mems"):
                     (kernel.root / path / name).write_text((kernel.root / name).read_text())
-            yield root, "cgroup v1"
+            yield root, V1
         finally:
             for path in reversed(paths):
                 with contextlib.suppress(FileNotFoundError):
@@ -208,6 +215,7 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
         folder = Path(name)
         sock = folder / "runtime.sock"
         argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock)]
+        argv += ["--groups", str(open_cgroups(root).root)] if what == V1 else []
         all_.append(start("the runtime", argv, sock, malloc=True))
         own = folder / "daemon"
         own.mkdir()
@@ -251,10 +259,11 @@ def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
     words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
+    words.add_argument("--groups", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     told = words.parse_args()
     if told.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(told.runtime, Node()).run()
+        Backend(told.runtime, Node(told.groups)).run()
     try:
         rows, missed = measure(told.seconds)
     except BenchError as error:

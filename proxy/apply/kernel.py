@@ -101,6 +101,13 @@ class KernelCgroups:
             Mask.from_bits(effective_mems.bits),
         )
 
+    def cpus(self, path: str) -> CpuSet:
+        """Read the CPUs in force; see ``proxy.keeper.kernel_ports.Cgroups.cpus``."""
+        kind = self._cpus
+        return CpuSet.from_bits(
+            self._get(path, kind, kind.file if self._version == 1 else kind.effective).bits
+        )
+
     def nodes(self, path: str) -> Mask:
         """Read a group's memory nodes as configured; see ``proxy.keeper.kernel_ports.Cgroups.nodes``."""
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)

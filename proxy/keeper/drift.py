@@ -3,8 +3,9 @@
 Theory.
 
 * Found: as soon as the kernel tells of a write (``write_watch``) or somebody suspects one (``suspect``: a
-  reload of systemd); right after each start and update that passed, as part of landing it; and on timers: in
-  each comparison with the runtime, and where writes are not told, twice as often.
+  reload of systemd); right after each start and update that passed, as part of landing it (updates that left
+  nothing else to do wait for each other, ``GATHER_S``); and on timers: in each comparison with the runtime,
+  and where writes are not told, twice as often.
 * It is drift if the kernel holds something else than what was last written there for the same wanted set.
   What a call in flight brings is not; it is looked at when that has landed.
 * Put back at once, unless somebody comes again and again: see ``repairs``, where it is also told.
@@ -149,10 +150,9 @@ class Drift:
             if path is None or enforcer.paused or enforcer.given(container.id) != want:
                 continue
             try:
-                value = enforcer.cgroups.read(path)
+                cpus = enforcer.cgroups.cpus(path)
             except CgroupError:
                 continue  # who writes tells what is wrong
-            cpus = value.cpus if enforcer.cgroups.version == 1 else value.effective_cpus
             if cpus != want:
                 found[container.id] = cpus
         return found

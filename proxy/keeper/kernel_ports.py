@@ -56,6 +56,13 @@ class Cgroups(Protocol):
             CgroupError: It is gone (errno ENOENT) or cannot be read.
         """
 
+    def cpus(self, path: str) -> CpuSet:
+        """Read the CPUs in force in a cgroup: on v1 as configured, on v2 the effective ones. One file.
+
+        Raises:
+            CgroupError: It is gone (errno ENOENT) or cannot be read.
+        """
+
     def nodes(self, path: str) -> Mask:
         """Read a cgroup's memory nodes as configured; empty on v2 for those of the parent.
 

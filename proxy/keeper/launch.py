@@ -12,6 +12,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator
 
+from proxy.keeper.drift import UNKNOWN
 from proxy.keeper.fencing import Fence
 from proxy.keeper.flights import Flight
 from proxy.keeper.keeper import Keeper
@@ -201,7 +202,11 @@ class Launch:
             keeper.saved.pop(container_id, None)
             if carried is not None:
                 self._tell_after(container_id)
-        keeper.later([container_id])
+        wanted = keeper.state.wanted(keeper.state.containers[container_id])
+        if carried == wanted and not flight.overlapped:
+            keeper.drift.suspect(UNKNOWN, [container_id])  # it is to hold that, and many may land together
+        else:
+            keeper.later([container_id])
 
     def _tell_after(self, container_id: str) -> None:
         """Calls have overlapped: whichever came last, today's set is told after all of them."""

@@ -68,6 +68,9 @@ class MemoryCgroups:
         mems = self.mems.get(path, Mask())
         return CpusetValue(self.sets[path], mems, self.sets[path], mems or MACHINE.memory_nodes)
 
+    def cpus(self, path: str) -> CpuSet:
+        return self.read(path).effective_cpus
+
     def nodes(self, path: str) -> Mask:
         return self.mems.get(path, Mask())
 

@@ -64,6 +64,9 @@ class Scopes:
         found: CpusetValue = self.inner.read(self._id(path))
         return found
 
+    def cpus(self, path: str) -> CpuSet:
+        return self.read(path).effective_cpus
+
     def nodes(self, path: str) -> Mask:
         found: Mask = self.inner.nodes(self._id(path))
         return found
