@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tarfile
 from pathlib import Path
 
 import images
 from bed import PATH, Bed, write_toml
+from cri import cgroup_of
 
 FOLDER = os.environ.get("TOPOPROXY_CRIO") or ""
 """A folder with crio, pinns and perhaps a runtime; tests run on containerd where it is not named."""
@@ -73,10 +75,14 @@ class CrioBed(Bed):
         shutil.copytree(folder / "local", folder / "blobs", dirs_exist_ok=True)
 
     def clear(self) -> None:
-        """Remove all pods; CRI-O ends no container at once unless it is told to."""
+        """Remove all pods; CRI-O ends no container at once unless it is told to, and no sandbox's process."""
         with self.client() as cri:
             for container in cri.list():
                 cri.stop(container.id)
+            for pod in cri.list_pods():
+                if (group := cgroup_of(pod.id)) is not None:
+                    for pid in (group / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
         super().clear()
 
     def _configure(self) -> None:
