@@ -232,25 +232,20 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
             work(seconds)
             return (daemon.cpu_ms() - before) / 10 / (time.monotonic() - begun)
 
-        idle = span(time.sleep)
+        spans: list[tuple[str, Kubelet, float, int]] = []
         with CriClient(str(listen)) as client:
             for words, always in (("kubelet before 1.22: all", True), ("kubelet now: who changed", False)):
                 kubelet, before = Kubelet(client, cpus, always=always), written(daemon)
                 share = span(kubelet.live)
-                less = share - idle
-                missed |= less >= BAR
-                each = (less / 100 * seconds / kubelet.updates * 1e6) if kubelet.updates else None
-                rows.append(
-                    [
-                        words,
-                        str(kubelet.updates),
-                        f"{share:.2f} %",
-                        f"{less:.2f} %",
-                        f"{BAR:g} %" + (" MISSED" if less >= BAR else ""),
-                        number(each, "us"),
-                        str(written(daemon) - before),
-                    ]
-                )
+                spans.append((words, kubelet, share, written(daemon) - before))
+        idle = span(time.sleep)  # the last, when nothing of the start is left to do
+        for words, kubelet, share, writes in spans:
+            less = share - idle
+            missed |= less >= BAR
+            each = less / 100 * seconds / kubelet.updates * 1e6
+            bar = f"{BAR:g} %" + (" MISSED" if less >= BAR else "")
+            cells = [str(kubelet.updates), f"{share:.2f} %", f"{less:.2f} %", bar, number(each, "us")]
+            rows.append([words, *cells, str(writes)])
         rows.append([f"nobody calls ({what})", "0", f"{idle:.2f} %", "", "", "", ""])
     return rows, missed
 
