@@ -197,6 +197,7 @@ class Day:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name, request.config.metadata.attempt = name, attempt
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**amount))
+        online = self.w.keeper.state.node.machine.online
         call = await self.call("CreateContainer", request)
         pod = self.w.keeper.state.pods.get(sandbox)
         if call.refused is not None:
@@ -204,7 +205,10 @@ class Day:
         given = pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus
         if pod is not None and pod.qos in (QosClass.LSE, QosClass.LSR):
             assert not pod.problem, "a strict pod whose annotation is no good must not run"
-            assert not pod.cpuset or CpuSet.parse(given) == pod.cpuset
+            if pod.cpuset:
+                lacks = pod.cpuset - CpuSet.parse(given)
+                assert CpuSet.parse(given) <= pod.cpuset
+                assert lacks.isdisjoint(online & self.w.keeper.state.node.machine.online), lacks
         if self.dice.random() < 0.1:
             self.w.wire.finished(call, self.dice.choice((2, None)))
             return
@@ -402,11 +406,10 @@ class Day:
         state: NodeState = self.w.keeper.state
         live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
         online = state.node.machine.online
-        lost = [c for c in live if c.placement.pool is Pool.OWN and c.placement.own.isdisjoint(online)]
-        assert len(violations(state)) == len(lost), violations(state)
+        assert violations(state) == []
         there = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
         assert {c.id for c in live} == there
-        owned = union(c.placement.own.bits for c in live)
+        owned = union((c.placement.own | c.placement.instead).bits for c in live)
         held = union(cpus.bits for names in state.kubelet.values() for cpus in names.values())
         left = state.node.shareable - CpuSet.from_bits(owned | held)
         assert left <= state.pools.shared, "what leaves returns"
