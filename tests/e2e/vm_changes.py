@@ -34,7 +34,7 @@ RESERVED, SYSTEM = CpuSet([0, 1]), CpuSet([1])
 SETTINGS = {
     "reconcilePeriod": "600s",
     "reservedSystemCPUs": str(RESERVED),
-    "koordinator": {"systemCPUs": str(SYSTEM)},
+    "koordinator": {"systemCPUs": str(SYSTEM), "systemCPUsExclusive": False},
 }
 BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done & wait")
 
