@@ -103,7 +103,7 @@ test-crio: venv ## run the end-to-end tests on CRI-O, which is built if need be:
 	@sh tests/e2e/install.sh
 	@sh tests/e2e/install.sh conmon gcc libc6-dev
 	@bin=$$(CRIO="$(CRIO)" sh tests/e2e/build_crio.sh | tail -n 1) || exit 1; \
-	TOPOPROXY_PATIENCE_S=90 TOPOPROXY_CRIO=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
+	TOPOPROXY_CRIO=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
 
 lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .
