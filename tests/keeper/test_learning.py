@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -80,6 +81,41 @@ def test_a_runtime_that_does_not_say_is_told(live: Any, error: Exception) -> Non
             await world.until(lambda: world.keeper.saved.get(shared) == CpuSet.parse(REST))
 
         assert f"runtime {shared} {REST}" in await again(world, settled)
+
+    live(day, settle_per_second=1000)
+
+
+def test_what_was_told_meanwhile_stands(live: Any) -> None:
+    """An update passes while the runtime is asked: the answer may be from before it."""
+
+    async def day(world: Any) -> None:
+        shared = await shared_beside_an_owner(world)
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        real = world.runtime.detail
+
+        def slow(container_id: str) -> RuntimeDetail:
+            settles = threading.current_thread().name.startswith("settle")
+            if container_id == shared and settles and not asked.is_set():
+                # To the end: who closes the settler waits for this thread, on the loop.
+                asyncio.run_coroutine_threadsafe(passed(), loop).result(60)
+                loop.call_soon_threadsafe(asked.set)
+                return RuntimeDetail("/x", cpuset_cpus="0-15")
+            found: RuntimeDetail = real(container_id)
+            return found
+
+        async def passed() -> None:
+            await world.update(shared, cpu_shares=3)
+
+        world.runtime.detail = slow
+
+        async def settled() -> None:
+            await asked.wait()
+            await world.until(lambda: not world.keeper.unsettled)
+            await world.until(lambda: world.keeper.saved.get(shared) == CpuSet.parse(REST))
+
+        said = await again(world, settled)
+        assert f"runtime {shared} {REST}" not in said
 
     live(day, settle_per_second=1000)
 
