@@ -24,12 +24,12 @@ from proxy.topology.reader import read_machine
 if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
     from proxy.cri.wire import Front
+    from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.kernel_ports import Cgroups
     from proxy.keeper.launch import Launch
     from proxy.keeper.ports import Ledger
     from proxy.keeper.settle import Settler
-    from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
     from proxy.pages import Pages

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from proxy.admin.server import Route
     from proxy.cri.socket import Listener
     from proxy.cri.wire import Front
+    from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.suppression import Suppression
     from proxy.keeper.sync import Sync
     from proxy.release.making import Leaving
     from proxy.takeover.making import Late
@@ -83,7 +83,7 @@ class Pages:
                 "events": self._keeper.watching.hearing.value,
             }
             if self._suppression is not None:
-                from proxy.keeper.be_words import page as suppression_page
+                from proxy.keeper.be.words import page as suppression_page
 
                 page["beSuppress"] = suppression_page(self._suppression, self._keeper.state)
             if self._takeover is not None:
@@ -108,7 +108,7 @@ class Pages:
             return lacks
         if self._suppression is None:
             return ""
-        from proxy.keeper.be_words import note_of
+        from proxy.keeper.be.words import note_of
 
         container = self._keeper.state.containers.get(container_id)
         return "" if container is None else note_of(self._suppression, self._keeper.state, container)

@@ -21,13 +21,13 @@ from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
     from proxy.apply.memory import KernelMemory
+    from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.beside import BesideKubelet
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.kernel_ports import Cgroups, CpuGroups, Places
     from proxy.keeper.options import Options
     from proxy.keeper.ports import Ledger, NodeObject, Strays
     from proxy.keeper.scout import Scout
-    from proxy.keeper.suppression import Suppression
     from proxy.kubelet.settings import KubeletSettings
 
 
@@ -110,7 +110,7 @@ def _partitions(config: Config, keeper: Keeper, ledger: Ledger | None) -> None:
     if not asked and not (ledger is not None and any(key.startswith("x/") for key in ledger.entries)):
         return
     from proxy.apply.partitions import open_partitions
-    from proxy.keeper.partitions import OwnersPartitions
+    from proxy.keeper.partitions.owners import OwnersPartitions
 
     kernel = open_partitions(keeper.enforcer.cgroups)
     if kernel is not None:
@@ -170,8 +170,8 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
         return None
     from proxy.apply.cpu_groups import open_cpu_groups
     from proxy.apply.usage import open_usage
-    from proxy.keeper.be_quota import BeQuota
-    from proxy.keeper.suppression import Settings, Suppression
+    from proxy.keeper.be.quota import BeQuota
+    from proxy.keeper.be.suppression import Settings, Suppression
 
     usage = groups = None
     try:
@@ -255,7 +255,7 @@ def _kubelet_settings(config: Config) -> KubeletSettings:
 
 def _listen_to_hardware(keeper: Keeper) -> None:
     """Have the kernel tell of CPUs and memory that come or go, where it can."""
-    from proxy.keeper.hotplug import LATE
+    from proxy.keeper.machine.hotplug import LATE
     from proxy.topology.uevents import listen
 
     keeper.hotplug.events, lack = listen()

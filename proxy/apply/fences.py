@@ -18,7 +18,7 @@ _GONE = (errno.ENOENT, errno.ENODEV)
 
 
 class KernelFences:
-    """Implements ``proxy.keeper.unit_ports.Fences``."""
+    """Implements ``proxy.keeper.systemd.ports.Fences``."""
 
     def __init__(self, root: Path) -> None:
         """Take the root of the hierarchy."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.keeper.unit_ports import News, UnitSets
+from proxy.keeper.systemd.ports import News, UnitSets
 from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -58,7 +58,7 @@ def object_path(unit: str) -> str:
 
 
 class SystemdUnits:
-    """Implements ``proxy.keeper.unit_ports.Units``."""
+    """Implements ``proxy.keeper.systemd.ports.Units``."""
 
     def __init__(self, addresses: Callable[[], Sequence[str]] = sockets, timeout_s: float = 10.0) -> None:
         """Take note of where systemd is; nothing is dialled before ``watch``.

@@ -8,7 +8,7 @@ counts interrupts, which no group does.
 
 Counters are read a few hundred at a time, every second, so their files stay open and are read in place
 (``pread``). A file of a group that is gone gives ENODEV; then it is closed, and the group is looked for
-again. What can be done with two readings is in ``proxy.keeper.rates``.
+again. What can be done with two readings is in ``proxy.keeper.be.rates``.
 """
 
 from __future__ import annotations

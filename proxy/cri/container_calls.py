@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
 from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
-from proxy.keeper.fencing import Fence
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
+from proxy.keeper.systemd.fencing import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, Phase
 

@@ -69,9 +69,7 @@ class Clearing:
         """
         keeper = self._keeper
         limits = [
-            (c.id, keeper.state.wanted(c))
-            for c in keeper.state.containers.values()
-            if keeper.state.shares(c)
+            (c.id, keeper.state.wanted(c)) for c in keeper.state.containers.values() if keeper.state.shares(c)
         ]
         late = await keeper.flights.late(limits, mine, keeper.options.call_timeout)
         if late:

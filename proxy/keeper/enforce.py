@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from proxy.keeper.be_groups import BeGroups
+from proxy.keeper.be.groups import BeGroups
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.pauses import SELDOM, TRIES, Pauses
 from proxy.model.errors import CgroupError

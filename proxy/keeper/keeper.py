@@ -25,25 +25,25 @@ from typing import TYPE_CHECKING
 from proxy.keeper.bad_input import BadInput
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.clearing import Clearing
-from proxy.keeper.drift import Drift
+from proxy.keeper.drift.finding import Drift
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
-from proxy.keeper.hotplug import Hotplug
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
-from proxy.keeper.lasting import Lasting
+from proxy.keeper.machine.hotplug import Hotplug
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.news import News
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.problems import Problems
-from proxy.keeper.quotas import Quotas
+from proxy.keeper.quotas.quotas import Quotas
 from proxy.keeper.retries import Retries
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
+from proxy.keeper.systemd.lasting import Lasting
 from proxy.keeper.tending import tended
 from proxy.keeper.watching import Watching
 from proxy.keeper.whereabouts import Whereabouts
@@ -57,7 +57,7 @@ from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
 
 if TYPE_CHECKING:
-    from proxy.keeper.partitions import OwnersPartitions
+    from proxy.keeper.partitions.owners import OwnersPartitions
 
 
 class Keeper:

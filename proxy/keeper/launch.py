@@ -12,10 +12,10 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator
 
-from proxy.keeper.drift import UNKNOWN
-from proxy.keeper.fencing import Fence
+from proxy.keeper.drift.finding import UNKNOWN
 from proxy.keeper.flights import Flight
 from proxy.keeper.keeper import Keeper
+from proxy.keeper.systemd.fencing import Fence
 from proxy.keeper.worker import Worker
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet

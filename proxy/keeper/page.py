@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.keeper.keeper import Keeper
-from proxy.keeper.quotas import CONTAINER, POD
+from proxy.keeper.quotas.quotas import CONTAINER, POD
 from proxy.model.workload import Container, Phase, Pool
 from proxy.place.binding.status import status_text
 from proxy.plan.invariants import violations

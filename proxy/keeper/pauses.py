@@ -19,7 +19,7 @@ CRI-O puts a monitor (conmon) for each container into a group beside it, ``crio-
 has them elsewhere: it copies what the container says, as long as it lives, and is treated as the sandbox is.
 They are looked for in pods only whose sandbox has a group of CRI-O's making.
 
-Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be_groups``. A runtime
+Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be.groups``. A runtime
 may give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in
 the kernel worker's thread.
 """

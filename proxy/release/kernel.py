@@ -12,7 +12,7 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from proxy.keeper.be_groups import CLASS
+from proxy.keeper.be.groups import CLASS
 from proxy.keeper.enforce import LIVE, Enforcer
 from proxy.keeper.kernel_ports import Cgroups, CpusetValue
 from proxy.keeper.pauses import idle_groups

@@ -12,8 +12,8 @@ from proxy.model.errors import InputError
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
+    from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.suppression import Suppression
     from proxy.release.service import Release
 
 KEY = "r/release"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from proxy.keeper.authors import Author
 from proxy.keeper.bad_input import COUNTER
-from proxy.keeper.drift import COUNTER as DRIFT_BY
+from proxy.keeper.drift.authors import Author
+from proxy.keeper.drift.finding import COUNTER as DRIFT_BY
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.pools.quota import PERIOD

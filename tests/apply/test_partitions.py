@@ -9,7 +9,7 @@ import pytest
 from proxy.apply.folder import FolderCgroups
 from proxy.apply.kernel import KernelCgroups
 from proxy.apply.partitions import KernelPartitions, open_partitions
-from proxy.keeper.partition_ports import PartitionState
+from proxy.keeper.partitions.ports import PartitionState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 

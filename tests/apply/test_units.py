@@ -16,7 +16,7 @@ from jeepney.low_level import HeaderFields, Message, Parser
 from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
 
 from proxy.apply.units import SystemdUnits, object_path, sockets, to_bytes
-from proxy.keeper.unit_ports import News, UnitSets
+from proxy.keeper.systemd.ports import News, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from proxy.apply.usage import CgroupUsage, open_usage
+from proxy.keeper.be.rates import rates
 from proxy.keeper.kernel_ports import UsageGroup
-from proxy.keeper.rates import rates
 from proxy.model.errors import CgroupError
 
 MOUNT = Path("/sys/fs/cgroup")

@@ -10,7 +10,7 @@ from proxy.model.errors import CgroupError
 
 
 class PlayedWrites:
-    """Implements ``proxy.keeper.write_ports.Writes``."""
+    """Implements ``proxy.keeper.drift.ports.Writes``."""
 
     def __init__(self, groups: Collection[str], room: int = 1000) -> None:
         """``groups``: those that are there; ``room``: how many may be watched."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.keeper.authors import NEXT, Author, Evidence, likely
+from proxy.keeper.drift.authors import NEXT, Author, Evidence, likely
 from proxy.model.idset import CpuSet
 
 HINTS = {"": Author.UNKNOWN, "k": Author.KUBELET, "s": Author.SYSTEMD, "r": Author.RUNC}

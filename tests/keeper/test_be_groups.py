@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.apply.folder import FolderCgroups
-from proxy.keeper.be_groups import BeGroups
+from proxy.keeper.be.groups import BeGroups
 from proxy.keeper.enforce import Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the fake beside this file is a
 
 from played_writes import PlayedWrites
 
-from proxy.keeper.drift import Drift
+from proxy.keeper.drift.finding import Drift
+from proxy.keeper.drift.wars import LONGEST_S, QUIET_S
 from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.keeper.settle import Settler
-from proxy.keeper.wars import LONGEST_S, QUIET_S
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.fencing import backwards
 from proxy.keeper.kernel_ports import CpusetValue
 from proxy.keeper.settle import Settler
-from proxy.keeper.unit_ports import News, UnitSets
+from proxy.keeper.systemd.fencing import backwards
+from proxy.keeper.systemd.ports import News, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 

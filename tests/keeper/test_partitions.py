@@ -12,9 +12,9 @@ from typing import Any
 
 from proxy.admin.partitions import partitions as told
 from proxy.keeper.page import node_page
-from proxy.keeper.partition_bell import Bell
-from proxy.keeper.partition_ports import PartitionState
-from proxy.keeper.partitions import OwnersPartitions
+from proxy.keeper.partitions.bell import Bell
+from proxy.keeper.partitions.owners import OwnersPartitions
+from proxy.keeper.partitions.ports import PartitionState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.release.service import rest

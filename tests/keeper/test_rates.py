@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.keeper.be.rates import Rates, gone, rates
 from proxy.keeper.kernel_ports import UsageReading
-from proxy.keeper.rates import Rates, gone, rates
 
 S = 1_000_000_000
 CPUS = 16

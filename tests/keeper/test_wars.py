@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.keeper.wars import FIRST_S, LONGEST_S, MANY, QUIET_S, URGENT_S, WINDOW_S, Wars
+from proxy.keeper.drift.wars import FIRST_S, LONGEST_S, MANY, QUIET_S, URGENT_S, WINDOW_S, Wars
 from proxy.model.idset import CpuSet
 
 WRONG = CpuSet.parse("0-3")

@@ -18,7 +18,7 @@ from played_writes import PlayedWrites
 
 from proxy.apply.files import OsFiles
 from proxy.apply.inotify import InotifyWrites
-from proxy.keeper.write_ports import Writes
+from proxy.keeper.drift.ports import Writes
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 

@@ -6,8 +6,8 @@ Every period the counters of CPU time are read; two readings make the CPUs in us
 * ``cpuset``: the state's BE pool is narrowed. Whoever is in it follows, by kernel writes only: a set that
   changes every second is not made lasting (``proxy.keeper.settle``). Containers that come get the narrowed
   set by themselves. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
-  containers are narrowed only where requests are erased (``proxy.keeper.be_groups``).
-* ``cfs-quota``: the group above all BE pods gets a quota (``proxy.keeper.be_quota``).
+  containers are narrowed only where requests are erased (``proxy.keeper.be.groups``).
+* ``cfs-quota``: the group above all BE pods gets a quota (``proxy.keeper.be.quota``).
 
 Everything is given back when the daemon stops, when the other way (or none) is configured, and when nobody
 can tell the usage for a while: BE pods must not starve on a figure that is no longer true. After a crash the
@@ -20,12 +20,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.keeper.be_quota import BeQuota
-from proxy.keeper.be_usage import ABOVE, Asked, asked_of, usage_of
-from proxy.keeper.be_words import quota_words, reason
+from proxy.keeper.be.quota import BeQuota
+from proxy.keeper.be.rates import rates
+from proxy.keeper.be.usage import ABOVE, Asked, asked_of, usage_of
+from proxy.keeper.be.words import quota_words, reason
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading, UsageSource
-from proxy.keeper.rates import rates
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from proxy.keeper.be_usage import shares_of
+from proxy.keeper.be.usage import shares_of
 from proxy.model.workload import Container, Pool
 from proxy.plan.state import NodeState
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.suppress import Usage, is_be
 
 if TYPE_CHECKING:
-    from proxy.keeper.suppression import Suppression
+    from proxy.keeper.be.suppression import Suppression
 
 
 def quota_words(quota: int | None) -> str:

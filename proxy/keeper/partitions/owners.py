@@ -26,9 +26,9 @@ from collections.abc import Mapping
 
 from proxy.keeper.backoff import BackOff
 from proxy.keeper.keeper import Keeper
-from proxy.keeper.partition_bell import Bell
-from proxy.keeper.partition_jobs import Jobs, Record, shared_with
-from proxy.keeper.partition_ports import MEMBER, Partitions, PartitionState
+from proxy.keeper.partitions.bell import Bell
+from proxy.keeper.partitions.jobs import Jobs, Record, shared_with
+from proxy.keeper.partitions.ports import MEMBER, Partitions, PartitionState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 

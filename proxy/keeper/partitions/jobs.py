@@ -1,6 +1,6 @@
 """Partitions: what is done in the kernel worker's thread, where every job asks for the newest state.
 
-See ``proxy.keeper.partitions`` for who and when.
+See ``proxy.keeper.partitions.owners`` for who and when.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.keeper.keeper import Keeper
-from proxy.keeper.partition_bell import Bell
-from proxy.keeper.partition_ports import MEMBER, Partitions, PartitionState
+from proxy.keeper.partitions.bell import Bell
+from proxy.keeper.partitions.ports import MEMBER, Partitions, PartitionState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool

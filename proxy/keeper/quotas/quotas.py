@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from proxy.keeper.backoff import BackOff
 from proxy.keeper.kernel_ports import CpuGroups
-from proxy.keeper.quota_files import Found, look, put_back, take_off
+from proxy.keeper.quotas.files import Found, look, put_back, take_off
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.quotas import unlimited
 from proxy.pools.quota import UNLIMITED

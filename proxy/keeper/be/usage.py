@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from proxy.keeper.be.rates import Rates, gone
 from proxy.keeper.kernel_ports import UsageGroup
-from proxy.keeper.rates import Rates, gone
 from proxy.model.workload import KubeQos
 from proxy.plan.state import NodeState
 from proxy.pools.suppress import Usage, is_be

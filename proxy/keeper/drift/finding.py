@@ -2,7 +2,7 @@
 
 Theory.
 
-* Found: as soon as the kernel tells of a write (``write_watch``) or somebody suspects one (``suspect``: a
+* Found: as soon as the kernel tells of a write (``watch``) or somebody suspects one (``suspect``: a
   reload of systemd); right after each start and update that passed, as part of landing it (updates that left
   nothing else to do wait for each other, ``GATHER_S``); and on timers: in each comparison with the runtime,
   and where writes are not told, twice as often.
@@ -21,15 +21,15 @@ from collections.abc import Container as Holder
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.drift.watch import WriteWatch
 from proxy.keeper.enforce import LIVE, Enforced
-from proxy.keeper.write_watch import WriteWatch
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
 
 if TYPE_CHECKING:
+    from proxy.keeper.drift.repairs import Repairs
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.repairs import Repairs
 
 COUNTER = "drift_by_"
 """What the names of the counters of repairs by author begin with; the author follows."""
@@ -173,7 +173,7 @@ class Drift:
         if not done.drifted and not done.left:
             return
         if self.repairs is None:
-            from proxy.keeper.repairs import Repairs
+            from proxy.keeper.drift.repairs import Repairs
 
             self.repairs = Repairs(self._keeper)
         self.repairs.note(done)

@@ -1,8 +1,8 @@
 """Finding out who has probably written a cpuset: what was seen around it, and what the runtime has saved.
 
-``proxy.keeper.authors`` holds the rules. The runtime is asked because somebody may have updated a container
-at its own socket: then it has saved that set, will write it again at the next update of anything, and has to
-be told ours. A few containers are asked about at once, each now and then.
+``proxy.keeper.drift.authors`` holds the rules. The runtime is asked because somebody may have updated a
+container at its own socket: then it has saved that set, will write it again at the next update of anything,
+and has to be told ours. A few containers are asked about at once, each now and then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from proxy.keeper.authors import Author, Evidence, likely
+from proxy.keeper.drift.authors import Author, Evidence, likely
 from proxy.keeper.worker import Worker
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.keeper.flights import Flight
-from proxy.keeper.unit_ports import Fences
+from proxy.keeper.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.lasting import Lasting
+    from proxy.keeper.systemd.lasting import Lasting
 
 _POD = re.compile(r"-pod[^-/]+\.slice")
 """The end of a pod's slice; any other may be the parent of what is not ours."""

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING
 
-from proxy.keeper.authors import NEXT, Author
-from proxy.keeper.blame import Blame
-from proxy.keeper.drift import COUNTER
+from proxy.keeper.drift.authors import NEXT, Author
+from proxy.keeper.drift.blame import Blame
+from proxy.keeper.drift.finding import COUNTER
+from proxy.keeper.drift.wars import QUIET_S, War, Wars
 from proxy.keeper.enforce import Enforced
-from proxy.keeper.wars import QUIET_S, War, Wars
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Pool
 

@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.shortage import Shortage
+from proxy.keeper.machine.shortage import Shortage
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase

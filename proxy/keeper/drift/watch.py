@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from proxy.model.errors import CgroupError
 
 if TYPE_CHECKING:
+    from proxy.keeper.drift.ports import Writes
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.write_ports import Writes
 
 MOMENT_S = 0.02
 

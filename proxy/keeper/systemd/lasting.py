@@ -28,10 +28,10 @@ import errno
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.authors import Author
-from proxy.keeper.fencing import Fencing, backwards
+from proxy.keeper.drift.authors import Author
 from proxy.keeper.flights import Flight
-from proxy.keeper.unit_ports import Fences, News, Units, UnitSets
+from proxy.keeper.systemd.fencing import Fencing, backwards
+from proxy.keeper.systemd.ports import Fences, News, Units, UnitSets
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask

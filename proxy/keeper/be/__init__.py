@@ -1,0 +1,1 @@
+"""BE containers: suppression, and the groups above them."""

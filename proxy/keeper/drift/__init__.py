@@ -1,0 +1,1 @@
+"""Writes of others to cpusets: found, told, put back."""

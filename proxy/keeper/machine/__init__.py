@@ -1,0 +1,1 @@
+"""A machine that changes, and who has less by it."""

@@ -1,0 +1,1 @@
+"""Partitions of cgroup v2 for owners."""

@@ -1,0 +1,1 @@
+"""CFS quotas: taken off owners, and put back."""

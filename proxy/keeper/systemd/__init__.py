@@ -1,0 +1,1 @@
+"""What systemd says of containers' units."""
