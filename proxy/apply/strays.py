@@ -5,18 +5,24 @@ and does not move them back. There they run on all that their pod's or their cla
 tells whose they are are the other hierarchies, in which nothing moved: the group of the memory or the cpu
 controller carries the container's name. On v2 such a group has its parent's CPUs, and nobody is moved.
 
+Who moves a process into a cpuset group wants all capabilities that it has, or CAP_SYS_NICE; else it is EPERM,
+root or not (Linux, ``cap_task_setscheduler``; systemd/topoproxy.service grants it).
+
 Linux, kernel/cgroup/cpuset-v1.c, ``remove_tasks_in_empty_cpuset``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import suppress
 from pathlib import Path
+
+from proxy.model.errors import CgroupError
 
 TASKS = "cgroup.procs"
 ROUNDS = 3
 """Processes may come while others are moved."""
+_DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
 
 
 class KernelStrays:
@@ -43,9 +49,13 @@ class KernelStrays:
             for _ in range(ROUNDS):
                 found = [pid for pid in _processes(above) if self._is_of(pid, name)]
                 for pid in found:
-                    with suppress(OSError):  # it has ended
+                    try:
                         (group / TASKS).write_text(pid)
-                        moved += 1
+                    except PermissionError:
+                        raise CgroupError(_DENIED.format(pid=pid, path=path), errno.EPERM) from None
+                    except OSError:
+                        continue  # it has ended, or the group is gone or still empty
+                    moved += 1
                 if not found:
                     break
             if moved or above == self._root:

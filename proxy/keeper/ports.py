@@ -56,6 +56,9 @@ class Strays(Protocol):
 
         Returns:
             How many processes were moved.
+
+        Raises:
+            CgroupError: We may not move them.
         """
 
 

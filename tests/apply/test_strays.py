@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from proxy.apply.strays import KernelStrays
 
 CPUSET, OTHER = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup/memory")
+SERVICE = Path(__file__).parents[2] / "systemd/topoproxy.service"
 ID = "c0ffee" * 4
 POD = f"topoproxy-strays-{os.getpid()}"
 
@@ -82,3 +86,29 @@ def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subpr
             process.kill()
             process.wait()
         below.rmdir()
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed")
+@pytest.mark.parametrize("without", ["", "SYS_NICE"])
+def test_the_capabilities_of_the_shipped_unit_are_enough(
+    groups: tuple[Path, Path], tasks: list[subprocess.Popen[bytes]], without: str
+) -> None:
+    """The kernel asks more of who moves a process that has capabilities which he has not."""
+    ours, other = groups
+    (other / "cgroup.procs").write_text(str(tasks[0].pid))  # it has all that root has here
+    (found,) = re.findall(r"^CapabilityBoundingSet=(.*)$", SERVICE.read_text(), re.MULTILINE)
+    names = {name.removeprefix("CAP_") for name in found.split()} - {without}
+    some = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
+    code = (
+        "from pathlib import Path; from proxy.apply.strays import KernelStrays; "
+        f"print(KernelStrays(Path('{CPUSET}'), Path('/proc')).bring_back('{POD}/{ID}'))"
+    )
+    command = ["setpriv", f"--bounding-set={some}", "--inh-caps=-all", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if without:
+        assert "cannot move process" in done.stderr
+        assert "CAP_SYS_NICE" in done.stderr
+        assert not held(ours)
+    else:
+        assert done.stdout == "1\n", done.stderr
+        assert held(ours) == {tasks[0].pid}

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.keeper.machine.shortage import Shortage
+from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase
@@ -158,7 +159,12 @@ class Hotplug:
         keeper = self._keeper
         for container in keeper.state.containers.values():
             path = keeper.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
-            if path and (moved := strays.bring_back(path)):
+            try:
+                moved = strays.bring_back(path) if path else 0
+            except CgroupError as error:
+                keeper.problems.note(str(error))
+                continue
+            if moved:
                 words = f"its cgroup had run empty, and the kernel had moved {moved} of its processes away"
                 keeper.complain(f"{container.ref}: {words}: they are back")
 
