@@ -20,6 +20,8 @@ def main() -> NoReturn:
     if isinstance(end, int):
         sys.exit(end)
     del command_line
+    import proxy.relay.huffman  # noqa: F401  takes what it needs of a module that is not to stay
+
     lean.drop_start_only_modules()
     lean.one_arena()
     from proxy.serving import run_to_end

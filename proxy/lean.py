@@ -14,7 +14,16 @@ import sys
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MADV_RANDOM, _MADV_DONTNEED = 1, 4
 _TLS = ("ssl", "_hashlib")
-_START_ONLY = ("click", "yaml", "_yaml", "proxy.cli", "proxy.config.load", "proxy.config.show", "gettext")
+_START_ONLY = (
+    "click",
+    "yaml",
+    "_yaml",
+    "proxy.cli",
+    "proxy.config.load",
+    "proxy.config.show",
+    "gettext",
+    "hpack",  # of which the relay has taken what it needs
+)
 
 
 def without_tls() -> None:

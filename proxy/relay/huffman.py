@@ -6,13 +6,21 @@ many symbols came out, and whether a string may end there. The byte steps of one
 row is built when a string first gets to its state, and steps point to rows, so that following a string is one
 look-up for each byte. The *length* of a string is all that following a header table needs. Strings whose text
 matters are few (paths, grpc-status) and are decoded by half steps; the caller caches them.
+
+As hpack has them the transitions are thousands of tuples, 0.3 MB; here each is one number.
 """
 
 from __future__ import annotations
 
+from array import array
+
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 
 from proxy.relay.events import RelayError
+
+_HALVES = array("L", (state << 16 | flags << 8 | symbol for state, flags, symbol in HUFFMAN_TABLE))
+"""By state and half a byte: the next state, flags, and the symbol that comes out, if one does."""
+del HUFFMAN_TABLE
 
 Row = list["Step | None"]  # by byte; None: no such code; empty: not built yet
 Step = tuple[Row, int, bool]  # next row, symbols, whether what is left over is valid padding
@@ -51,11 +59,12 @@ def decode(raw: bytes) -> bytes:
     state, flags = 0, HUFFMAN_COMPLETE
     for byte in raw:
         for half in (byte >> 4, byte & 15):
-            state, flags, symbol = HUFFMAN_TABLE[state * 16 + half]
+            step = _HALVES[state * 16 + half]
+            state, flags = step >> 16, step >> 8 & 0xFF
             if flags & HUFFMAN_FAIL:
                 raise RelayError("cannot read a header: a Huffman string holds no valid code")
             if flags & HUFFMAN_EMIT_SYMBOL:
-                out.append(symbol)
+                out.append(step & 0xFF)
     if not flags & HUFFMAN_COMPLETE:
         raise RelayError("cannot read a header: a Huffman string ends inside a symbol")
     return bytes(out)
@@ -64,8 +73,9 @@ def decode(raw: bytes) -> bytes:
 def _build(row: Row) -> Row:
     start = _states[id(row)] * 16
     for byte in range(256):
-        middle, first, _ = HUFFMAN_TABLE[start + (byte >> 4)]
-        state, second, _ = HUFFMAN_TABLE[middle * 16 + (byte & 15)]
+        half = _HALVES[start + (byte >> 4)]
+        whole = _HALVES[(half >> 16) * 16 + (byte & 15)]
+        state, first, second = whole >> 16, half >> 8, whole >> 8
         if (first | second) & HUFFMAN_FAIL:
             row.append(None)
         else:
