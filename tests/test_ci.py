@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,8 @@ RUN = Path(__file__).parents[1] / ".ci/run"
 MADE = """
 lint: ; @echo clean; exit {lint}
 e2e-tools vm-tools: ; @:
-test: ; @echo of the tests; echo '= tests ='; exit {test}
-test-vm: ; @echo of the stories; sleep {takes}; echo '= stories ='; exit {stories}
+test: ; @echo of the tests; sleep {tests}; echo '= tests ='; exit {test}
+test-vm: ; @echo of the stories; echo $$PPID >stories; sleep {takes}; echo '= stories ='; exit {stories}
 """
 
 pytestmark = pytest.mark.skipif(
@@ -22,21 +25,33 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def environment(limit: str = "50") -> dict[str, str]:
+    return {**os.environ, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""}
+
+
+def lay(
+    folder: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, tests: float = 0
+) -> Path:
+    """Make a copy of the script in a folder where all that it calls is made up."""
+    (folder / ".ci").mkdir()
+    shutil.copy(RUN, folder / ".ci")
+    made = MADE.format(lint=lint, test=test, stories=stories, takes=takes, tests=tests)
+    (folder / "Makefile").write_text(made)
+    return folder / ".ci/run"
+
+
 def said(
     folder: Path, *, lint: int = 0, test: int = 0, stories: int = 0, takes: float = 0, limit: str = "50"
 ) -> tuple[int, list[str]]:
-    """Run a copy of the script in a folder where all that it calls is made up."""
-    (folder / ".ci").mkdir()
-    shutil.copy(RUN, folder / ".ci")
-    (folder / "Makefile").write_text(MADE.format(lint=lint, test=test, stories=stories, takes=takes))
+    """Run the script to its end."""
     done = subprocess.run(
-        [folder / ".ci/run"],
+        [lay(folder, lint=lint, test=test, stories=stories, takes=takes)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # the script sends its own to stdout
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""},
+        env=environment(limit),
     )
     return done.returncode, done.stdout.splitlines()
 
@@ -67,3 +82,33 @@ def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
     status, lines = said(tmp_path, lint=1)
     assert status != 0
     assert "of the tests" not in lines
+
+
+def test_who_ends_it_ends_the_stories(tmp_path: Path) -> None:
+    """They are in a group of processes of their own, which no terminal's signal reaches."""
+    script = lay(tmp_path, takes=300, tests=2)
+    with subprocess.Popen([script], stdout=subprocess.DEVNULL, env=environment("300")) as process:
+        file = tmp_path / "stories"
+        until(lambda: file.is_file() and file.read_text().strip())
+        process.terminate()
+        assert process.wait(60) == 143
+    pid = int(file.read_text())
+    try:
+        until(lambda: not is_alive(pid))
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
