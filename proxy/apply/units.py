@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ _MANAGER = "org.freedesktop.systemd1.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _MATCH = f"type='signal',sender='{_NAME}',interface='{_MANAGER}',member='Reloading'"
 _SHORTEST_S, _LONGEST_S = 0.1, 10.0
+_LASTS_S = 1.0
+"""A connection that was good for so long."""
 _JOIN_S = 2.0
 
 
@@ -129,8 +132,10 @@ class SystemdUnits:
             except TopoproxyError as error:
                 self._why = str(error)
             else:
-                pause = _SHORTEST_S
+                begun = time.monotonic()
                 self._listen(connection, heard)
+                if time.monotonic() - begun >= _LASTS_S:  # else it takes us, and hangs up at once
+                    pause = _SHORTEST_S
             self._closing.wait(pause)
             pause = min(pause * 2, _LONGEST_S)
 

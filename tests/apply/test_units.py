@@ -237,10 +237,28 @@ def test_who_is_not_let_in_is_told(systemd: PlayedSystemd, address: Path) -> Non
     systemd.rude = True
     units = SystemdUnits(lambda: [str(address)], 0.5)
     units.watch(lambda _: None)
-    until(lambda: systemd.connections)
+    until(lambda: len(systemd.connections) > 1)  # so the first was refused, and it knows
     with pytest.raises(UnavailableError, match=r"cannot connect to .*private: .*REJECTED"):
         units.read(SCOPE)
     units.close()
+
+
+def test_who_is_hung_up_on_at_once_comes_ever_more_rarely(
+    systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = SystemdUnits(lambda: [str(address)], LONG_S)
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        return units._closing.is_set()
+
+    monkeypatch.setattr(units._closing, "wait", wait)
+    monkeypatch.setattr("proxy.apply.units._LASTS_S", LONG_S)
+    units.watch(lambda news: systemd.end() if news is News.CONNECTED else None)
+    until(lambda: len(pauses) > 9)
+    units.close()
+    assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
 
 def test_the_next_socket_is_tried(systemd: PlayedSystemd, address: Path, tmp_path: Path) -> None:
