@@ -96,7 +96,7 @@ def test_who_ends_it_ends_the_stories(tmp_path: Path) -> None:
     try:
         until(lambda: not is_alive(pid))
     except AssertionError:
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(os.getpgid(pid), signal.SIGKILL)  # timeout's
         raise
 
 
