@@ -8,8 +8,9 @@ runs beside; calls that need a decision wait for it, all others pass at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+import errno
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from proxy import lean
 from proxy.config.checks import check_start
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from proxy.pages import Pages
     from proxy.release.making import Leaving
     from proxy.takeover.making import Late
+
+NO_ROOM = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Why a state folder cannot take a lock although it is named rightly."""
 
 SETTLE_LIMIT_S = 3.0
 """How long a stop may take to tell the runtime the CPUs that BE containers have got back."""
@@ -119,23 +123,13 @@ class Daemon:
         from proxy.keeper.launch import Launch
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
-        from proxy.ledger import open_ledger
         from proxy.release.making import Leaving
         from proxy.takeover.making import Late
         from proxy.wiring import keeper_of, suppression_of
 
         config = self.config
         enforce = config.mode is Mode.ENFORCE
-        notes: list[str] = []
-        entries = {}
-        if enforce:
-            self._state_lock = self._lock_state()
-            try:
-                self._ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
-                entries = dict(self._ledger.entries)
-            except CannotCreateError as error:
-                # A node without a proxy is worse than a proxy that asks the runtime after each start.
-                notes = [f"{error}: placements are not kept (a restart asks the runtime)"]
+        entries, notes = self._open_state(machine) if enforce else ({}, [])
         self.keeper = keeper = keeper_of(
             config, machine, self._cgroups, self._ledger, reread=self._machine is None
         )
@@ -156,6 +150,25 @@ class Daemon:
         self._leaving.recover(entries)
         interceptors = Interceptors(keeper, self.sync, launch)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
+
+    def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
+        """Open the ledger; gives what it tells, and what has to be told of it."""
+        from proxy.ledger import open_ledger, read_entries
+
+        folder = self.config.state_dir
+        # A node without a proxy is worse than a proxy that asks the runtime after each start.
+        lost = "placements are not kept (a restart asks the runtime)"
+        try:
+            self._state_lock = self._lock_state()
+        except CannotCreateError as error:
+            if getattr(error.__cause__, "errno", None) not in NO_ROOM:
+                raise
+            return {}, [f"{error}: {lost}"]
+        try:
+            self._ledger, notes = open_ledger(folder, machine.fingerprint)
+        except CannotCreateError as error:
+            return read_entries(folder, machine.fingerprint), [f"{error}: {lost}"]
+        return dict(self._ledger.entries), notes
 
     def _lock_state(self) -> Lock:
         folder = self.config.state_dir

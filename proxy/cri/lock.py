@@ -9,6 +9,7 @@ The pid inside is for messages only and decides nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Lock:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         while True:
             try:
-                fd = os.open(path, flags, 0o600)
+                fd = _open(path, flags)
             except PermissionError as error:
                 raise PermissionDeniedError(f"cannot {what}: the lock {path}: {error.strerror}") from error
             except OSError as error:
@@ -67,6 +68,17 @@ class Lock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        with contextlib.suppress(OSError):  # flock needs no write access; only a file that is there will do
+            return os.open(path, flags & ~(os.O_RDWR | os.O_CREAT))
+        raise
 
 
 def _same(fd: int, path: Path) -> bool:

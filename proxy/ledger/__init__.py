@@ -1,6 +1,6 @@
 """Durable state: what was given to whom, kept through restarts and crashes."""
 
 from proxy.ledger.journal import FileLedger
-from proxy.ledger.opening import open_ledger
+from proxy.ledger.opening import open_ledger, read_entries
 
-__all__ = ["FileLedger", "open_ledger"]
+__all__ = ["FileLedger", "open_ledger", "read_entries"]

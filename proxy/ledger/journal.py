@@ -27,7 +27,7 @@ _COMPACT_BYTES = 64 * 1024
 """A file below this is never compacted."""
 _COMPACT_FACTOR = 4
 """A file is compacted when it is this many times as long as after the last compaction."""
-_SIZE_LIMIT = 256 * 1024 * 1024
+SIZE_LIMIT = 256 * 1024 * 1024
 """No ledger is so long; the file is something else and is not read into memory."""
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -161,7 +161,7 @@ class FileLedger:
             return notes
         if not stat.S_ISREG(found.st_mode):
             raise DamagedError("it is not a regular file")
-        if found.st_size > _SIZE_LIMIT:
+        if found.st_size > SIZE_LIMIT:
             raise DamagedError(f"it is {found.st_size} bytes long")
         self._fd = os.open(self.path, _OPEN)
         if stat.S_IMODE(found.st_mode) & 0o077:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from proxy.ledger.journal import NAME, DamagedError, FileLedger, cannot
+from proxy.ledger import format as fmt
+from proxy.ledger.journal import NAME, SIZE_LIMIT, DamagedError, FileLedger, cannot
 
 
 def open_ledger(
@@ -52,6 +53,24 @@ def open_ledger(
     except OSError as error:
         raise cannot("open", path, error) from None
     return ledger, notes
+
+
+def read_entries(state_dir: Path, machine: str) -> dict[str, Mapping[str, object]]:
+    """Give what a ledger tells that cannot be opened for writing; nothing where it tells nothing.
+
+    Args:
+        state_dir: The directory.
+        machine: Fingerprint of the machine.
+    """
+    try:
+        fd = os.open(state_dir / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return {}
+            state = fmt.recover(file.read(SIZE_LIMIT), machine)
+    except OSError:
+        return {}
+    return {} if state.refused else dict(state.entries)
 
 
 def _aside(path: Path, now: float) -> Path:
