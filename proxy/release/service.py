@@ -138,11 +138,12 @@ class Release:
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy release`` and ``status`` show."""
         progress, refs = self.progress, self._keeper.state.containers
+        there = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
         return {
             "stage": self.stage,
             "since": self.since,
-            "containers": sum(c.phase is not Phase.EXITED for c in refs.values()),
-            "told": len(progress.told),
+            "containers": len(there),
+            "told": sum(i in progress.told for i in there),  # of those: others have gone meanwhile
             "pending": len(progress.pending),
             "left": [progress.left[key] for key in sorted(progress.left)],
         }

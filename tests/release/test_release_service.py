@@ -76,6 +76,9 @@ def test_everybody_is_told_once_and_who_has_it_already_never(live: Callable[...,
             assert len(calls) == len({line.split()[1] for line in calls}) == 3
             assert w.ledger.entries[KEY]["stage"] == "released"
             assert release.page()["left"] == []
+            assert (release.page()["told"], release.page()["containers"]) == (3, 3)
+            await w.stop(ls)
+            assert (release.page()["told"], release.page()["containers"]) == (2, 2), "of those that are there"
 
     fast(live, day)
 
