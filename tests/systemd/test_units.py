@@ -90,6 +90,37 @@ def test_a_takeover_may_write_kubelets_folder_and_nothing_else() -> None:
     assert "ReadWritePaths" not in read("topoproxy.service")["Service"]
 
 
+def syscalls(group: str) -> set[str]:
+    """Give the system calls of one of systemd's groups of them."""
+    command = ["systemd-analyze", "syscall-filter", group]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        pytest.skip(f"systemd-analyze does not work here: {done.stderr.strip()[:200]}")
+    found: set[str] = set()
+    for word in (line.strip() for line in done.stdout.splitlines()[1:]):
+        if word.startswith("@"):
+            found |= syscalls(word)
+        elif word and not word.startswith("#"):
+            found.add(word)
+    return found
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_what_the_kernel_is_asked_for_is_allowed() -> None:
+    service = read("topoproxy.service")["Service"]
+    assert service["SystemCallFilter"] == ["@system-service"]
+    allowed = syscalls("@system-service")
+    watching = {"inotify_init1", "inotify_add_watch", "inotify_rm_watch", "epoll_create1", "epoll_ctl"}
+    assert watching | {"socket", "bind", "recvfrom", "pread64", "pwrite64", "flock", "fsync"} <= allowed
+    assert "reboot" not in allowed
+
+
+def test_what_is_listened_to_is_allowed() -> None:
+    """The runtime, systemd and ourselves; kubelet; uevents."""
+    families = read("topoproxy.service")["Service"]["RestrictAddressFamilies"][0].split()
+    assert sorted(families) == ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_UNIX"]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
     text = (UNITS / "topoproxy.service").read_text()

@@ -1,0 +1,117 @@
+"""The daemon within what ``systemd/topoproxy.service`` leaves to it, on a real runtime and real cgroups.
+
+Its capabilities are those of the unit, all file systems are read-only but its own folder and cgroups (as
+ProtectSystem=strict and ProtectKernelTunables= have it), and it can gain no privileges. What systemd does by
+other means (system calls, namespaces) is not played here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import daemon as daemons
+import pytest
+from bed import Bed, wait_for
+from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
+from daemon import Daemon, Node
+
+from proxy.model.idset import CpuSet
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed"),
+]
+
+SERVICE = Path(__file__).parents[2] / "systemd/topoproxy.service"
+ALL = online()
+LAST = CpuSet([max(ALL)])
+REST = ALL - LAST
+LIMIT_S = 60
+
+HARDENED = """#!/bin/sh
+# The program as the unit has it where it serves; else as it is.
+[ "$1" = serve ] || exec {program} "$@"
+exec unshare --mount --propagation private sh -e -c '
+mount --bind {folder} {folder}
+mount -o remount,bind,ro /sys
+while read -r _ at _; do
+    case $at in
+        /dev|/dev/*|/proc|/proc/*|/sys|/sys/*|{folder}) ;;
+        *) mount -o remount,bind,ro "$at" 2>/dev/null || : ;;
+    esac
+done </proc/self/mounts
+exec setpriv --no-new-privs --bounding-set={capabilities} --inh-caps=-all {program} "$@"' sh "$@"
+"""
+
+
+def capabilities() -> str:
+    """Those of the unit, as setpriv wants them."""
+    (found,) = re.findall(r"^CapabilityBoundingSet=(.*)$", SERVICE.read_text(), re.MULTILINE)
+    return ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in found.split())])
+
+
+@pytest.fixture
+def hardened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed, proxies: Callable[..., Daemon]
+) -> Iterator[Node]:
+    """A node whose daemon has what the unit leaves to it."""
+    folder = tmp_path / "proxy"
+    folder.mkdir()
+    wrapper = tmp_path / "hardened"
+    words = {"program": daemons.PROGRAM, "folder": folder, "capabilities": capabilities()}
+    wrapper.write_text(HARDENED.format(**words))
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(daemons, "PROGRAM", wrapper)
+    proxy = proxies(folder)
+    with proxy.client() as client:
+        yield Node(bed, proxy, client)
+    bed.clear()
+
+
+def test_it_is_confined(hardened: Node) -> None:
+    """Else the other tests show nothing."""
+    root = Path(f"/proc/{hardened.daemon.pid}")
+    status = (root / "status").read_text()
+    assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
+    mounts = [line.split() for line in (root / "mounts").read_text().splitlines()]
+    flags = {at: options.split(",")[0] for _, at, _, options, *_ in mounts}
+    assert flags["/"] == flags["/sys"] == "ro"
+    assert flags[str(hardened.daemon.folder)] == "rw"
+    held = int(re.findall(r"^CapPrm:\s+(\w+)$", status, re.MULTILINE)[0], 16)
+    assert held.bit_count() == len(capabilities().split(",")) - 1
+
+
+def test_containers_are_placed_watched_and_given_back(hardened: Node) -> None:
+    node, daemon = hardened, hardened.daemon
+    sharer = node.spawn("ls")
+    owner = node.spawn("lse", LAST)
+    node.check()
+    if not is_v2():
+        own = cgroup_of(owner, cpuset_root().with_name("cpu"))
+        assert own is not None
+        quota = own / "cpu.cfs_quota_us"
+        wait_for("the owner's quota to be off", lambda: quota.read_text().strip() == "-1", LIMIT_S)
+    wait_for("writes to be watched", lambda: daemon.status()["drift"]["watched"] == 2, LIMIT_S)
+    wait_for("events", lambda: daemon.status()["runtime"]["events"] in ("connected", "not offered"), LIMIT_S)
+    group = cgroup_of(sharer)
+    assert group is not None
+    (group / "cpuset.cpus").write_text(str(ALL))
+    wait_for("it to be put back", lambda: cpuset_of(sharer).cpus == REST, LIMIT_S)
+    wait_for("that to be counted", lambda: sum(daemon.status()["drift"]["by"].values()) == 1, LIMIT_S)
+    assert daemon.status()["problems"] == []
+
+    daemon.restart()
+    wait_for("it to be in step again", lambda: daemon.status()["ready"], LIMIT_S)
+    with daemon.client() as client:
+        client.adopt(node.cri)
+        node.cri = client
+        assert [entry["cpus"] for entry in daemon.status()["exclusive"]] == [str(LAST)]
+        node.check()
+        node.remove(owner)
+        node.settle(LIMIT_S)
+        status = daemon.status()
+        assert status["problems"] == status["violations"] == []
+        assert status["drift"]["not_watched"] == ""
