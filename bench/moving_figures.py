@@ -50,7 +50,7 @@ HEAD = (
     "unchanged",
 )
 CONTAINERS, ROUNDS, BAR = 300, 60, 1.15
-GROUP = "topoproxy-bench"
+GROUP = f"topoproxy-bench-{os.getpid()}"
 
 
 class Counting(OsFiles):

@@ -42,7 +42,7 @@ from proxy.model.idset import CpuSet, Mask
 
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
 STATUSES = 5  # so many containers are asked about every second
-GROUP, V1 = "topoproxy-reconcile", "cgroup v1"
+GROUP, V1 = f"topoproxy-reconcile-{os.getpid()}", "cgroup v1"
 ONLINE = Path("/sys/devices/system/cpu/online")
 HEAD = (
     "300 containers, every 5 s",
@@ -58,10 +58,10 @@ HEAD = (
 class Node(Answers):
     """A runtime with containers that run and stay."""
 
-    def __init__(self, root: Path | None) -> None:
-        """Have containers, whose groups are below a root, or are nobody's to write."""
+    def __init__(self, root: Path | None, top: str) -> None:
+        """Have containers, whose groups are below one in a root, or are nobody's to write."""
         super().__init__()
-        self.root = root
+        self.root, self.top = root, top
         pods = pb.ListPodSandboxResponse()
         running = pb.ListContainersResponse()
         for number_ in range(CONTAINERS):
@@ -98,20 +98,20 @@ class Node(Answers):
 
     def _update(self, root: Path, asked: pb.UpdateContainerResourcesRequest) -> None:
         one = self.running.containers[int(asked.container_id[:8], 16)]
-        (root / paths_of(one)[1] / "cpuset.cpus").write_text(asked.linux.cpuset_cpus)
+        (root / paths_of(one, self.top)[1] / "cpuset.cpus").write_text(asked.linux.cpuset_cpus)
 
     def _status(self, asked: pb.ContainerStatusRequest) -> bytes:
         one = self.running.containers[int(asked.container_id[:8], 16)]
         status = pb.ContainerStatus(id=one.id, metadata=one.metadata, state=one.state, labels=one.labels)
         cpu = {"shares": 512, "cpus": ONLINE.read_text().strip()}
-        spec = {"linux": {"cgroupsPath": f"/{paths_of(one)[1]}", "resources": {"cpu": cpu}}}
+        spec = {"linux": {"cgroupsPath": f"/{paths_of(one, self.top)[1]}", "resources": {"cpu": cpu}}}
         told = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
         return message(pb.ContainerStatusResponse(status=status, info=told).SerializeToString())
 
 
-def paths_of(one: pb.Container) -> tuple[str, str, str]:
+def paths_of(one: pb.Container, top: str = GROUP) -> tuple[str, str, str]:
     """Give the groups of a container's pod, its own, and its sandbox's."""
-    pod = f"{GROUP}/burstable/pod{one.labels['io.kubernetes.pod.uid']}"
+    pod = f"{top}/burstable/pod{one.labels['io.kubernetes.pod.uid']}"
     return pod, f"{pod}/{one.id}", f"{pod}/{one.pod_sandbox_id}"
 
 
@@ -214,7 +214,7 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
     ):
         folder = Path(name)
         sock = folder / "runtime.sock"
-        argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock)]
+        argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock), "--top", GROUP]
         argv += ["--groups", str(open_cgroups(root).root)] if what == V1 else []
         all_.append(start("the runtime", argv, sock, malloc=True))
         own = folder / "daemon"
@@ -255,10 +255,11 @@ def main() -> int:
     words.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
     words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
     words.add_argument("--groups", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    words.add_argument("--top", metavar="GROUP", help=argparse.SUPPRESS)
     told = words.parse_args()
     if told.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(told.runtime, Node(told.groups)).run()
+        Backend(told.runtime, Node(told.groups, told.top)).run()
     try:
         rows, missed = measure(told.seconds)
     except BenchError as error:

@@ -44,4 +44,6 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 
 def _seconds(value: object) -> str:
-    return f"{value:.0f} s" if isinstance(value, int | float) else ""
+    if not isinstance(value, int | float):
+        return ""
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"  # half a second is not none
