@@ -1,4 +1,4 @@
-"""How soon somebody else's write to a cpuset is put back: a command by itself, as root, some minutes
+"""How soon somebody else's write to a cpuset is put back: a command by itself, as root, a minute
 
     .venv/bin/python bench/drift_figures.py
 

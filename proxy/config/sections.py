@@ -237,8 +237,8 @@ class ApplyConfig:
         metadata=key(
             "partitions",
             choice(Partitions),
-            "On cgroup v2, what CPUs that only their owner may use become: root, a scheduling domain of its "
-            "own that nothing else on the node runs on; isolated, without load balancing too.",
+            "On cgroup v2 (Linux 6.7), what CPUs that only their owner may use become: root, a scheduling "
+            "domain of its own that nothing else on the node runs on; isolated, without load balancing too.",
         ),
     )
 
