@@ -226,8 +226,20 @@ def systemd_writes_back(node: Node) -> None:
     step(f"daemon-reload moved {', '.join(moved) or 'nobody'}; all as before after {took:.1f} s")
 
 
+def beside() -> str:
+    """Tell which controllers v2 has beside v1: at least those that the kernel was told to keep from v1."""
+    unified = Path("/sys/fs/cgroup/unified/cgroup.controllers")
+    if not unified.exists():
+        return ""
+    found = ["blkio" if name == "io" else name for name in unified.read_text().split()]
+    words = (word.partition("cgroup_no_v1=")[2] for word in Path("/proc/cmdline").read_text().split())
+    kept = {name for word in words for name in word.split(",") if name}
+    assert kept <= {*found}, (kept, found)
+    return f" (v2 beside it has {', '.join(found) or 'no controllers'})"
+
+
 def main() -> None:
-    step(f"cgroup v{2 if is_v2() else 1}, CPUs {ALL}")
+    step(f"cgroup v{2 if is_v2() else 1}{beside()}, CPUs {ALL}")
     daemon, node = Daemon(), Node(sys.argv[1])
     for kind in (*SHARED, *BATCH):
         node.run(kind)
