@@ -131,7 +131,7 @@ class Daemon:
         enforce = config.mode is Mode.ENFORCE
         entries, notes = self._open_state(machine) if enforce else ({}, [])
         self.keeper = keeper = keeper_of(
-            config, machine, self._cgroups, self._ledger, reread=self._machine is None
+            config, machine, self._cgroups, self._ledger, entries, reread=self._machine is None
         )
         for note in [*notes, *(f"{what}: that counts when it is back" for what in away)]:
             keeper.problems.note(note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 
 def keeper_of(
-    config: Config, machine: Machine, cgroups: Cgroups | None, ledger: Ledger | None, *, reread: bool
+    config: Config,
+    machine: Machine,
+    cgroups: Cgroups | None,
+    ledger: Ledger | None,
+    entries: Collection[str],
+    *,
+    reread: bool,
 ) -> Keeper:
     """Make the keeper of a node.
 
@@ -41,6 +47,7 @@ def keeper_of(
         machine: The hardware.
         cgroups: The cpuset tree; found below ``cgroupRoot`` if None.
         ledger: Where placements are kept; None to keep none.
+        entries: Keys of what it told; a ledger that can be read may not be one that can be written.
         reread: Whether the machine is looked at again now and then; one that is described never changes.
     """
     from proxy import logs
@@ -72,7 +79,7 @@ def keeper_of(
     if reread:
         _listen_to_hardware(keeper)
         keeper.hotplug.strays = _strays(config, keeper.enforcer.cgroups)
-    _partitions(config, keeper, ledger)
+    _partitions(config, keeper, entries)
     keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
         keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
@@ -104,10 +111,10 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
     return root if isinstance(root, Path) else None
 
 
-def _partitions(config: Config, keeper: Keeper, ledger: Ledger | None) -> None:
+def _partitions(config: Config, keeper: Keeper, entries: Collection[str]) -> None:
     """Have owned CPUs be partitions, or end those that an earlier run has made."""
     asked = "" if config.apply.partitions is Partitions.NONE else config.apply.partitions.value
-    if not asked and not (ledger is not None and any(key.startswith("x/") for key in ledger.entries)):
+    if not asked and not any(key.startswith("x/") for key in entries):
         return
     from proxy.apply.partitions import open_partitions
     from proxy.keeper.partitions.owners import OwnersPartitions

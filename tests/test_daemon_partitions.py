@@ -16,6 +16,7 @@ from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
 from proxy.keeper.keeper import Keeper
+from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
 
@@ -151,6 +152,26 @@ def test_it_outlives_a_daemon_until_it_is_no_longer_wanted(node: Node) -> None:
     assert kind(groups[0]) == "isolated"
     node.live(NONE, second)
     node.live(NONE, third)
+
+
+def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[Path] = []
+
+    async def first(daemon: Daemon) -> None:
+        groups.append(await node.launch(LSE))
+        await until(lambda: kind(groups[0]) == "isolated")
+
+    async def second(daemon: Daemon) -> None:
+        assert any("not kept" in str(told["what"]) for told in keeper(daemon).problems.page())
+        await until(lambda: kind(groups[0]) == "member")
+        await until(lambda: node.rest() == MACHINE.online)
+
+    def refuse(*_: object) -> None:
+        raise CannotCreateError("cannot open the ledger: Read-only file system")
+
+    node.live(ISOLATED, first)
+    monkeypatch.setattr("proxy.ledger.open_ledger", refuse)
+    node.live(NONE, second)
 
 
 def test_an_overlap_by_somebody_else_is_repaired(node: Node) -> None:

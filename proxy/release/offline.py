@@ -101,7 +101,7 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
     config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)
-    keeper = keeper_of(config, machine, None, ledger, reread=False)
+    keeper = keeper_of(config, machine, None, ledger, entries, reread=False)
     for note in notes:
         keeper.problems.note(note)
     suppression = suppression_of(config, keeper, entries.get("b/suppress"))
