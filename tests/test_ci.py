@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def environment(limit: str = "50") -> dict[str, str]:
-    return {**os.environ, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""}
+    kept = {key: value for key, value in os.environ.items() if key != "TOPOPROXY_INSTALL"}
+    return {**kept, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""}
 
 
 def lay(
@@ -76,6 +77,28 @@ def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
     status, lines = said(tmp_path, takes=40, limit="1")
     assert status != 0
     assert "the stories of virtual machines took too long, and were ended" in lines
+
+
+def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
+    """A machine without a network would spend minutes on each try, and both at once on each other's locks."""
+    lay(tmp_path)
+    makefile = tmp_path / "Makefile"
+    text = makefile.read_text().replace("@echo of the tests", "@echo install: $$TOPOPROXY_INSTALL")
+    makefile.write_text(text.replace("vm-tools: ; @:", "vm-tools: ; @echo first: $$TOPOPROXY_INSTALL"))
+    command = [tmp_path / ".ci/run"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment())
+    assert "first:\n" in said.stdout
+    assert "install: no\n" in said.stdout
+    script = RUN.parents[1] / "tests/e2e/install.sh"
+    done = subprocess.run(
+        ["sh", script, "topoproxy-has-no-such-package"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**environment(), "TOPOPROXY_INSTALL": "no"},
+    )
+    assert done.stdout.endswith("these are not installed: topoproxy-has-no-such-package\n")
 
 
 def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
