@@ -134,3 +134,15 @@ def test_every_counter_has_words_of_its_own() -> None:
     counted = {name for text in texts for name in re.findall(r'counters\["([a-z_]+)"\]', text)}
     assert len(counted) > 20
     assert counted <= _COUNTERS.keys()
+
+
+def test_the_page_names_every_gauge() -> None:
+    page = (Path(__file__).parents[2] / "docs/koordinator.md").read_text()
+    usage = {"node": 9.0, "be": 1.5, "others": 6.0, "system": 1.5}
+    suppressed = {"mode": "cpuset", "budget_milli": 500, "quota_us": 250_000, "cpus": "0-1", "usage": usage}
+    groups = {"systemd": {"connected": True}}
+    full = {**STATUS, "beSuppress": suppressed, "cgroups": groups, "short": [{"missing": 1}]}
+    gauges = re.findall(r"^# TYPE topoproxy_(\w+) gauge$", metrics(full), re.MULTILINE)
+    assert {"pool_cpus", "cpus_short", "drift_wars_now", "be_budget_cpus"} <= set(gauges)
+    missing = [name for name in gauges if not re.search(rf"`(topoproxy_)?{name}[`{{]", page)]
+    assert missing == []
