@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ from daemon import Daemon, Node
 
 if TYPE_CHECKING:
     from cri import Cri
+
+
+def pytest_runtest_setup() -> None:
+    """Have SIGTERM (a CI that has waited enough) end the run as Ctrl-C does: nothing is left behind."""
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
 
 
 @pytest.fixture(scope="session")
