@@ -117,6 +117,7 @@ class Keeper:
         self.flights = Flights()
         self.retries = Retries()
         self.synced = asyncio.Event()
+        self._put_off = set[str]()
         self.attention = asyncio.Event()
         self.lost: dict[str, float] = {}
         self.news = News()
@@ -306,9 +307,19 @@ class Keeper:
             self.later([*shrink, *grow])
 
     def later(self, ids: list[str]) -> None:
-        """Have the kernel follow the state for some containers, soon."""
-        if self.options.enforce:
+        """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""
+        if not self.options.enforce:
+            return
+        if self.synced.is_set():
             self.spawn(self.follow(ids))
+        else:
+            self._put_off.update(ids)
+
+    def in_step(self) -> None:
+        """All who run are known. Before, CPUs that seem free may be those of one whom nobody has recorded."""
+        self.synced.set()
+        ids, self._put_off = self._put_off, set()
+        self.later([i for i in ids if i in self.state.containers])
 
     async def follow(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, now."""

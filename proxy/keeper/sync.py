@@ -118,7 +118,7 @@ class Sync:
         elif isinstance(error, RuntimeCallError):
             keeper.problems.note(str(error))
             if error.code == UNIMPLEMENTED:
-                keeper.synced.set()  # there is nothing to wait for
+                keeper.in_step()  # there is nothing to wait for
         else:
             keeper.broken(error)
 
@@ -159,7 +159,7 @@ class Sync:
             await self._repair(listing, began)
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
-            keeper.synced.set()
+            keeper.in_step()
             self._settle_all()
             keeper.voice.info(
                 f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
