@@ -17,7 +17,9 @@ process namespace, to bury the dead. So it is moved with as little effort as can
 
 CRI-O puts a monitor (conmon) for each container into a group beside it, ``crio-conmon-ID``, unless systemd
 has them elsewhere: it copies what the container says, as long as it lives, and is treated as the sandbox is.
-They are looked for in pods only whose sandbox has a group of CRI-O's making.
+They are looked for in pods only whose sandbox has a group of CRI-O's making. Where systemd makes the groups,
+one of a sandbox that is no scope is empty, and nobody's but CRI-O's: when the last container of the pod has
+ended, systemd takes the controllers from it (v2), and there are no CPUs to read.
 
 Where requests of BE containers are erased, the groups of BestEffort are seen to by ``be.groups``. A runtime
 may give a sandbox no group (a virtual machine needs none): it is looked for twice, and then seldom. Runs in
@@ -38,7 +40,7 @@ from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
 _GONE = (errno.ENOENT, errno.ENODEV)
-_CRIO = "crio-"
+_CRIO, _SCOPE = "crio-", ".scope"
 _MONITOR = "conmon-"
 TRIES, SELDOM = 2, 32
 """So often a group that is not there is looked for; then once in so many passes."""
@@ -146,7 +148,7 @@ class Pauses:
             try:
                 found = self._seen[key] = path, self._cgroups.read(path).effective_cpus
             except CgroupError as error:
-                self._failed(key, pod, error, errors)
+                self._failed(key, pod, path, error, errors)
             else:
                 self._missed.pop(key, None)
                 if key == pod.sandbox_id and _is_of_crio(path):
@@ -160,7 +162,7 @@ class Pauses:
             self.written += self._cgroups.write(path, cpus, None)
             self._seen[key] = path, cpus
         except CgroupError as error:
-            self._failed(key, pod, error, errors)
+            self._failed(key, pod, path, error, errors)
 
     def _above(self, path: str) -> CpuSet:
         try:
@@ -168,9 +170,10 @@ class Pauses:
         except CgroupError:
             return CpuSet()
 
-    def _failed(self, key: str, pod: Pod, error: CgroupError, errors: list[str]) -> None:
+    def _failed(self, key: str, pod: Pod, path: str, error: CgroupError, errors: list[str]) -> None:
         self._seen.pop(key, None)
-        if error.errno not in _GONE:
+        is_left = error.errno == errno.EOPNOTSUPP and _is_of_crio(path) and not path.endswith(_SCOPE)
+        if error.errno not in _GONE and not is_left:
             what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
             errors.append(f"cannot move the {what} of {pod.ref}: {error}")
 

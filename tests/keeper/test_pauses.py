@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,12 @@ class Tree(FolderCgroups):
 
     reads = writes = 0
     refuse = 0
+    without = ""
 
     def read(self, path: str):  # type: ignore[no-untyped-def]
         self.reads += 1
+        if path == self.without:
+            raise CgroupError(f"cannot read CPUs of {path}", errno.EOPNOTSUPP)
         return super().read(path)
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
@@ -208,6 +212,20 @@ def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
     assert ours.follow(state(a)) == []
     assert cpus(tree, monitor("a")) == "0-7"
     assert set(ours._seen) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
+
+
+@pytest.mark.parametrize(("name", "told"), [("crio-s-ls", 0), ("crio-s-ls.scope", 1), ("s-ls", 1)])
+def test_a_sandbox_of_crio_whose_controllers_are_taken_is_not_told(tree: Tree, name: str, told: int) -> None:
+    tree.rmdir("kubepods/podls/s-ls")
+    tree.mkdir(f"kubepods/podls/{name}")
+    if tree.version == 1:
+        tree.write(f"kubepods/podls/{name}", MACHINE.online, Mask((0,)))
+    ours = Pauses(tree)
+    tree.without = f"kubepods/podls/{name}"
+    assert len(ours.leave(state(owner("0")))) == told
+    tree.without = ""
+    assert ours.leave(state(owner("0"))) == []
+    assert cpus(tree, f"kubepods/podls/{name}") == "1-7", "a container of the pod brings them back"
 
 
 def test_all_idle_groups(tree: Tree) -> None:
