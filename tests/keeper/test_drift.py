@@ -6,18 +6,22 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # the fake beside this file is a plain module
 
 from played_writes import PlayedWrites
 
+from proxy.keeper.drift import blame
 from proxy.keeper.drift.finding import Drift
 from proxy.keeper.drift.wars import LONGEST_S, QUIET_S
 from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.keeper.settle import Settler
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
+
+if TYPE_CHECKING:
+    import pytest
 
 ALL = CpuSet.parse("0-15")
 
@@ -180,6 +184,27 @@ def test_an_update_at_the_runtime_behind_our_back_is_blamed_on_it_and_mended_the
         settler.close()
 
     live(day, settle_per_second=1000)
+
+
+def test_who_was_just_asked_about_is_asked_about_again_later(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blame, "PAUSE_S", 0.01)
+
+    async def day(w: Any) -> None:
+        writes = told(w)
+        ls, _ = await two(w)
+        scribble(w, writes, ls, "0-14")
+        await done(w, 1)
+        w.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
+        scribble(w, writes, ls, "0-7")
+        await done(w, 2)
+        assert w.keeper.saved.get(ls) != CpuSet.parse("0-7"), "it was asked about just now"
+        w.now += blame.AGAIN_S
+        await w.until(lambda: w.keeper.saved.get(ls) == CpuSet.parse("0-7"))
+        assert ls in w.keeper.unsettled
+
+    live(day)
 
 
 def test_a_runtime_that_is_away_holds_up_nothing(live: Callable[..., None]) -> None:

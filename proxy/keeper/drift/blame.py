@@ -2,11 +2,13 @@
 
 ``proxy.keeper.drift.authors`` holds the rules. The runtime is asked because somebody may have updated a
 container at its own socket: then it has saved that set, will write it again at the next update of anything,
-and has to be told ours. A few containers are asked about at once, each now and then.
+and has to be told ours. A few containers are asked about at once, each now and then; whoever is not asked
+about for that reason is asked about later, as he may have been updated since.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ HINT_S = 3.0
 AT_ONCE = 16
 AGAIN_S = 10.0
 """So long the runtime is not asked again about a container."""
+PAUSE_S = 1.0
+"""Seconds between two looks at who is to be asked about later."""
 
 
 class Blame:
@@ -34,6 +38,8 @@ class Blame:
         self._keeper = keeper
         self._worker = Worker("blame", keeper.broken)
         self._asked: dict[str, float] = {}
+        self._owed: set[str] = set()
+        self._later = False
 
     def _hinted(self, container_id: str) -> Author:
         """Tell who was seen last that may have written."""
@@ -73,8 +79,14 @@ class Blame:
         """Ask the runtime what it has saved; have it told ours where that is something else."""
         keeper, now = self._keeper, self._keeper.clock()
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
-        some = [i for i in ids if i not in self._asked and not keeper.flights.of(i)][:AT_ONCE]
+        self._owed &= keeper.state.containers.keys()
+        wanted = dict.fromkeys((*ids, *self._owed))
+        some = [i for i in wanted if i not in self._asked and not keeper.flights.of(i)][:AT_ONCE]
         self._asked.update(dict.fromkeys(some, now))
+        self._owed = wanted.keys() - some
+        if self._owed and not self._later:
+            self._later = True
+            keeper.spawn(self._ask_later())
         began = keeper.news.number
         told = await self._worker.run(_saved, keeper.runtime, some)
         for container_id, cpus in told.items():
@@ -86,6 +98,15 @@ class Blame:
                 keeper.unsettled[container_id] = None
                 keeper.to_settle.set()
         return told
+
+    async def _ask_later(self) -> None:
+        """Ask about those who were not asked about at once, when it is time."""
+        try:
+            while self._owed:
+                await asyncio.sleep(PAUSE_S)
+                await self._ask(())
+        finally:
+            self._later = False
 
     def close(self) -> None:
         """End the worker."""
