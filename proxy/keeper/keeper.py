@@ -128,6 +128,7 @@ class Keeper:
         self._loop = asyncio.get_running_loop()
         self.journal = Journal(ledger if options.enforce else None, self.kernel, self.complain)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._calls = 0
         self._boot = f"{int(clock() * 1000):x}"
 
@@ -332,7 +333,10 @@ class Keeper:
     # -- housekeeping -------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run a coroutine beside; what it raises is reported."""
+        """Run a coroutine beside; what it raises is reported. Nothing is begun any more at the end."""
+        if self._closing:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -369,6 +373,7 @@ class Keeper:
         """Write what waits and end the workers."""
         await self.watching.close()
         self.hotplug.close()
+        self._closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -146,8 +146,8 @@ class Launch:
         """An update of ours is made within this; how it ends is how its flight does."""
         try:
             yield
-        except UnavailableError:
-            self.stray(flight)  # it had a deadline; the runtime may have none
+        except (UnavailableError, asyncio.CancelledError):
+            self.stray(flight)  # nobody waits any more; the runtime may be at it
             raise
         except BaseException:
             self.landed(flight, None)
@@ -271,8 +271,10 @@ class Launch:
         elif keeper.flights.land(flight) and container_id in keeper.state.containers:
             keeper.saved.pop(container_id, None)
             keeper.lasting.changed([container_id])  # the runtime may have told systemd, or not
-            if flight.tell:
-                keeper.settle_later(container_id)
+        if phase is Phase.EXITED:
+            keeper.phase(container_id, phase)
+        elif flight.tell and container_id in keeper.state.containers:
+            keeper.settle_later(container_id)
 
     def close(self) -> None:
         """End the workers."""

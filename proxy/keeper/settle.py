@@ -26,7 +26,7 @@ EXIT_NEWS_S = 0.2
 AWAY_S = 1.0
 """Seconds before a runtime that does not answer is told the next set."""
 SILENT_S, SILENT_LIMIT_S = 4.0, 256.0
-"""Seconds before a container is told again for which no answer came, doubling each time."""
+"""Seconds before a container is told again for which no good answer came, doubling each time."""
 
 
 class Settler:
@@ -81,10 +81,7 @@ class Settler:
                 keeper.quotas.told(container_id, quota)
                 keeper.counters["settled"] += 1
         except UnavailableError:
-            pause = min(2 * self._silent.get(container_id, (0.0, SILENT_S / 2))[1], SILENT_LIMIT_S)
-            there = keeper.state.containers
-            self._silent = {k: v for k, v in self._silent.items() if k in there}
-            self._silent[container_id] = keeper.clock(), pause
+            self._put_off(container_id)
             await asyncio.sleep(AWAY_S)
             return True
         except RuntimeCallError as error:
@@ -92,10 +89,20 @@ class Settler:
             refused = "" if error.code == NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             keeper.broken(error)
-        self._silent.pop(container_id, None)
         if refused and await self._runs(container_id):
             keeper.problems.note(refused)
+            self._put_off(container_id)
+            keeper.settle_later(container_id)
+        else:
+            self._silent.pop(container_id, None)
         return True
+
+    def _put_off(self, container_id: str) -> None:
+        """Have a container wait before it is told again, each time longer."""
+        there = self._keeper.state.containers
+        self._silent = {k: v for k, v in self._silent.items() if k in there}
+        pause = min(2 * self._silent.get(container_id, (0.0, SILENT_S / 2))[1], SILENT_LIMIT_S)
+        self._silent[container_id] = self._keeper.clock(), pause
 
     def _is_due(self, container: Container) -> bool:
         """Tell whether the runtime is to be told a container's set."""

@@ -258,6 +258,7 @@ def test_settling_survives_errors(live) -> None:
             await w.quiet()
         await w.until(w.keeper.problems.page)
         assert [p["what"] for p in w.keeper.problems.page()] == ["cannot: odd"]
+        w.now += 5
         w.runtime.update_error = UnavailableError("cannot: down")
         w.keeper.unsettled[ls] = None
         w.keeper.saved.pop(ls, None)

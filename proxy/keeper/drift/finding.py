@@ -70,11 +70,13 @@ class Drift:
             author: Who may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: Whose sets; all containers' if None.
         """
+        if not self._keeper.options.enforce:
+            return  # nobody would look, and those who are suspected would gather
         there = self._keeper.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]
         self.hint(author, ("",) if ids is None else some)
         self._suspected.update(some)
-        if self._suspected and self._keeper.options.enforce and not self._looks:
+        if self._suspected and not self._looks:
             self._looks = True
             self._keeper.spawn(self._look())
 

@@ -182,6 +182,7 @@ class Fencing:
         then()
         if carried is not None:
             self._lasting.looked_for(flight.container_id, carried)
+        self._lasting.landed(flight.container_id)
 
     async def _mend(
         self, flight: Flight, carried: CpuSet | None, fence: Fence, then: Callable[[], None]
@@ -198,11 +199,17 @@ class Fencing:
             again.append(container_id)
         except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
             keeper.broken(error)
-        # Who set the property has seen the file written; where nobody could, it is written here.
-        keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
-        await self.take(fence)
-        then()
-        self._lasting.changed(again)
+        try:
+            # Who set the property has seen the file written; where nobody could, it is written here.
+            keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
+        except Exception as error:  # noqa: BLE001  as above
+            keeper.broken(error)
+        try:
+            await self.take(fence)
+        finally:
+            then()
+            self._lasting.changed(again)
+            self._lasting.landed(container_id)
 
     # -- in the kernel worker -----------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Lasting:
         self._watches = False
         self._known: dict[str, CpuSet] = {}
         self._dirty: dict[str, None] = {}
+        self._put_off: set[str] = set()
         self._wake = asyncio.Event()
 
     # -- what systemd tells -------------------------------------------------------------------------------
@@ -109,6 +110,12 @@ class Lasting:
         """The runtime has told systemd a set, outside of a fence."""
         trusted = self.reverses is False or backwards(carried) == carried
         if not trusted or self._known.get(container_id) != carried:
+            self.changed([container_id])
+
+    def landed(self, container_id: str) -> None:
+        """A call has landed, whatever came of it: who was not compared because of it is compared now."""
+        if container_id in self._put_off:
+            self._put_off.discard(container_id)
             self.changed([container_id])
 
     def _judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> None:
@@ -153,6 +160,8 @@ class Lasting:
         if some:
             self.begin()
             self._known = {i: cpus for i, cpus in self._known.items() if i in there}
+            # Nobody takes them as long as systemd is not there.
+            self._dirty = {i: None for i in self._dirty if i in there}
             self._dirty.update(dict.fromkeys(some))
             self._wake.set()
 
@@ -191,7 +200,8 @@ class Lasting:
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
         if keeper.flights.of(container_id):
-            return False  # who lands is compared then
+            self._put_off.add(container_id)  # until that has landed
+            return False
         path = await keeper.kernel.run(keeper.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return False
@@ -221,7 +231,9 @@ class Lasting:
             self._known.pop(container_id, None)
             return False
         want = keeper.state.wanted(container)
-        self._judge(has.cpus, carried or want, told=carried is not None)
+        # Where a call of ours was on its way too, it may be ours that is read.
+        alone = flight is None or not flight.overlapped
+        self._judge(has.cpus, carried or want, told=carried is not None and alone)
         self._known[container_id] = has.cpus
         cpus = None if has.cpus == want or self._is_passing(container, has.cpus) else want
         mems = nodes if nodes != has.mems else None
