@@ -121,3 +121,16 @@ def test_reserved_cpus_and_those_of_others_stand_in_for_nobody() -> None:
     state = state_of(CpuSet([3]), owner("a", own), reserved=free)
     assert stand_in(state, only(state)) == CpuSet([5])
     assert shorts(state_of(CpuSet(), owner("a", own))) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.EXITED, Phase.CREATING])
+def test_who_has_ended_or_is_not_there_yet_lacks_nothing(phase: Phase) -> None:
+    gone = dataclasses.replace(owner("a", CpuSet([3, 11])), phase=phase)
+    assert shorts(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
+
+
+def test_a_request_that_names_others_than_its_own_cpus_has_named_none_of_them() -> None:
+    other = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="0-15"))
+    machine = without(CpuSet([3]))
+    state = NodeState.of(Node(machine, CpuTopology.of(machine), False), (), [other])
+    assert len(stand_in(state, only(state))) == 1
