@@ -201,3 +201,19 @@ def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
         assert w.keeper.counters["internal_errors"] == 0
 
     live(day)
+
+
+def test_comparing_by_the_clock_begins_anew_after_a_fault(live: Live) -> None:
+    async def day(w: Any) -> None:
+        looks: list[Any] = []
+
+        def covers(ids: Any) -> bool:
+            looks.append(ids)
+            return bool(1 / (len(looks) - 1))
+
+        w.keeper.drift.watch.covers = covers
+        w.keeper.drift.start()
+        await w.until(lambda: len(looks) > 2)
+        assert w.keeper.counters["tasks_begun_anew"] == 1
+
+    live(day, reconcile_period=0.02)

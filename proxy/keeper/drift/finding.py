@@ -61,7 +61,7 @@ class Drift:
         """Begin to listen, and to compare by the clock."""
         if self._keeper.options.enforce:
             self.watch.start()
-            self._keeper.spawn(self._tick())
+            self._keeper.tend(self._tick)
 
     def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.
