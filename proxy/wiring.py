@@ -102,7 +102,8 @@ def _listen_to_writes(keeper: Keeper) -> None:
     try:
         keeper.drift.watch.use(InotifyWrites(root))
     except CgroupError as error:
-        keeper.problems.note(f"{error}: they are compared every {keeper.options.reconcile_period / 2:g} s")
+        period = keeper.options.reconcile_period
+        keeper.problems.note(f"{error}: until a restart they are compared every {period / 2:g} s")
 
 
 def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:

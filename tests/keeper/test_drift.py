@@ -322,6 +322,9 @@ def test_a_war_is_told_and_fought_ever_more_seldom_until_it_is_quiet(live: Calla
         await war(w, writes, ls, "0-3")
         assert lines(w, "somebody keeps writing the cpuset of ns/ls/c: 3 times in 0.1 s, 0-3 instead of 0-15")
         assert len(lines(w, "drift: ")) == 2, "the third is told as a war"
+        assert [
+            line for line in w.said if "0-3 instead of 0-15; it is put back more and more seldom: " in line
+        ]
         assert w.keeper.counters["drift_wars"] == 1
         repaired = 3
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
@@ -360,6 +363,8 @@ def test_where_an_owner_is_at_stake_it_is_put_back_each_second(live: Callable[..
                 w.now += 1
                 await w.keeper.follow([container])
                 assert w.on(container) == right
+            words = f"{cpus} instead of {right}; it is put back each second, as owned CPUs are at stake: "
+            assert [line for line in w.said if words in line]
         scribble(w, writes, ls, "4-5")  # nobody owns those
         w.now += 1
         await w.keeper.follow([ls])

@@ -129,10 +129,12 @@ class Repairs:
         some = [(there[i], war, authors.get(i, Author.UNKNOWN)) for i, war in began.items() if i in there]
         for container, war, author in some[:MANY]:
             who = f"somebody ({author}, probably)" if author is not Author.UNKNOWN else "somebody"
+            urgent = self._is_urgent(container.id, war.found)
+            pace = "each second, as owned CPUs are at stake" if urgent else "more and more seldom"
             keeper.problems.note(
                 f"{who} keeps writing the cpuset of {container.ref}: {war.times} times in"
                 f" {max(war.repaired - war.began, 0.1):.1f} s, {str(war.found) or 'another set'} instead of"
-                f" {keeper.state.wanted(container)}; it is put back more and more seldom: {NEXT[author]}"
+                f" {keeper.state.wanted(container)}; it is put back {pace}: {NEXT[author]}"
             )
         if len(some) > MANY:
             keeper.problems.note("somebody keeps writing the cpusets of many containers: see drift in status")
