@@ -21,6 +21,7 @@ from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 
+BUSY = "the runtime is still busy with an update of it"
 ROUNDS = 5
 STRAY_GRACE_S = 2.0
 """How long a runtime that answers may still be at a call whose answer nobody waits for."""
@@ -69,9 +70,12 @@ class Launch:
                 return ""
             want = keeper.state.wanted(container)
             if not await keeper.flights.updated(container_id, want, keeper.options.call_timeout):
-                return "the runtime is still busy with an update of it"
+                return BUSY
             told = container_id not in keeper.quotas.untold
             if not told or keeper.saved.get(container_id) != want:
+                # Beside another update, though of the same set, it would not say what the runtime has saved.
+                if not await keeper.flights.updated(container_id, CpuSet(), keeper.options.call_timeout):
+                    return BUSY
                 await self.tell(container)
                 continue
             if container.placement.pool is Pool.OWN:

@@ -171,6 +171,24 @@ def test_a_start_waits_for_an_update_that_was_in_flight_at_a_crash(live: Callabl
     live(day)
 
 
+def test_a_start_after_a_crash_is_not_refused_where_all_cpus_are_shared(live: Callable[..., None]) -> None:
+    """What was perhaps in flight carries the very set that it is to have, and must still be over."""
+
+    async def day(w: Any) -> None:
+        ls = await w.create(await w.pod("ls", "LS"))
+        await w.close()
+        w.boot()
+        await w.sync.once()
+        start = asyncio.create_task(w.start(ls))
+        await w.quiet()
+        assert not start.done()
+        await over(w)
+        assert (await start).refused is None
+        assert (w.on(ls), w.runtime.specs[ls]) == ("0-15", "0-15")
+
+    live(day)
+
+
 @pytest.mark.parametrize("how", ["container", "stop", "sandbox"])
 def test_who_has_gone_while_he_was_looked_up_is_not_taken_in(live: Callable[..., None], how: str) -> None:
     async def day(w: Any) -> None:
