@@ -1,0 +1,130 @@
+"""The story of drift: somebody else writes cpusets, and no comparison comes to help for an hour.
+
+The kernel tells of a write to a container's group, and on cgroup v2 of one to the groups above it, which
+bound what takes effect. Who goes on writing is told as a problem.
+
+    python3 vm_drift.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cri import Cri, is_v2
+from vm_guest import ALL, RUNTIME, Daemon, place_in, step, wait
+from vm_pools import Node
+
+from proxy.model.idset import CpuSet
+
+RUNC = Path("/run/containerd/runc/k8s.io")
+OWN = CpuSet.parse("8-11")
+REST = ALL - OWN
+PARTS = {"lse": OWN, "ls": REST, "be": REST}
+
+
+def drift(daemon: Daemon) -> Any:
+    return daemon.status()["drift"]
+
+
+def repaired(daemon: Daemon) -> int:
+    return int(daemon.status()["counters"].get("drift_repaired", 0))
+
+
+def scribble(folder: Path, cpus: CpuSet) -> None:
+    (folder / "cpuset.cpus").write_text(str(cpus))
+
+
+def direct_writes(daemon: Daemon, node: Node) -> None:
+    for times, (name, cpus) in enumerate(PARTS.items(), 1):
+        folder = node.group(name)
+        scribble(folder, ALL)
+        begun = time.monotonic()
+        while place_in(folder).cpus != cpus:
+            assert time.monotonic() < begun + 60, f"{name} is not put back: {place_in(folder)}"
+        step(f"{name} is put back {time.monotonic() - begun:.2f} s after a write")
+        wait("it to be counted", lambda times=times: repaired(daemon) == times)
+
+
+def writes_above(daemon: Daemon, node: Node) -> None:
+    """The pod's group is narrowed: what its container has is in its file still, and not in force."""
+    folder, before = node.group("ls"), repaired(daemon)
+    scribble(folder.parent, CpuSet([0]))
+    took = wait("the group above to be widened", lambda: place_in(folder).effective == REST)
+    wait("it to be counted", lambda: repaired(daemon) == before + 1)
+    step(f"a write to the pod's group is made good after {took:.1f} s")
+
+
+def behind_our_back(daemon: Daemon, node: Node) -> None:
+    """Updates by runc itself, and at the runtime's own socket, which saves what it was told."""
+    container, before = node.ids["ls"], repaired(daemon)
+    runc = ["runc", "--root", str(RUNC), "update", "--cpuset-cpus", str(ALL), container]
+    subprocess.run(runc, check=True)
+    begun = time.monotonic()
+    wait("the set to be back", lambda: node.place("ls").is_at(REST, None))
+    step(f"right {time.monotonic() - begun:.1f} s after an update by runc itself")
+    wait("it to be counted", lambda: repaired(daemon) > before)
+    settled = daemon.status()["counters"].get("settled", 0)
+    with Cri(RUNTIME, "") as behind:
+        behind.update(container, cpuset_cpus=str(ALL))
+        begun = time.monotonic()
+        wait("the set to be back", lambda: node.place("ls").is_at(REST, None))
+        step(f"right {time.monotonic() - begun:.1f} s after an update at the runtime's socket")
+        if node.driver == "cgroupfs":  # under systemd a runc that tells it wrong sets is told none
+            wait("the runtime to be told", lambda: daemon.status()["counters"].get("settled", 0) > settled)
+        behind.update(container, cpu_shares=300)  # brings what the runtime has saved
+    node.check(("ls",), REST, limit=60)
+    step(f"right after what the runtime has saved, too; so far written by {drift(daemon)['by']}")
+
+
+def reload(daemon: Daemon, node: Node) -> None:
+    """Whatever a reload writes, all is as it should be then."""
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    time.sleep(5)
+    for name, cpus in PARTS.items():
+        node.check((name,), cpus, limit=60)
+    step(f"after a daemon-reload all are right; so far written by {drift(daemon)['by']}")
+
+
+def war(daemon: Daemon, node: Node) -> None:
+    folder, before = node.group("be"), repaired(daemon)
+    loop = f"while sleep 0.1; do echo {ALL} > {folder}/cpuset.cpus; done"
+    with subprocess.Popen(["sh", "-c", loop]) as writer:
+        try:
+            wait("a war", lambda: bool(drift(daemon)["wars"]))
+            time.sleep(10)
+            times, found = repaired(daemon) - before, drift(daemon)["wars"][0]
+        finally:
+            writer.kill()
+    assert (found["id"], found["cpus"]) == (node.ids["be"], str(REST)), found
+    assert any("keeps writing the cpuset" in p["what"] for p in daemon.status()["problems"])
+    node.check(("be",), REST, limit=60)
+    step(f"a busy writer is told as a problem; put back {times} times in some 10 s")
+
+
+def main() -> None:
+    assert RUNTIME.exists()
+    daemon, node = Daemon(reconcilePeriod="1h"), Node(sys.argv[1])
+    for name, cpus in PARTS.items():
+        node.run(name, cpus if name == "lse" else None)
+    wait("all to be watched", lambda: drift(daemon)["watched"] == len(PARTS))
+    for name, cpus in PARTS.items():
+        node.check((name,), cpus, limit=60)
+    time.sleep(5)  # what was moved is told to the runtime
+    assert repaired(daemon) == 0, daemon.status()["counters"]
+    direct_writes(daemon, node)
+    if is_v2():
+        writes_above(daemon, node)
+    behind_our_back(daemon, node)
+    if sys.argv[1] == "systemd":
+        reload(daemon, node)
+    war(daemon, node)
+    assert daemon.stop() == 0
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    main()
