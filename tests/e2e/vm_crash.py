@@ -48,10 +48,10 @@ class Watch:
             if owner is None:
                 continue
             with suppress(OSError):
-                own = place_in(owner)
+                own = place_in(owner)  # in force: in a fence a wrong set in the file is not
                 for folder in self._folders:
                     found = place_in(folder)
-                    both = own.cpus & reduce(or_, found.tasks, found.effective)
+                    both = own.effective & reduce(or_, found.tasks, found.effective)
                     if both and own.tasks and self._owner is owner:
                         self.overlaps.setdefault(f"{folder.name} runs on {both}", time.monotonic())
                 self.looks += 1
