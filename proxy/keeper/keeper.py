@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from proxy.keeper.bad_input import BadInput
@@ -29,6 +28,7 @@ from proxy.keeper.drift.finding import Drift
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
+from proxy.keeper.household import Household
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.machine.hotplug import Hotplug
@@ -37,14 +37,12 @@ from proxy.keeper.news import News
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
-from proxy.keeper.problems import Problems
 from proxy.keeper.quotas.quotas import Quotas
 from proxy.keeper.retries import Retries
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
 from proxy.keeper.systemd.lasting import Lasting
-from proxy.keeper.tending import tended
 from proxy.keeper.watching import Watching
 from proxy.keeper.whereabouts import Whereabouts
 from proxy.keeper.worker import Worker
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
     from proxy.keeper.partitions.owners import OwnersPartitions
 
 
-class Keeper:
+class Keeper(Household):
     """Keeps a node's containers where they belong."""
 
     def __init__(
@@ -90,14 +88,14 @@ class Keeper:
             hardware: Gives the machine if it is another than the known one now; called in a thread.
             scout: Who finds out what the CRI does not carry; nobody if None.
         """
+        self.wall = wall or clock
+        super().__init__(self.wall, voice.warn)
         self.options = options
         self.voice = voice
         self.clock = clock
         self.runtime = runtime
         self.state = NodeState.empty(node)
         self.saved: dict[str, CpuSet] = {}
-        self.counters: Counter[str] = Counter()
-        self.wall = wall or clock
         self.history = History(options.history)
         self.scout = scout or Scout(None, None, self.broken)
         self.beside = BesideKubelet(self, None)
@@ -111,7 +109,6 @@ class Keeper:
         self.where = Whereabouts(self)
         self.clearing = Clearing(self)
         self.drift = Drift(self)
-        self.problems = Problems(self.wall, voice.warn)
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
         self.flights = Flights()
@@ -125,10 +122,7 @@ class Keeper:
         self.to_settle = asyncio.Event()
         self.kernel = Worker("kernel", self.broken)
         self.enforcer = Enforcer(cgroups, lambda: self.state, self.flights.busy)
-        self._loop = asyncio.get_running_loop()
         self.journal = Journal(ledger if options.enforce else None, self.kernel, self.complain)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
         self._calls = 0
         self._boot = f"{int(clock() * 1000):x}"
 
@@ -330,53 +324,11 @@ class Keeper:
             for error in (await self._enforce(ids)).errors:
                 self.problems.note(error)
 
-    # -- housekeeping -------------------------------------------------------------------------------------
-
-    def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run a coroutine beside; what it raises is reported. Nothing is begun any more at the end."""
-        if self._closing:
-            work.close()
-            return
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
-        """Run something beside for as long as there is a keeper; it begins anew after a fault."""
-        self.spawn(tended(begin, self.begun_anew))
-
-    def begun_anew(self, error: BaseException) -> None:
-        """Report a fault of ours that has ended a task which begins anew."""
-        self.counters["tasks_begun_anew"] += 1
-        self.broken(error)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.broken(error)
-
-    def complain(self, problem: str) -> None:
-        """Note a problem; callable from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.problems.note, problem)
-
-    def broken(self, error: BaseException) -> None:
-        """Report a fault of ours; callable from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._note_fault, f"{type(error).__name__}: {error}")
-
-    def _note_fault(self, what: str) -> None:
-        self.counters["internal_errors"] += 1
-        self.problems.note(f"internal error: {what}")
-
     async def close(self) -> None:
         """Write what waits and end the workers."""
         await self.watching.close()
         self.hotplug.close()
-        self._closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.end_tasks()
         await self.lasting.close()
         await self.journal.close()
         await asyncio.to_thread(self.kernel.close)
