@@ -67,7 +67,11 @@ def told(daemon: Daemon) -> None:
     print(page[page.index("BE suppression") :].partition("\n\n")[0], flush=True)
     assert "BE is suppressed: it runs on" in daemon.explain("be")
     assert "suppressed" not in daemon.explain("ls")
-    assert not daemon.status()["problems"], daemon.status()["problems"]
+    problems = [problem["what"] for problem in daemon.status()["problems"]]
+    # The disk's runc is one of those under systemd.
+    assert not [what for what in problems if not what.startswith("the runtime tells systemd wrong CPUs")], (
+        problems
+    )
 
 
 def steps_up() -> list[int]:
