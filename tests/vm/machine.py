@@ -123,7 +123,8 @@ class Machine:
         # An AMD model would show no threads of a core: emulation lacks what tells of them.
         words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
         words += ["-machine", "q35", "-accel", "tcg,thread=single,tb-size=1024"]
-        words += ["-cpu", "max,vendor=GenuineIntel", "-m", self._memory()]
+        # Linux 6.12 wants to be emulated without cx16; older ones do not miss it.
+        words += ["-cpu", "max,vendor=GenuineIntel,cx16=off", "-m", self._memory()]
         shape = f"sockets={self.sockets},cores={self.nodes * self.cores},threads={self.threads}"
         words += ["-smp", f"{self.cpus},{shape}", *self._numa()]
         for number, node in enumerate(self.cards):
