@@ -106,6 +106,8 @@ class PlayedSystemd:
         """Nobody is told that it is there."""
         self.early = False
         """It writes before runc does, not after, which is worse."""
+        self.slow: list[tuple[str, CpuSet | None, Mask | None]] | None = None
+        """If a list: what it is asked to set waits there, and who asks gives up."""
         self.overlaps: list[str] = []
         self.owner = ""
 
@@ -120,6 +122,10 @@ class PlayedSystemd:
             raise UnavailableError("cannot ask systemd: away")
         if unit not in self.units:
             raise CgroupError(f"cannot set {unit}: not there", errno.ENOENT)
+        if self.slow is not None:
+            self.away = True  # it reads what came first, and then answers nothing else
+            self.slow.append((unit, cpus, mems))
+            raise UnavailableError("cannot ask systemd: it does not answer")
         has = self.units[unit]
         self.units[unit] = UnitSets(has.cpus if cpus is None else cpus, has.mems if mems is None else mems)
         self.world.log.append(f"unit {unit} {cpus}")
@@ -463,6 +469,34 @@ def test_what_cannot_be_told_now_is_told_when_systemd_is_there(live: Any) -> Non
         assert world.keeper.lasting.page()["systemd"]["connected"] is False
 
     on_systemd(live, day)
+
+
+def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) -> None:
+    """A reload may take longer than our deadline, and then the set comes all the same."""
+
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        shared = await run(world, "ls", qos="LS")
+        await calm(world)
+        systemd.slow = []
+        systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
+        world.keeper.lasting.changed([shared])
+        await world.until(lambda: systemd.slow)
+        assert [flight.carries for flight in world.keeper.flights.of(shared)] == [cpus_of(ALL)]
+
+        owner = await pod(world, "lse", qos="LSE", cpus=OWNED)
+        creating = asyncio.create_task(world.create(owner, **SHARES))
+        await world.until(lambda: len(world.keeper.state.containers) > 1)
+        await world.quiet()
+        assert not creating.done()  # whoever wants what it carries waits
+
+        asked, systemd.slow, systemd.away = systemd.slow, None, False
+        for call in asked:
+            systemd.set(*call)
+        await asyncio.wait_for(creating, 30)
+        await has(world, shared, REST)
+        assert not world.keeper.flights.of(shared)
+
+    on_systemd(live, day, wrong=False)
 
 
 async def run_unasked(world: Any, uid: str, **more: Any) -> str:

@@ -69,6 +69,8 @@ class Lasting:
         self._known: dict[str, CpuSet] = {}
         self._dirty: dict[str, None] = {}
         self._put_off: set[str] = set()
+        self._late: list[Flight] = []
+        """What systemd was asked to set and has not answered."""
         self._wake = asyncio.Event()
 
     # -- what systemd tells -------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ class Lasting:
         container = keeper.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
-        if keeper.flights.of(container_id):
+        if any(flight not in self._late for flight in keeper.flights.of(container_id)):
             self._put_off.add(container_id)  # until that has landed
             return False
         path = await keeper.kernel.run(keeper.enforcer.path_of, container)
@@ -226,6 +228,7 @@ class Lasting:
         """
         keeper = self._keeper
         has, nodes = await self._worker.run(self._read, path)
+        self._caught_up()
         container = keeper.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED or keeper.enforcer.paused:
             self._known.pop(container_id, None)
@@ -249,11 +252,22 @@ class Lasting:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
             keeper.counters["units_set"] += 1
+        except UnavailableError:  # it may be done all the same: a reload can take longer than the deadline
+            self._late.append(own or keeper.flights.depart(container_id, want))
+            own = None
+            raise
         finally:
             if own is not None:
                 keeper.flights.land(own)
                 keeper.later([container_id])
         return True
+
+    def _caught_up(self) -> None:
+        """What systemd was asked before is done, as it has answered: it takes one thing after the other."""
+        late, self._late = self._late, []
+        for flight in late:
+            self._keeper.flights.land(flight)
+            self._keeper.later([flight.container_id])
 
     def _is_passing(self, container: Container, has: CpuSet) -> bool:
         """Tell whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
