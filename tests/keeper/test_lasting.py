@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.kernel_ports import CpusetValue
 from proxy.keeper.settle import Settler
-from proxy.keeper.systemd.fencing import backwards
+from proxy.keeper.systemd.masks import backwards
 from proxy.keeper.systemd.ports import News, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -302,7 +302,7 @@ def test_whoever_moved_has_it_as_a_property(live: Any) -> None:
 def test_wrong_masks_are_found_out_put_right_and_told_once(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.reverses is True
+        assert world.keeper.lasting.masks.reverses is True
         await has(world, lse, cpus_of(OWNED))
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
@@ -391,10 +391,10 @@ def test_a_runtime_that_tells_right_sets_is_believed(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lasting: Any = world.keeper.lasting
         ls = await run(world, "ls", qos="LS")
-        assert lasting.reverses is None, "all CPUs read the same in both orders"
+        assert lasting.masks.reverses is None, "all CPUs read the same in both orders"
         assert world.keeper.counters["fences"] == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        assert world.keeper.lasting.reverses is False
+        assert world.keeper.lasting.masks.reverses is False
         fences = world.keeper.counters["fences"]
         await calm(world)
         asked = len(systemd.asked)
@@ -411,7 +411,7 @@ def test_a_runtime_that_tells_right_sets_is_believed(live: Any) -> None:
 def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         def tells() -> Any:
-            return world.keeper.lasting.reverses
+            return world.keeper.lasting.masks.reverses
 
         await run(world, "lse", qos="LSE", cpus=OWNED)
         assert tells() is False
@@ -428,7 +428,7 @@ def test_our_own_changes_go_to_systemd_alone_where_the_runtime_tells_wrong_sets(
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
         await has(world, ls, cpus_of("0-11,14-15"))
-        assert world.keeper.lasting.reverses is True
+        assert world.keeper.lasting.masks.reverses is True
         del world.log[:]
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         await has(world, ls, REST - cpus_of("12-13"))
@@ -444,7 +444,7 @@ def test_a_runtime_that_is_not_known_is_told_in_a_fence(live: Any) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
         await world.create(sandbox, **SHARES)  # ls moves, and nothing has told yet how the runtime is
-        await world.until(lambda: world.keeper.lasting.reverses is not None)
+        await world.until(lambda: world.keeper.lasting.masks.reverses is not None)
         await calm(world)
         at = world.log.index(f"runtime {ls} {REST}")
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]

@@ -55,12 +55,6 @@ class _Standing:
     count: int = 0
 
 
-def backwards(cpus: CpuSet) -> CpuSet:
-    """Give what systemd takes a set for when the bytes of its mask come in the wrong order."""
-    size = (cpus.bits.bit_length() + 7) // 8
-    return CpuSet.from_bits(int.from_bytes(cpus.bits.to_bytes(size, "little"), "big"))
-
-
 class Fencing:
     """The fences of a keeper."""
 
@@ -123,7 +117,7 @@ class Fencing:
             return False
         self._lasting.begin()
         want = self._keeper.state.wanted(container)
-        doubtful = self._lasting.connected and self._lasting.reverses is not False and backwards(want) != want
+        doubtful = self._lasting.connected and not self._lasting.masks.is_trusted(want)
         return doubtful and self.can(container)
 
     async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 
 from proxy.keeper.drift.authors import Author
 from proxy.keeper.flights import Flight
-from proxy.keeper.systemd.fencing import Fencing, backwards
+from proxy.keeper.systemd.fencing import Fencing
+from proxy.keeper.systemd.masks import Found, Masks
 from proxy.keeper.systemd.ports import Fences, News, Units, UnitSets
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
@@ -54,7 +55,7 @@ class Lasting:
         units: systemd; nobody if None.
         fencing: The fences around pods.
         connected: Whether systemd can be asked now.
-        reverses: Whether the runtime tells systemd wrong sets; None while nobody knows.
+        masks: Whether the runtime tells systemd right sets.
     """
 
     def __init__(self, keeper: Keeper, units: Units | None = None, fences: Fences | None = None) -> None:
@@ -64,7 +65,7 @@ class Lasting:
         self.units = units
         self.fencing = Fencing(keeper, self, fences)
         self.connected = False
-        self.reverses: bool | None = None
+        self.masks = Masks()
         self._watches = False
         self._known: dict[str, CpuSet] = {}
         self._dirty: dict[str, None] = {}
@@ -106,12 +107,11 @@ class Lasting:
 
     def is_instead(self, container: Container) -> bool:
         """Tell whether a container's set is told to systemd alone, as the runtime tells it wrongly."""
-        return self.reverses is True and self.connected and self.is_unit(container)
+        return self.masks.reverses is True and self.connected and self.is_unit(container)
 
     def looked_for(self, container_id: str, carried: CpuSet) -> None:
         """The runtime has told systemd a set, outside of a fence."""
-        trusted = self.reverses is False or backwards(carried) == carried
-        if not trusted or self._known.get(container_id) != carried:
+        if not self.masks.is_trusted(carried) or self._known.get(container_id) != carried:
             self.changed([container_id])
 
     def landed(self, container_id: str) -> None:
@@ -121,25 +121,15 @@ class Lasting:
             self.changed([container_id])
 
     def _judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> None:
-        """Find out from a unit what the runtime tells systemd.
-
-        Args:
-            has: What the unit is to have, as systemd says.
-            meant: What it should be.
-            told: Whether the runtime has told systemd just now; else it may be we who did.
-        """
-        if backwards(meant) == meant:
-            return
-        if has == meant:
-            self.reverses = False if told else self.reverses
-        elif has == backwards(meant):
+        """Find out from a unit what the runtime tells systemd; see ``Masks.judge``."""
+        found = self.masks.judge(has, meant, told=told)
+        if found is not Found.NOTHING:
             self._keeper.counters["units_repaired"] += 1
-            if self.reverses is not True:
-                self.reverses = True
-                self._keeper.problems.note(
-                    f"the runtime tells systemd wrong CPUs ({has} for {meant}), as runc before 1.1.6 does:"
-                    " they are put right after each start and update"
-                )
+        if found is Found.REVERSED_FIRST:
+            self._keeper.problems.note(
+                f"the runtime tells systemd wrong CPUs ({has} for {meant}), as runc before 1.1.6 does:"
+                " they are put right after each start and update"
+            )
 
     # -- in the background --------------------------------------------------------------------------------
 
@@ -315,7 +305,7 @@ class Lasting:
         """Tell how it is; empty where there are no units."""
         if not self._watches:
             return {}
-        told = {None: "not known", True: "wrong", False: "right"}[self.reverses]
+        told = {None: "not known", True: "wrong", False: "right"}[self.masks.reverses]
         return {"systemd": {"connected": self.connected, "runtime_tells": told, "due": len(self._dirty)}}
 
     async def close(self) -> None:

@@ -1,0 +1,60 @@
+"""What the runtime tells systemd: sets as they are, or with the bytes of their masks in the wrong order.
+
+runc before 1.1.6 tells them in the wrong order (opencontainers/runc pull request 3808). Nothing but a unit's
+own property shows it, after a call that carried a set which does not read the same both ways.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from proxy.model.idset import CpuSet
+
+
+def backwards(cpus: CpuSet) -> CpuSet:
+    """Give what systemd takes a set for when the bytes of its mask come in the wrong order."""
+    size = (cpus.bits.bit_length() + 7) // 8
+    return CpuSet.from_bits(int.from_bytes(cpus.bits.to_bytes(size, "little"), "big"))
+
+
+class Found(Enum):
+    """What a look at a unit has shown."""
+
+    NOTHING = 0
+    REVERSED = 1
+    REVERSED_FIRST = 2
+
+
+class Masks:
+    """What is known of the runtime.
+
+    Attributes:
+        reverses: Whether it tells systemd wrong sets; None while nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self.reverses: bool | None = None
+
+    def is_trusted(self, carried: CpuSet) -> bool:
+        """Tell whether a set that the runtime tells is known to be understood."""
+        return self.reverses is False or backwards(carried) == carried
+
+    def judge(self, has: CpuSet, meant: CpuSet, *, told: bool) -> Found:
+        """Learn from a unit.
+
+        Args:
+            has: What the unit is to have, as systemd says.
+            meant: What it should be.
+            told: Whether the runtime, and nobody else, has told systemd just now; else it may be we who did.
+
+        Returns:
+            Whether the set was reversed, and whether that is news.
+        """
+        if backwards(meant) == meant:
+            return Found.NOTHING
+        if has == backwards(meant):
+            known, self.reverses = self.reverses is True, True
+            return Found.REVERSED if known else Found.REVERSED_FIRST
+        if has == meant and told:
+            self.reverses = False
+        return Found.NOTHING
