@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from proxy.keeper.partitions.owners import OwnersPartitions
 from proxy.keeper.partitions.ports import PartitionState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
 from proxy.release.service import rest
 
 
@@ -102,6 +104,30 @@ def test_made_after_the_start_when_others_have_left(live: Callable[..., None]) -
         await w.sync.once()
         assert of_partitions(w) == ["partition isolated 2-3"]
         assert w.ledger.entries[f"x/{container}"]["lent"] == {"kubepods": "2-3"}
+
+    live(day)
+
+
+def test_what_stands_in_for_cpus_that_are_away_is_one_soon(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        partitions, _ = with_partitions(w)
+        whole: Machine = w.machine
+        own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        await w.until(lambda: own in partitions.jobs.records)
+        had = w.keeper.state.containers[own].placement.own
+
+        gone = CpuSet([max(had)])
+        nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in whole.nodes)
+        cpus = tuple(c for c in whole.cpus if c.id not in gone)
+        w.machine = dataclasses.replace(whole, cpus=cpus, nodes=nodes)
+        await w.keeper.hotplug.look()
+        await w.until(lambda: w.on(own) != str(had))
+        now = CpuSet.parse(w.on(own))
+        await w.until(lambda: of_partitions(w)[-1] == f"partition isolated {now}")
+
+        w.machine = whole
+        await w.keeper.hotplug.look()
+        await w.until(lambda: of_partitions(w)[-1] == f"partition isolated {had}")
 
     live(day)
 

@@ -182,6 +182,7 @@ class Hotplug:
         if done.refused or any(keeper.flights.of(container_id) for container_id in ids):
             return
         self._put(ids, used)
+        self._partition_anew()
 
     async def _stand_in(self, short: Short) -> None:
         """Give an owner CPUs in place of those that are away."""
@@ -211,6 +212,11 @@ class Hotplug:
         keeper.counters["stand_ins"] += 1
         await keeper.journal.flush()
         await keeper.follow(ids)
+        self._partition_anew()
+
+    def _partition_anew(self) -> None:
+        if self._keeper.partitions is not None:
+            self._keeper.partitions.stir()
 
     def _living(self, ids: list[str]) -> list[Container]:
         there = (self._keeper.state.containers.get(container_id) for container_id in ids)
