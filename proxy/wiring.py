@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.kernel_ports import Cgroups, CpuGroups, Places
     from proxy.keeper.options import Options
-    from proxy.keeper.ports import Ledger, NodeObject, Strays
+    from proxy.keeper.ports import Displaced, Ledger, NodeObject
     from proxy.keeper.scout import Scout
     from proxy.kubelet.settings import KubeletSettings
 
@@ -78,7 +78,7 @@ def keeper_of(
     keeper.mems.memory = memory = open_memory(root) if (root := _root_of(config, cgroups)) else None
     if reread:
         _listen_to_hardware(keeper)
-        keeper.hotplug.strays = _strays(config, keeper.enforcer.cgroups)
+        keeper.hotplug.displaced = _displaced(config, keeper.enforcer.cgroups)
     _partitions(config, keeper, entries)
     keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
     if lack and node.keep_quota is not KeepQuota.ALWAYS:
@@ -271,14 +271,14 @@ def _listen_to_hardware(keeper: Keeper) -> None:
         keeper.problems.note(f"{lack}: {LATE}")
 
 
-def _strays(config: Config, cgroups: Cgroups) -> Strays | None:
+def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:
     """Make who brings tasks back that the kernel has moved away, as it does on cgroup v1."""
+    from proxy.apply.displaced import KernelDisplaced
     from proxy.apply.kernel import KernelCgroups
-    from proxy.apply.strays import KernelStrays
 
     if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
         return None
-    return KernelStrays(cgroups.root, config.procfs_root)
+    return KernelDisplaced(cgroups.root, config.procfs_root)
 
 
 def _changed(config: Config, known: Machine) -> Machine | None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.keeper.systemd.ports import News, UnitSets
+from proxy.keeper.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -117,13 +117,13 @@ class SystemdUnits:
 
     # -- the connection -----------------------------------------------------------------------------------
 
-    def watch(self, heard: Callable[[News], None]) -> None:
+    def watch(self, heard: Callable[[UnitNews], None]) -> None:
         """Connect, and listen; see ``Units``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._stay, args=(heard,), name="systemd", daemon=True)
             self._thread.start()
 
-    def _stay(self, heard: Callable[[News], None]) -> None:
+    def _stay(self, heard: Callable[[UnitNews], None]) -> None:
         """Be connected for ever; runs in the thread."""
         pause = _SHORTEST_S
         while not self._closing.is_set():
@@ -150,21 +150,21 @@ class SystemdUnits:
                 why = error
         raise why
 
-    def _listen(self, connection: Connection, heard: Callable[[News], None]) -> None:
+    def _listen(self, connection: Connection, heard: Callable[[UnitNews], None]) -> None:
         bus = connection.path.endswith(BUS.name)
         subscriber = threading.Thread(target=self._begin, args=(connection, heard, bus), daemon=True)
         subscriber.start()  # it makes calls, whose answers are read here
         for message in connection.read(b"Reloading"):
             if message.body == (False,):
-                heard(News.RELOADED)
+                heard(UnitNews.RELOADED)
         with self._ready:
             was, self._connection = self._connection, None
             self._why = "the connection has ended"
         subscriber.join()
         if was is not None and not self._closing.is_set():
-            heard(News.LOST)
+            heard(UnitNews.LOST)
 
-    def _begin(self, connection: Connection, heard: Callable[[News], None], bus: bool) -> None:
+    def _begin(self, connection: Connection, heard: Callable[[UnitNews], None], bus: bool) -> None:
         """Have signals sent to us, and let calls begin."""
         from jeepney.wrappers import DBusAddress, new_method_call
 
@@ -185,7 +185,7 @@ class SystemdUnits:
                 return
             self._connection = connection
             self._ready.notify_all()
-        heard(News.CONNECTED)
+        heard(UnitNews.CONNECTED)
 
     def close(self) -> None:
         """Disconnect for good."""

@@ -48,7 +48,7 @@ class MachineEvents(Protocol):
         """Listen no more."""
 
 
-class Strays(Protocol):
+class Displaced(Protocol):
     """Tasks that the kernel has moved out of a cgroup whose last CPU or memory node went (v1 does so)."""
 
     def bring_back(self, path: str) -> int:

@@ -16,7 +16,7 @@ from jeepney.low_level import HeaderFields, Message, Parser
 from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
 
 from proxy.apply.units import SystemdUnits, object_path, sockets, to_bytes
-from proxy.keeper.systemd.ports import News, UnitSets
+from proxy.keeper.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 
@@ -131,12 +131,12 @@ def systemd(address: Path) -> Iterator[PlayedSystemd]:
 
 
 @pytest.fixture
-def news() -> list[News]:
+def news() -> list[UnitNews]:
     return []
 
 
 @pytest.fixture
-def units(systemd: PlayedSystemd, address: Path, news: list[News]) -> Iterator[SystemdUnits]:
+def units(systemd: PlayedSystemd, address: Path, news: list[UnitNews]) -> Iterator[SystemdUnits]:
     made = SystemdUnits(lambda: [str(address)], LONG_S)
     made.watch(news.append)
     yield made
@@ -183,46 +183,46 @@ def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
 
 
 def test_reloads_are_told_when_they_are_over(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[News]
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
-    until(lambda: news == [News.CONNECTED])
+    until(lambda: news == [UnitNews.CONNECTED])
     systemd.tell("UnitNew", "so", ("a.scope", "/a"))
     systemd.tell("Reloading", "b", (True,))
     systemd.tell("Reloading", "b", (False,))
-    until(lambda: News.RELOADED in news)
+    until(lambda: UnitNews.RELOADED in news)
     assert units.read(SCOPE).cpus == CpuSet()
-    assert news == [News.CONNECTED, News.RELOADED]
+    assert news == [UnitNews.CONNECTED, UnitNews.RELOADED]
 
 
-def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[News]) -> None:
-    until(lambda: news == [News.CONNECTED])
+def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]) -> None:
+    until(lambda: news == [UnitNews.CONNECTED])
     systemd.end()
-    until(lambda: news == [News.CONNECTED, News.LOST, News.CONNECTED])
+    until(lambda: news == [UnitNews.CONNECTED, UnitNews.LOST, UnitNews.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_noise_ends_the_connection_and_nothing_else(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[News]
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
-    until(lambda: news == [News.CONNECTED])
+    until(lambda: news == [UnitNews.CONNECTED])
     systemd.connections[0].sendall(b"l\x02" + bytes(14) + b"no D-Bus" * 9)
-    until(lambda: news[1:] == [News.LOST, News.CONNECTED])
+    until(lambda: news[1:] == [UnitNews.LOST, UnitNews.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_a_message_that_is_too_long_is_not_taken(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[News]
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
-    until(lambda: news == [News.CONNECTED])
+    until(lambda: news == [UnitNews.CONNECTED])
     systemd.connections[0].sendall(b"l\x04\x01\x01" + b"\xff\xff\xff\x0f" + bytes(8))
-    until(lambda: News.LOST in news)
+    until(lambda: UnitNews.LOST in news)
 
 
 def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> None:
     units = SystemdUnits(lambda: [str(address)], 0.3)
     with pytest.raises(UnavailableError, match="nobody has connected"):
         units.read(SCOPE)
-    heard: list[News] = []
+    heard: list[UnitNews] = []
     units.watch(heard.append)
     until(lambda: heard)
     systemd.silent = True
@@ -255,7 +255,7 @@ def test_who_is_hung_up_on_at_once_comes_ever_more_rarely(
 
     monkeypatch.setattr(units._closing, "wait", wait)
     monkeypatch.setattr("proxy.apply.units._LASTS_S", LONG_S)
-    units.watch(lambda news: systemd.end() if news is News.CONNECTED else None)
+    units.watch(lambda news: systemd.end() if news is UnitNews.CONNECTED else None)
     until(lambda: len(pauses) > 9)
     units.close()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]

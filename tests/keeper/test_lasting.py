@@ -14,7 +14,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.kernel_ports import CpusetValue
 from proxy.keeper.settle import Settler
 from proxy.keeper.systemd.masks import backwards
-from proxy.keeper.systemd.ports import News, UnitSets
+from proxy.keeper.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 
@@ -100,7 +100,7 @@ class PlayedSystemd:
         self.world, self.wrong = world, wrong
         self.units: dict[str, UnitSets] = {}
         self.asked: list[str] = []
-        self.heard: Callable[[News], None] | None = None
+        self.heard: Callable[[UnitNews], None] | None = None
         self.away = False
         self.late = False
         """Nobody is told that it is there."""
@@ -145,19 +145,19 @@ class PlayedSystemd:
         if who in self.world.cgroups.sets and self.units[unit].cpus:
             self.world.cgroups.sets[who] = self.units[unit].cpus
 
-    def watch(self, heard: Callable[[News], None]) -> None:
+    def watch(self, heard: Callable[[UnitNews], None]) -> None:
         self.heard = heard
         if not self.late:
-            heard(News.CONNECTED)
+            heard(UnitNews.CONNECTED)
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: UnitNews) -> None:
         assert self.heard is not None
         self.heard(news)
 
     def reload(self) -> None:
         for unit in self.units:
             self._write(unit)
-        self.tell(News.RELOADED)
+        self.tell(UnitNews.RELOADED)
 
     def runc(self, container_id: str, cpus: CpuSet) -> None:
         """A start or update: the unit's property, systemd's write, and runc's own."""
@@ -459,12 +459,12 @@ def test_what_cannot_be_told_now_is_told_when_systemd_is_there(live: Any) -> Non
         ls = await run_unasked(world, "ls")
         await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
         assert systemd.asked == []
-        systemd.tell(News.CONNECTED)
+        systemd.tell(UnitNews.CONNECTED)
         await calm(world)
         await has(world, ls, REST)
         shown = world.keeper.lasting.page()["systemd"]
         assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
-        systemd.tell(News.LOST)
+        systemd.tell(UnitNews.LOST)
         await world.quiet()
         assert world.keeper.lasting.page()["systemd"]["connected"] is False
 

@@ -30,7 +30,7 @@ from proxy.plan.standin import Short, shorts, stand_in
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
-    from proxy.keeper.ports import MachineEvents, Strays
+    from proxy.keeper.ports import Displaced, MachineEvents
     from proxy.plan.state import NodeState
 
 MOMENT_S = 0.05
@@ -46,7 +46,7 @@ class Hotplug:
 
     Attributes:
         events: What the kernel tells; None where nobody listens.
-        strays: Brings tasks back; None where the kernel moves none away.
+        displaced: Brings tasks back; None where the kernel moves none away.
         shortage: Who has less than he was promised.
     """
 
@@ -60,7 +60,7 @@ class Hotplug:
         self._keeper = keeper
         self._hardware = hardware
         self.events: MachineEvents | None = None
-        self.strays: Strays | None = None
+        self.displaced: Displaced | None = None
         self.shortage = Shortage(keeper)
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
@@ -146,21 +146,21 @@ class Hotplug:
                 if self._looks:
                     self._looks -= 1
                     await keeper.mems.once()
-                    if self.strays is not None:
-                        await keeper.kernel.run(self._bring_back, self.strays)
+                    if self.displaced is not None:
+                        await keeper.kernel.run(self._bring_back, self.displaced)
                 for short in shorts(keeper.state):
                     await self._take_back(short)
                 for short in shorts(keeper.state):
                     await self._stand_in(short)
             self.shortage.tell()
 
-    def _bring_back(self, strays: Strays) -> None:
+    def _bring_back(self, displaced: Displaced) -> None:
         """Bring back whom the kernel has moved away; runs in the kernel worker."""
         keeper = self._keeper
         for container in keeper.state.containers.values():
             path = keeper.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
             try:
-                moved = strays.bring_back(path) if path else 0
+                moved = displaced.bring_back(path) if path else 0
             except CgroupError as error:
                 keeper.problems.note(str(error))
                 continue

@@ -32,7 +32,7 @@ from proxy.keeper.drift.authors import Author
 from proxy.keeper.flights import Flight
 from proxy.keeper.systemd.fencing import Fencing
 from proxy.keeper.systemd.masks import Found, Masks
-from proxy.keeper.systemd.ports import Fences, News, Units, UnitSets
+from proxy.keeper.systemd.ports import Fences, UnitNews, Units, UnitSets
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -82,17 +82,17 @@ class Lasting:
             self._watches = True
             self.units.watch(self._heard)
 
-    def _heard(self, news: News) -> None:
+    def _heard(self, news: UnitNews) -> None:
         """Runs in a thread of the units'."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, news)
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: UnitNews) -> None:
         keeper = self._keeper
-        if news is News.LOST:
+        if news is UnitNews.LOST:
             self.connected = False
             return
-        if news is News.CONNECTED:
+        if news is UnitNews.CONNECTED:
             keeper.counters["systemd_connections"] += 1
             self.connected = True
             self.changed(keeper.state.containers)

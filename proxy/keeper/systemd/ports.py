@@ -18,7 +18,7 @@ class UnitSets:
     mems: Mask
 
 
-class News(Enum):
+class UnitNews(Enum):
     """What systemd tells by itself."""
 
     CONNECTED = "connected"
@@ -48,7 +48,7 @@ class Units(Protocol):
             mems: ``AllowedMemoryNodes``; empty for none of its own.
         """
 
-    def watch(self, heard: Callable[[News], None]) -> None:
+    def watch(self, heard: Callable[[UnitNews], None]) -> None:
         """Connect, and again after each end; ``heard`` is called in a thread of its own."""
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ ROUNDS = 3
 _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
 
 
-class KernelStrays:
-    """Brings tasks back; implements ``proxy.keeper.ports.Strays``."""
+class KernelDisplaced:
+    """Brings tasks back; implements ``proxy.keeper.ports.Displaced``."""
 
     def __init__(self, root: Path, procfs: Path) -> None:
         """Take a hierarchy.
@@ -39,7 +39,7 @@ class KernelStrays:
         self._procfs = procfs
 
     def bring_back(self, path: str) -> int:
-        """Move the tasks of a group back into it; see ``proxy.keeper.ports.Strays``."""
+        """Move the tasks of a group back into it; see ``proxy.keeper.ports.Displaced``."""
         group = self._root / path
         if not group.is_dir() or _is_used(group):
             return 0

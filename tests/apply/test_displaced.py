@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.apply.strays import KernelStrays
+from proxy.apply.displaced import KernelDisplaced
 
 CPUSET, OTHER = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup/memory")
 SERVICE = Path(__file__).parents[2] / "systemd/topoproxy.service"
 ID = "c0ffee" * 4
-POD = f"topoproxy-strays-{os.getpid()}"
+POD = f"topoproxy-displaced-{os.getpid()}"
 
 
 @pytest.fixture
@@ -61,12 +61,12 @@ def test_tasks_come_back_to_their_group(
     (other / "cgroup.procs").write_text(str(mine.pid))  # where nothing moved
     for process in tasks:
         (ours.parent / "cgroup.procs").write_text(str(process.pid))  # where the kernel moved it
-    strays = KernelStrays(CPUSET, Path("/proc"))
-    assert strays.bring_back(f"{POD}/{ID}") == 1
+    displaced = KernelDisplaced(CPUSET, Path("/proc"))
+    assert displaced.bring_back(f"{POD}/{ID}") == 1
     assert held(ours) == {mine.pid}
     assert held(ours.parent) == {foreign.pid}, "nobody else's is taken"
-    assert strays.bring_back(f"{POD}/{ID}") == 0, "who is there has nobody away"
-    assert strays.bring_back(f"{POD}/absent") == 0
+    assert displaced.bring_back(f"{POD}/{ID}") == 0, "who is there has nobody away"
+    assert displaced.bring_back(f"{POD}/absent") == 0
 
 
 def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subprocess.Popen[bytes]]) -> None:
@@ -76,9 +76,9 @@ def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subpr
     below.mkdir()
     try:
         (below / "cgroup.procs").write_text(str(mine.pid))
-        strays = KernelStrays(CPUSET, Path("/proc"))
+        displaced = KernelDisplaced(CPUSET, Path("/proc"))
         assert mine.pid not in held(ours.parent)
-        assert strays.bring_back(f"{POD}/{ID}") == 1
+        assert displaced.bring_back(f"{POD}/{ID}") == 1
         assert held(ours) == {mine.pid}
         assert foreign.pid not in held(ours)
     finally:
@@ -100,8 +100,8 @@ def test_the_capabilities_of_the_shipped_unit_are_enough(
     names = {name.removeprefix("CAP_") for name in found.split()} - {without}
     some = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
     code = (
-        "from pathlib import Path; from proxy.apply.strays import KernelStrays; "
-        f"print(KernelStrays(Path('{CPUSET}'), Path('/proc')).bring_back('{POD}/{ID}'))"
+        "from pathlib import Path; from proxy.apply.displaced import KernelDisplaced; "
+        f"print(KernelDisplaced(Path('{CPUSET}'), Path('/proc')).bring_back('{POD}/{ID}'))"
     )
     command = ["setpriv", f"--bounding-set={some}", "--inh-caps=-all", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
