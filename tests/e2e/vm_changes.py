@@ -145,6 +145,7 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     assert late <= here() - now - lse, late
     node.check(("odd", *SHARED), here() - now - lse - late, limit=LONG_S)
     node.cri.stop(node.ids.pop("late"))
+    node.check(("odd", *SHARED), here() - now - lse, limit=LONG_S)
 
     during = node.snapshot()
     killed_and_started(node, daemon)
