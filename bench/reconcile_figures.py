@@ -39,6 +39,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.demo.client import CriClient
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet, Mask
+from proxy.report.parts import as_list
 
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
 STATUSES = 5  # so many containers are asked about every second
@@ -191,8 +192,8 @@ def page(daemon: Process) -> dict[str, object]:
 def in_step(daemon: Process) -> bool:
     """Tell whether the daemon knows all containers."""
     try:
-        return len(page(daemon)["containers"]) == CONTAINERS  # type: ignore[arg-type]
-    except (TopoproxyError, OSError, KeyError):
+        return len(as_list(page(daemon).get("containers"))) == CONTAINERS
+    except (TopoproxyError, OSError):
         return False
 
 

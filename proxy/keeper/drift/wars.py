@@ -54,7 +54,8 @@ class War:
 class Wars:
     """The wars of a node, by container id.
 
-    ``waits`` and ``in`` may be called from any thread: what they look at is replaced, never changed.
+    ``waits`` and ``in`` may be called from any thread: each looks at one war once, and a war is replaced,
+    never changed.
     """
 
     def __init__(self) -> None:
