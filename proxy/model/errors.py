@@ -79,3 +79,7 @@ class RuntimeCallError(TopoproxyError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class HookError(TopoproxyError):
+    """A hook cannot be loaded, or did what it may not do."""

@@ -1,0 +1,120 @@
+"""What a hook may answer: an adjustment, a veto, or nothing.
+
+Nothing that a hook is given can be changed; what it wants is said in an answer. Of each field an answer says
+one of three things: nothing (``LEAVE``, the default), a value, or ``CLEAR``: as if the client had not asked
+for it. In maps a key that is not there is left, and a key whose value is ``CLEAR`` is removed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal, TypeAlias
+
+from proxy.hooks.facts import Device, Mount
+from proxy.model.idset import CpuSet, Mask
+
+
+class Presence(enum.Enum):
+    """What stands for a value where there is none."""
+
+    LEAVE = "leave"
+    CLEAR = "clear"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+LEAVE: Final = Presence.LEAVE
+CLEAR: Final = Presence.CLEAR
+
+_None: TypeAlias = Literal[Presence.LEAVE, Presence.CLEAR]
+_Clear: TypeAlias = Literal[Presence.CLEAR]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What is to change for another container that exists.
+
+    Attributes:
+        cpus: As ``Adjustment.cpus``.
+        cpu_period, cpu_quota, cpu_shares, memory_limit, memory_swap_limit, oom_score_adj, unified: As there.
+    """
+
+    cpus: CpuSet | _None = LEAVE
+    cpu_period: int | _None = LEAVE
+    cpu_quota: int | _None = LEAVE
+    cpu_shares: int | _None = LEAVE
+    memory_limit: int | _None = LEAVE
+    memory_swap_limit: int | _None = LEAVE
+    oom_score_adj: int | _None = LEAVE
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjustment:
+    """What a hook wants to be otherwise.
+
+    Attributes:
+        cpus: The CPUs of the container: some of ``Decision.allowed``. They narrow what the engine has
+            decided, for as long as the container lives. ``CLEAR``: what the client asked for does not count.
+        mems: Its memory nodes: some of ``Decision.allowed_mems``.
+        cpu_period, cpu_quota: Microseconds; quota -1 for no limit.
+        cpu_shares: Relative weight, from 2.
+        memory_limit, memory_swap_limit: Bytes.
+        oom_score_adj: -1000 to 1000.
+        unified: Files of cgroup v2, such as ``memory.high``, and what is written into them.
+        annotations, labels: Of the pod in RunPodSandbox, of the container elsewhere.
+        envs: Variables of the environment.
+        devices, mounts: Path in the container to what is there.
+        cgroup_parent: The pod's cgroup, in RunPodSandbox; later it is too late.
+        updates: Runtime's id of another container to what is to change for it.
+
+    Which of them a point takes is said there: what the CRI cannot change there is refused.
+    """
+
+    cpus: CpuSet | _None = LEAVE
+    mems: Mask | _None = LEAVE
+    cpu_period: int | _None = LEAVE
+    cpu_quota: int | _None = LEAVE
+    cpu_shares: int | _None = LEAVE
+    memory_limit: int | _None = LEAVE
+    memory_swap_limit: int | _None = LEAVE
+    oom_score_adj: int | _None = LEAVE
+    unified: Mapping[str, str | _Clear] = field(default_factory=dict)
+    annotations: Mapping[str, str | _Clear] = field(default_factory=dict)
+    labels: Mapping[str, str | _Clear] = field(default_factory=dict)
+    envs: Mapping[str, str | _Clear] = field(default_factory=dict)
+    devices: Mapping[str, Device | _Clear] = field(default_factory=dict)
+    mounts: Mapping[str, Mount | _Clear] = field(default_factory=dict)
+    cgroup_parent: str | _None = LEAVE
+    updates: Mapping[str, Update] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether it says anything."""
+        return next(self.said(), None) is not None
+
+    def said(self) -> Iterator[tuple[str, object]]:
+        """Walk what it says: field and value; maps that have nothing in them say nothing."""
+        for name in FIELDS:
+            value = getattr(self, name)
+            if value is not LEAVE and (name not in MAPS or value):
+                yield name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Veto:
+    """A refusal: the call is answered with FAILED_PRECONDITION, the hook's name, and the reason."""
+
+    reason: str
+
+
+Answer: TypeAlias = Adjustment | Veto | None
+
+FIELDS: Final = tuple(item.name for item in fields(Adjustment))
+"""All fields of an adjustment."""
+MAPS: Final = frozenset(("unified", "annotations", "labels", "envs", "devices", "mounts", "updates"))
+"""Those whose keys are owned one by one."""
+NOTHING: Final = Adjustment()
+"""An adjustment that says nothing."""

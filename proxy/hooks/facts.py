@@ -1,0 +1,182 @@
+"""What a hook is told: the engine's facts as plain values.
+
+Maps and lists of a request may be read from the message only when somebody looks at them, so hand them on or
+copy them, and expect only what ``Mapping`` and ``Sequence`` promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """A pod's sandbox.
+
+    Attributes:
+        sandbox_id: The runtime's id; empty until RunPodSandbox has been answered.
+        uid, namespace, name, attempt: As kubelet says.
+        qos: Koordinator's QoS class (``LSE``, ``LSR``, ``LS``, ``BE``, ``SYSTEM``), empty for none.
+        kube_qos: ``Guaranteed``, ``Burstable`` or ``BestEffort``.
+        runtime_handler: Which runtime class it asks for; empty for the default one.
+        cgroup_parent: The pod's cgroup, as the cgroup driver writes it.
+        labels, annotations: Of the pod.
+    """
+
+    sandbox_id: str = ""
+    uid: str = ""
+    namespace: str = ""
+    name: str = ""
+    attempt: int = 0
+    qos: str = ""
+    kube_qos: str = "Guaranteed"
+    runtime_handler: str = ""
+    cgroup_parent: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ref(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host in a container.
+
+    Attributes:
+        container_path, host_path: Absolute paths.
+        readonly: The container cannot write to it.
+        propagation: ``private``, ``host_to_container`` or ``bidirectional``.
+    """
+
+    container_path: str
+    host_path: str
+    readonly: bool = False
+    propagation: str = "private"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device file in a container; ``permissions`` of ``r``, ``w`` and ``m``."""
+
+    container_path: str
+    host_path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a request says about CPUs and memory, as in the CRI's LinuxContainerResources.
+
+    Attributes:
+        cpu_period, cpu_quota: Microseconds; quota -1 for no limit, 0 for not said.
+        cpu_shares: Relative weight; 0 for not said.
+        memory_limit, memory_swap_limit: Bytes; 0 for not said.
+        oom_score_adj: -1000 to 1000.
+        cpuset_cpus, cpuset_mems: What the client asked for, verbatim; see ``Decision`` for what it gets.
+        hugepage_limits: Page size (``2MB``) and bytes.
+        unified: Files of cgroup v2 and what is written into them.
+    """
+
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpu_shares: int = 0
+    memory_limit: int = 0
+    memory_swap_limit: int = 0
+    oom_score_adj: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """A container, as its request says.
+
+    Attributes:
+        id: The runtime's id; empty until CreateContainer has been answered.
+        name, attempt: As kubelet says.
+        phase: ``creating``, ``created``, ``starting``, ``running`` or ``exited``.
+        image: As the request names it; empty where it is not known any more.
+        labels, annotations: Of the container.
+        envs: Its environment, in order. Bytes that are no UTF-8 are lone surrogates (``surrogateescape``).
+        command, args: What it runs; empty for the image's own.
+        mounts, devices, cdi_devices: What it has been given.
+        resources: What the client asks for. Of a container that exists, all that was ever asked for.
+
+    After a restart of the daemon envs, command, args, mounts and devices of containers that were created
+    before are empty: the runtime's lists do not carry them.
+    """
+
+    id: str = ""
+    name: str = ""
+    attempt: int = 0
+    phase: str = "creating"
+    image: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    mounts: Sequence[Mount] = ()
+    devices: Sequence[Device] = ()
+    cdi_devices: Sequence[str] = ()
+    resources: Resources = field(default_factory=Resources)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the engine has decided for a container, and why.
+
+    Attributes:
+        pool: ``own``, ``shared``, ``be`` or ``system``: where its CPUs are taken from.
+        cpus: The CPUs that it runs on now.
+        own: Those of them that nobody else runs on; empty unless ``pool`` is ``own``.
+        mems: Its memory nodes; None where the engine leaves them.
+        unlimited: Its CFS quota is off.
+        reasons: Why, in sentences.
+        allowed: CPUs that a hook may choose from: ``cpus`` itself, or, where the configuration lets hooks
+            give owned CPUs away, all that are online.
+        allowed_mems: Memory nodes that a hook may choose from.
+    """
+
+    pool: str = "shared"
+    cpus: CpuSet = field(default_factory=CpuSet)
+    own: CpuSet = field(default_factory=CpuSet)
+    mems: Mask | None = None
+    unlimited: bool = False
+    reasons: Sequence[str] = ()
+    allowed: CpuSet = field(default_factory=CpuSet)
+    allowed_mems: Mask = field(default_factory=Mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The node's CPUs by who may use them.
+
+    Attributes:
+        shared: What LS and Burstable run on.
+        be: What BE and BestEffort run on.
+        owned: Those that have owners, and container to CPUs in ``owners``.
+        owners: Runtime's container id to its own CPUs.
+    """
+
+    shared: CpuSet = field(default_factory=CpuSet)
+    be: CpuSet = field(default_factory=CpuSet)
+    owned: CpuSet = field(default_factory=CpuSet)
+    owners: Mapping[str, CpuSet] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One container that exists: facts of its pod, of itself, and what was decided for it."""
+
+    pod: PodFacts
+    container: ContainerFacts
+    decision: Decision

@@ -1,0 +1,92 @@
+"""A hook as the engine sees it, whatever it is made of: a file of Python, or a server behind a socket."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from proxy.hooks.answers import NOTHING, Adjustment
+from proxy.hooks.points import Point
+
+TIMEOUT_S = 0.5
+"""How long a hook may take for one answer, if nobody says otherwise."""
+LONGEST_S = 100.0
+"""The longest that may be configured, and the most that all hooks of one call have together: kubelet gives a
+call two minutes."""
+
+
+class Policy(enum.StrEnum):
+    """What becomes of a call when a hook fails: it is refused, or goes on without that hook."""
+
+    FAIL = "Fail"
+    IGNORE = "Ignore"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hook:
+    """One hook, ready to be asked.
+
+    Attributes:
+        name: The file's name without its ending: ``10-quota``, ``koordlet``. Hooks are asked in this order.
+        source: Where it came from, for people: a path, or a path and a socket.
+        handlers: Point to what answers. A handler is called in a thread, or awaited on the hooks' own loop if
+            it is a coroutine function. It answers an ``Answer``, or anything, if it lies.
+        policy: What becomes of a call when it fails.
+        timeout: Seconds for one answer.
+        remote: It is a server: a file of it in tracebacks says nothing, and exceptions are its gRPC errors.
+        echoes: It is told what hooks before it have set (Koordinator's servers are: they answer with all that
+            they were told): its handlers are called with the event and the adjustment so far.
+        skip: Tells of a pod's labels that the hook is not asked about this pod.
+    """
+
+    name: str
+    source: str
+    handlers: Mapping[str, Callable[..., Any]]
+    policy: Policy = Policy.IGNORE
+    timeout: float = TIMEOUT_S
+    remote: bool = False
+    echoes: bool = False
+    skip: Callable[[Mapping[str, str]], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of asking all hooks of a point.
+
+    Attributes:
+        adjustment: What they want together.
+        owners: Field to the hook that has set it; maps by key: ``envs[NAME]``, ``updates[id].cpus``.
+        refusal: Why the call is refused, with the hook's name; empty if it goes on.
+    """
+
+    adjustment: Adjustment = NOTHING
+    owners: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+
+AS_IT_IS = Outcome()
+"""Nobody wants anything."""
+
+
+class Answers(Protocol):
+    """Outcome of a call, now or later: what ``Asking.ask`` gives."""
+
+    outcome: Outcome | None
+
+    async def wait(self) -> Outcome:
+        """Wait for the outcome; never longer than the hooks' deadlines together."""
+
+
+class Asking(Protocol):
+    """Who asks hooks; all methods on the event loop's thread."""
+
+    points: frozenset[str]
+    """Points that some hook handles now; changes as hooks come and go."""
+
+    def ask(self, event: Point) -> Answers:
+        """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
+
+    def tell(self, event: Point) -> None:
+        """Tell all hooks of an event's point beside everything else; their updates are applied, too."""
