@@ -138,7 +138,7 @@ bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
 
 proto: venv ## generate proxy/*/pb from proto/*/*.proto
-	@for pair in cri:cri kubelet:kubelet containerd:apply; do \
+	@for pair in cri:cri kubelet:kubelet containerd:apply koordinator:hooks; do \
 	  from=proto/$${pair%:*}; to=proxy/$${pair#*:}/pb; \
 	  $(BIN)/python -m grpc_tools.protoc -I $$from --python_out=$$to --pyi_out=$$to $$(cd $$from && ls *.proto); \
 	done
