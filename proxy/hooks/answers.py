@@ -105,7 +105,11 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class Veto:
-    """A refusal: the call is answered with FAILED_PRECONDITION, the hook's name, and the reason."""
+    """A refusal: the call is answered with FAILED_PRECONDITION, the hook's name, and the reason.
+
+    Attributes:
+        reason: For who reads the event of the pod.
+    """
 
     reason: str
 

@@ -62,7 +62,12 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device file in a container; ``permissions`` of ``r``, ``w`` and ``m``."""
+    """A device file in a container.
+
+    Attributes:
+        container_path, host_path: Absolute paths.
+        permissions: What of ``r``, ``w`` and ``m`` (mknod) the container may do.
+    """
 
     container_path: str
     host_path: str
@@ -175,7 +180,13 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One container that exists: facts of its pod, of itself, and what was decided for it."""
+    """One container that exists.
+
+    Attributes:
+        pod: Its pod.
+        container: The container.
+        decision: What it has.
+    """
 
     pod: PodFacts
     container: ContainerFacts

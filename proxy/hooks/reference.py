@@ -1,0 +1,156 @@
+"""The reference of hook points, made from the dataclasses: docs/hook-points.md.
+
+Pure: gives the text and reads nothing but the classes, so the page says what the code says. ``make
+hook-points`` writes it, ``topoproxy hooks points`` prints it, and a test holds the committed file to it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from proxy.hooks.answers import FIELDS, MAPS, Adjustment, Update, Veto
+from proxy.hooks.documented import Row, documented, type_words
+from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
+from proxy.hooks.points import POINTS, VALIDATES, Point
+from proxy.model.machine import Cpu, Machine, NumaNode
+
+FACTS: tuple[type, ...] = (
+    PodFacts, ContainerFacts, Resources, Decision, Pools, Running, Mount, Device, Machine, NumaNode, Cpu,
+)  # fmt: skip
+ANSWERS: tuple[type, ...] = (Adjustment, Update, Veto)
+_SECTIONS = {cls.__name__ for cls in (*FACTS, *ANSWERS)} | {cls.__name__ for cls in POINTS.values()}
+
+_INTRO = """\
+# Hook points
+
+Made from `proxy/hooks/{points,facts,answers}.py` by `make hook-points`; change those, not this page.
+[hooks.md](hooks.md) is the guide. `topoproxy hooks points NAME` prints one point of this page.
+
+A hook is a file with functions of these names; each is given one event and answers with an
+[`Adjustment`](#adjustment), with a [`Veto`](#veto) where the point may be refused, or with `None`. Everything
+that is named here is imported from `proxy.hooks.api`, but for the classes of the machine.
+
+- Points **before** a call (`pre_...`) hold it until all their hooks have answered or are out of time.
+- Points **after** a call (`post_...`) are told beside it, and only if the call has done what it was to do.
+- Points that **validate** see what all hooks together want before any of it is done, and may only veto.
+- Points of the **node** and of the **hook** itself belong to no call.
+"""
+_GROUPS = (
+    ("Of a call", lambda name: name.startswith(("pre_", "post_"))),
+    ("That validate", lambda name: name.startswith("validate_")),
+    ("Of the node", lambda name: name in ("synchronize", "machine_changed", "pools_changed")),
+    ("Of the hook", lambda name: name in ("configure", "shutdown")),
+)
+_ANSWERS = """\
+Of each field an answer says nothing (`LEAVE`, which is what a field is that one does not name), a value, or
+`CLEAR`: as if the client had not asked for it. In maps a key that is not there is left, and a key whose value
+is `CLEAR` is removed. Two hooks that answer the same field, or the same key of a map, are in conflict.
+"""
+_SETS = """\
+`CpuSet` and `Mask` are sets of CPUs and of NUMA nodes that cannot be changed. They are made by
+`CpuSet([0, 1])` or `CpuSet.parse("0-3,8")`, and `str(cpus)` is a Linux list again. They know `|`, `&`, `-`,
+`<=`, `==`, `in`, `len()`, `bool()`, iteration in ascending order, `isdisjoint(other)` and `first()`.
+"""
+
+
+def reference() -> str:
+    """Write the whole page."""
+    parts = [_INTRO, *_overview()]
+    for title, belongs in _GROUPS:
+        parts.append(f"\n## {title}\n")
+        parts += [point_text(point) for name, point in POINTS.items() if belongs(name)]
+    parts.append("\n## What is told\n")
+    parts += [_class_text(cls, "") for cls in FACTS]
+    parts += ["\n## What may be answered\n\n", _ANSWERS]
+    parts += [_class_text(cls, "") for cls in ANSWERS[:1]]
+    parts += ["\n", *_where()]
+    parts += [_class_text(cls, "") for cls in ANSWERS[1:]]
+    parts += ["\n## Sets\n\n", _SETS]
+    return "".join(parts)
+
+
+def point_text(point: type[Point]) -> str:
+    """Write the section of a point."""
+    return _class_text(point, point.NAME) + _paragraph(_answers_at(point))
+
+
+def _overview() -> Iterator[str]:
+    shown = [name for _, belongs in _GROUPS for name in POINTS if belongs(name)]
+    if lost := POINTS.keys() - shown:
+        raise ValueError(f"cannot describe hook points: {', '.join(sorted(lost))} in no section")
+    yield "\n| handler | when | may answer |\n|---|---|---|\n"
+    for name in shown:
+        point = POINTS[name]
+        when = _text(documented(point).prose[0])
+        yield f"| [`{name}`](#{name}) | {when} | {_short_answer(point)} |\n"
+
+
+def _short_answer(point: type[Point]) -> str:
+    kinds = ["adjustment"] if point.TAKES - {"updates"} else []
+    kinds += ["updates"] if "updates" in point.TAKES else []
+    kinds += ["veto"] if point.VETO else []
+    return ", ".join(kinds) or "nothing"
+
+
+def _answers_at(point: type[Point]) -> str:
+    """Say what a point takes, in the order of ``Adjustment``."""
+    taken = [f"`{name}`" for name in FIELDS if name in point.TAKES]
+    veto = "may be vetoed" if point.VETO else "cannot be vetoed"
+    words = f"**Takes** {', '.join(taken)}" if taken else "**Takes** nothing"
+    words = f"{words}; {veto}."
+    if validating := VALIDATES.get(point.NAME):
+        words += f" What all hooks want together is shown to [`{validating}`](#{validating})."
+    return words
+
+
+def _class_text(cls: type, title: str) -> str:
+    told = documented(cls)
+    first, *more = told.prose
+    opening = f"`{told.name}`: {first}" if title else first
+    lines = [f"\n### {title or told.name}\n", *map(_paragraph, [opening, *more])]
+    if told.rows:
+        lines.append("\n| field | type | |\n|---|---|---|\n")
+        for row in told.rows:
+            names = ", ".join(f"`{name}`" for name in row.names)
+            lines.append(f"| {names} | {types_of(row, _linked)} | {_text(row.words)} |\n")
+    return "".join([*lines, *map(_paragraph, told.after)])
+
+
+def types_of(row: Row, link: Callable[[str], str]) -> str:
+    """Say a row's types: one for all its fields, or one each in their order."""
+    types = [type_words(text, link) for text in row.types if text]
+    return "; ".join(types if len(set(types)) > 1 else types[:1])
+
+
+def _paragraph(words: str) -> str:
+    return "\n" + textwrap.fill(_text(words), 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _where() -> Iterator[str]:
+    """One row for fields of an adjustment that the same points take."""
+    yield "| fields | taken at |\n|---|---|\n"
+    everywhere = [name for name, point in POINTS.items() if point.TAKES]
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for field in FIELDS:
+        at = tuple(name for name in everywhere if field in POINTS[name].TAKES)
+        rows.setdefault(at, []).append(f"`{field}`{' (by key)' if field in MAPS else ''}")
+    for at, names in rows.items():
+        words = "every point that takes anything" if list(at) == everywhere else _links(at)
+        yield f"| {', '.join(names)} | {words} |\n"
+
+
+def _links(names: Sequence[str]) -> str:
+    return ", ".join(f"[`{name}`](#{name})" for name in names)
+
+
+def _linked(name: str) -> str:
+    """Show a type's name, as a link where this page has a section for it."""
+    points = {point.__name__: key for key, point in POINTS.items()}
+    anchor = points.get(name, name.lower())
+    return f"[`{name}`](#{anchor})" if name in _SECTIONS else f"`{name}`"
+
+
+def _text(words: str) -> str:
+    """Turn a docstring's marks into Markdown's, and keep it in one cell of a table."""
+    return words.replace("``", "`").replace("|", "\\|")

@@ -1,0 +1,104 @@
+"""docs/hook-points.md is what the dataclasses say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from proxy.hooks import api, reference
+from proxy.hooks.answers import FIELDS, Adjustment, Update
+from proxy.hooks.documented import documented, type_words
+from proxy.hooks.points import POINTS, PreCreateContainer, Shutdown
+
+PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not there")
+def test_the_committed_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text() == reference.reference(), "make hook-points writes it"
+
+
+def test_each_point_has_a_section_that_names_all_that_it_tells_and_takes() -> None:
+    text = reference.point_text(PreCreateContainer)
+    assert text.startswith("\n### pre_create_container\n")
+    assert "| `decision` | [`Decision`](#decision) | What it gets. |" in text
+    taken = re.search(r"\*\*Takes\*\* (.*?); may be vetoed\.", text, re.DOTALL)
+    assert taken is not None
+    assert re.findall(r"`(\w+)`", taken[1]) == [f for f in FIELDS if f in PreCreateContainer.TAKES]
+    assert "[`validate_create_container`](#validate_create_container)" in text
+    assert reference.point_text(Shutdown).endswith("\n**Takes** nothing; cannot be vetoed.\n")
+
+
+def test_every_link_leads_somewhere() -> None:
+    page = reference.reference()
+    sections = {line[4:] for line in page.splitlines() if line.startswith("### ")}
+    links = set(re.findall(r"\(#([\w-]+)\)", page))
+    assert links <= {section.lower() for section in sections}
+    assert set(POINTS) <= sections
+
+
+def test_what_is_described_can_be_imported() -> None:
+    machine = {"Machine", "NumaNode", "Cpu"}
+    named = {cls.__name__ for cls in (*reference.FACTS, *reference.ANSWERS)}
+    assert named - machine <= set(api.__all__)
+
+
+def test_a_field_that_nobody_documents_is_an_error() -> None:
+    @dataclass(frozen=True)
+    class Told:
+        """Something.
+
+        Attributes:
+            here: It is.
+        """
+
+        here: int
+        there: int
+
+    with pytest.raises(ValueError, match="cannot describe Told: there not documented"):
+        documented(Told)
+
+
+def test_so_is_one_that_is_documented_and_is_not_there_and_a_class_that_says_nothing() -> None:
+    @dataclass(frozen=True)
+    class More:
+        """Something.
+
+        Attributes:
+            here, gone: They are.
+        """
+
+        here: int
+
+    @dataclass(frozen=True)
+    class Silent:
+        pass
+
+    with pytest.raises(ValueError, match="cannot describe More: it has no gone"):
+        documented(More)
+    with pytest.raises(ValueError, match="cannot describe Silent: its docstring"):
+        documented(Silent)
+
+
+def test_a_docstring_taken_apart() -> None:
+    told = documented(Adjustment)
+    assert told.prose == ("What a hook wants to be otherwise.",)
+    assert told.after[0].startswith("Which of them a point takes")
+    assert [row.names for row in told.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
+    assert told.rows[0].words.endswith("`CLEAR``: what the client asked for does not count.")
+    update = documented(Update).rows[-1]
+    assert dict(zip(update.names, update.types, strict=True))["unified"] == "Mapping[str, str]"
+
+
+def test_types_in_words() -> None:
+    def say(text: str) -> str:
+        return type_words(text, str)
+
+    assert say("Mapping[str, Mount | _Clear]") == "map of str to Mount or CLEAR"
+    assert say("Sequence[PodFacts]") == say("tuple[PodFacts, ...]") == "list of PodFacts"
+    assert say("Mask | None") == "Mask or None"
+    with pytest.raises(ValueError, match="cannot say in words what type 'set\\[int\\]' is"):
+        say("set[int]")
