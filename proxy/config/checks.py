@@ -107,6 +107,8 @@ def _sockets(config: Config) -> Iterator[str]:
         yield f"listen: {config.listen} is the runtime's own socket, and the relay would call itself"
     if config.admin_path in {config.listen, config.runtime}:
         yield f"adminSocket: {config.admin_path} is in use for CRI calls already"
+    if config.hooks.serve in {config.listen, config.runtime, config.admin_path}:
+        yield f"hooks.serve: {config.hooks.serve} is in use for other calls already"
 
 
 def _cpus(config: Config) -> Iterator[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy.config.fixed import Fixed
+from proxy.config.hooks import HooksConfig
 from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.sections import (
     ApplyConfig,
@@ -21,9 +23,10 @@ from proxy.config.sections import (
     SettleConfig,
 )
 from proxy.config.setting import Setting, key, keys, section
-from proxy.config.structures import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Fixed, Reserved
+from proxy.config.structures import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
 from proxy.config.words import (
     CpuManagerPolicy,
+    FailurePolicy,
     LogFormat,
     LogLevel,
     MemoryManagerPolicy,
@@ -42,6 +45,8 @@ __all__ = [
     "BeSuppressConfig",
     "Config",
     "CpuManagerPolicy",
+    "FailurePolicy",
+    "HooksConfig",
     "KoordinatorConfig",
     "KubeletConfig",
     "LogConfig",
@@ -260,6 +265,10 @@ class Config:
     )
     settle: SettleConfig = field(
         default=SettleConfig(), metadata=section("settle", "Making cpusets last at the runtime.")
+    )
+    hooks: HooksConfig = field(
+        default=HooksConfig(),
+        metadata=section("hooks", "Programs of others that are asked in the way of a call."),
     )
     log: LogConfig = field(default=LogConfig(), metadata=section("log", "The log on standard error."))
     source: str = field(default="built-in defaults", compare=False)

@@ -62,8 +62,18 @@ def _block(value: Any, head: str, indent: str) -> Iterator[str]:
     elif isinstance(value, list):
         yield head if value else f"{head} []"
         for inner in value:
-            _, first, *rest = _block(inner, "", indent + "  ")
+            head, *lines = _block(inner, "", indent + "  ")
+            first, *rest = lines or [head]
             yield f"{indent}  - {first.lstrip()}"
             yield from rest
     else:
-        yield f"{head} {quote(value) if isinstance(value, str) else value}"
+        yield f"{head} {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, float):
+        mantissa, e, exponent = repr(value).partition("e")
+        return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent  # YAML wants the dot
+    return str(value).lower()

@@ -5,17 +5,15 @@ kubelet 1.36, reference B.5, C.1 and E.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from proxy.config.fixed import Fixed
 from proxy.config.kinds import Kind, read_amount, whole
 from proxy.config.trees import Tree, meant
 from proxy.model.errors import ConfigError
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options, parse_topology_options
 from proxy.model.quantity import parse_quantity, show_quantity
-
-K = TypeVar("K")
-V = TypeVar("V", covariant=True)
 
 _MAP = frozenset({"map"})
 _LIST = frozenset({"seq"})
@@ -34,30 +32,6 @@ _SIGNALS = (
     "containerfs.inodesFree",
     "pid.available",
 )
-
-
-class Fixed(Mapping[K, V]):
-    """A mapping that never changes, so that it can be a default and be hashed; equal to any equal mapping."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self, entries: Mapping[K, V] | None = None) -> None:
-        self._entries = dict(entries or {})
-
-    def __getitem__(self, key: K) -> V:
-        return self._entries[key]
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._entries.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._entries)
 
 
 Reserved = Fixed[int, Fixed[str, int]]

@@ -6,10 +6,15 @@ billions of pieces costs no more than the pieces up to that fault.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from proxy.config.fixed import Fixed
+
 _CLASHES = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "null": "nothing"}
+_DEPTH, _PIECES = 16, 1000
 WORDS = frozenset({"str", "int", "float", "bool"})
 
 
@@ -82,6 +87,41 @@ class Tree:
             raise self.fault(f"wants {wants}, not {clash(self._node)}")
         for at, value in enumerate(self._node.value):
             yield Tree(value, f"{self._path}[{at}]")
+
+    def plain(self, depth: int = _DEPTH) -> Any:
+        """Give all that stands here as plain values that cannot change.
+
+        Returns:
+            A text, a number, a truth, a tuple, or a ``Fixed`` with texts as keys. What YAML 1.1 takes for a
+            number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
+
+        Raises:
+            Fault: Something has no value, is nested too deep, or is too much.
+        """
+        return self._plain(depth, [_PIECES])
+
+    def _plain(self, depth: int, left: list[int]) -> Any:
+        left[0] -= 1
+        if left[0] < 0 or not depth:
+            raise self.fault("is nested too deep" if not depth else f"has more than {_PIECES} values in it")
+        if self._node.id == "mapping":
+            return Fixed({key: value._plain(depth - 1, left) for key, value in self.entries()})
+        if self._node.id == "sequence":
+            return tuple(value._plain(depth - 1, left) for value in self.members())
+        tag = self._node.tag.rpartition(":")[2]
+        if tag == "null":
+            raise self.fault("has no value")
+        return _scalar(tag, str(self._node.value))
+
+
+def _scalar(tag: str, text: str) -> str | int | float | bool:
+    if tag == "bool":
+        return text.lower() in {"true", "yes", "on"}
+    if tag == "int" and re.fullmatch(r"[+-]?(?:0|[1-9][0-9]{0,17})", text):
+        return int(text)
+    if tag == "float" and re.fullmatch(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-][0-9]+)?", text):
+        return float(text) if math.isfinite(float(text)) else text
+    return text
 
 
 def clash(node: Any) -> str:

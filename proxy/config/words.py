@@ -49,6 +49,16 @@ class Partitions(enum.StrEnum):
     ISOLATED = "isolated"
 
 
+class FailurePolicy(enum.StrEnum):
+    """What becomes of a call when a hook fails: it is refused, or goes on without that hook.
+
+    The words are Koordinator's.
+    """
+
+    FAIL = "Fail"
+    IGNORE = "Ignore"
+
+
 class LogLevel(enum.StrEnum):
     """The least important records that are written."""
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Config, as_yaml, parse
+from proxy.config.fixed import Fixed
+from proxy.config.hooks import HookSettings
 from proxy.config.kinds import OPTIONAL_ADDRESS
-from proxy.config.schema import Setting, keys
-from proxy.config.structures import Fixed
+from proxy.config.schema import FailurePolicy, Setting, keys
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
@@ -34,6 +35,17 @@ def possible(options: CpuOptions) -> bool:
         return False
 
 
+PLAIN: st.SearchStrategy[Any] = st.recursive(
+    st.booleans()
+    | st.integers(1 - 10**18, 10**18 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.sampled_from(["010", "1:30", "no", "~", "1e5", "0x1f", ".inf", "2026-01-01"]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(), inner, max_size=3).map(Fixed)
+    ),
+    max_leaves=8,
+)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "cpuManagerPolicyOptions": st.builds(CpuOptions, *[st.booleans()] * 6).filter(possible),
     "topologyManagerPolicyOptions": st.builds(
@@ -56,6 +68,17 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "drainTimeout": st.integers(0, 600_000).map(lambda ms: ms / 1000),
     "timeout": st.integers(10, 5000).map(lambda ms: ms / 1000),
     "perSecond": st.integers(1, 1000),
+    "skipLabel": st.sampled_from(["", "a=b", "example.com/skip-it=", "x/y=no"]),
+    "settings": st.dictionaries(
+        st.sampled_from(["10-x", "koordlet", "99-on", "1.0"]),
+        st.builds(
+            HookSettings,
+            st.none() | st.integers(1, 100_000).map(lambda ms: ms / 1000),
+            st.none() | st.sampled_from(FailurePolicy),
+            st.none() | st.dictionaries(st.text(), PLAIN, max_size=4).map(Fixed),
+        ),
+        max_size=3,
+    ).map(Fixed),
     "explainHistory": st.integers(0, 100_000),
 }
 

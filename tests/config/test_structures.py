@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import Config, parse
+from proxy.config.fixed import Fixed
 from proxy.config.schema import keys
-from proxy.config.structures import Fixed
 from proxy.model.errors import ConfigError
 from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 

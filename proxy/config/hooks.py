@@ -1,0 +1,184 @@
+"""The section of hooks: where they are found, and what is set for each of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from proxy.config.fixed import Fixed
+from proxy.config.kinds import FOLDER, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration
+from proxy.config.setting import key
+from proxy.config.trees import Tree, meant
+from proxy.config.words import FailurePolicy
+
+TIMEOUT = duration(0.001, 100)
+POLICY = choice(FailurePolicy)
+_MOST = 1000
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
+_PAIR = re.compile(f"{_WORD}=(?:{_WORD})?")
+
+
+@dataclass(frozen=True, slots=True)
+class HookSettings:
+    """What is set for one hook.
+
+    Attributes:
+        timeout: Seconds for one answer; None where it is not said.
+        policy: None where it is not said.
+        config: The hook's own keys, with plain values: texts, numbers, truths, tuples and ``Fixed``. None
+            where it is not said.
+    """
+
+    timeout: float | None = None
+    policy: FailurePolicy | None = None
+    config: Fixed[str, Any] | None = None
+
+
+Settings: TypeAlias = Fixed[str, HookSettings]
+"""Hook's name to what is set for it."""
+
+
+def _read_settings(tree: Tree) -> Settings:
+    hooks: dict[str, HookSettings] = {}
+    for name, entry in tree.entries("names of hooks with keys"):
+        if not name or "/" in name or name.endswith((".py", ".json")):
+            raise entry.fault("a hook's name is that of its file, without folder and ending")
+        if len(hooks) == _MOST:
+            raise entry.fault(f"there are more than {_MOST} hooks")
+        hooks[name] = _read_hook(entry)
+    return Fixed(hooks)
+
+
+def _read_hook(entry: Tree) -> HookSettings:
+    known = ("timeout", "failurePolicy", "config")
+    timeout, policy, config = None, None, None
+    for name, value in entry.entries(f"the keys {', '.join(known)}"):
+        if name == "timeout":
+            timeout = _read(TIMEOUT, value)
+        elif name == "failurePolicy":
+            policy = _read(POLICY, value)
+        elif name == "config":
+            next(value.entries(), None)
+            config = value.plain()
+        else:
+            hint = meant(name, known) or "; the hook's own keys stand below config"
+            raise value.fault(f"unknown key{hint}")
+    return HookSettings(timeout, policy, config)
+
+
+def _read(kind: Kind, value: Tree) -> Any:
+    try:
+        return kind.read(value.text(kind.wants, kind.tags))
+    except ValueError as error:
+        raise value.fault(error) from error
+
+
+def _show_settings(hooks: Settings) -> dict[str, object]:
+    return {name: _show_hook(settings) for name, settings in hooks.items()}
+
+
+def _show_hook(settings: HookSettings) -> dict[str, object]:
+    shown: dict[str, object] = {}
+    if settings.timeout is not None:
+        shown["timeout"] = TIMEOUT.show(settings.timeout)
+    if settings.policy is not None:
+        shown["failurePolicy"] = str(settings.policy)
+    if settings.config is not None:
+        shown["config"] = _show_plain(settings.config)
+    return shown
+
+
+def _show_plain(value: Any) -> Any:
+    if isinstance(value, Fixed):
+        return {name: _show_plain(inner) for name, inner in value.items()}
+    return [_show_plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def _read_pair(text: str) -> str:
+    if text.strip() and not _PAIR.fullmatch(text):
+        raise ValueError(f"{text!r} is not a label such as example.com/key=value")
+    return text.strip()
+
+
+SETTINGS = Kind("names of hooks with keys", _read_settings, _show_settings, frozenset({"map"}))
+LABEL = Kind("a label such as example.com/key=value, or empty", _read_pair, str)
+
+
+@dataclass(frozen=True, slots=True)
+class HooksConfig:
+    """Programs of others that are asked in the way of a call.
+
+    Attributes:
+        server_folder: None where no remote servers are looked for.
+        timeout: Seconds for one answer, where a hook's settings do not say it.
+        policy: What becomes of a call when a hook fails, where the hook's settings do not say it.
+        skip_label: ``key=value``, or empty.
+        serve: None where Koordinator's hook protocol is not served.
+    """
+
+    enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Look for hooks, and ask them."))
+    folder: Path = field(
+        default=Path("/etc/topoproxy/hooks.d"),
+        metadata=key("folder", FOLDER, "Where hook files NN-name.py are; goes before vendorFolder."),
+    )
+    vendor_folder: Path = field(
+        default=Path("/usr/lib/topoproxy/hooks.d"),
+        metadata=key(
+            "vendorFolder",
+            FOLDER,
+            "Where packages put hook files; a file of the same name in folder is taken instead.",
+        ),
+    )
+    server_folder: Path | None = field(
+        default=Path("/etc/runtime/hookserver.d"),
+        metadata=key(
+            "serverFolder",
+            OPTIONAL_FILE,
+            "Where hook servers are named, in Koordinator's JSON files. Empty: none are asked.",
+        ),
+    )
+    timeout: float = field(
+        default=0.5,
+        metadata=key("timeout", TIMEOUT, "Longest that a hook may take for one answer."),
+    )
+    policy: FailurePolicy = field(
+        default=FailurePolicy.IGNORE,
+        metadata=key(
+            "failurePolicy",
+            POLICY,
+            "A hook that fails: its answer is left out, or the call is refused. The file of a server says it "
+            "for itself.",
+        ),
+    )
+    skip_label: str = field(
+        default="runtimeproxy.koordinator.sh/skip-hookserver=true",
+        metadata=key(
+            "skipLabel",
+            LABEL,
+            "Servers are not asked about pods with this label; the pods of the servers themselves have it. "
+            "Empty: they are asked about all.",
+        ),
+    )
+    owned_cpus: bool = field(
+        default=False,
+        metadata=key("ownedCPUs", TRUTH, "Hooks may let containers run on CPUs that another one owns."),
+    )
+    serve: Path | None = field(
+        default=None,
+        metadata=key(
+            "serve",
+            OPTIONAL_SOCKET,
+            "Where Koordinator's runtime proxy may ask for our placements, as a hook server. Empty: nowhere.",
+        ),
+    )
+    settings: Settings = field(
+        default=Fixed(),
+        metadata=key(
+            "settings",
+            SETTINGS,
+            "What is set for single hooks, by name: {10-quota: {timeout: 1s, failurePolicy: Fail, config: "
+            "{...}}}. What config may hold is said by the hook.",
+        ),
+    )
