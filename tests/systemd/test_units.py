@@ -90,6 +90,17 @@ def test_a_takeover_may_write_kubelets_folder_and_nothing_else() -> None:
     assert "ReadWritePaths" not in read("topoproxy.service")["Service"]
 
 
+def test_the_folder_of_hooks_is_made_and_open_to_nobody_else() -> None:
+    service, config = read("topoproxy.service")["Service"], Config()
+    folders = [Path("/etc") / name for name in service["ConfigurationDirectory"][0].split()]
+    assert folders == [config.hooks.folder.parent, config.hooks.folder]
+    assert "ConfigurationDirectoryMode" not in service  # 0755, and root's
+
+
+def test_only_a_hook_that_moves_interrupts_may_write_tunables() -> None:
+    assert read("topoproxy.service.d/30-irq-affinity.conf") == {"Service": {"ProtectKernelTunables": ["no"]}}
+
+
 def syscalls(group: str) -> set[str]:
     """Give the system calls of one of systemd's groups of them."""
     command = ["systemd-analyze", "syscall-filter", group]
