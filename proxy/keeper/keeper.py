@@ -28,6 +28,7 @@ from proxy.keeper.drift.finding import Drift
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
+from proxy.keeper.hooked import tell_lost
 from proxy.keeper.household import Household
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
@@ -298,6 +299,7 @@ class Keeper(Household):
         if before.pools is after.pools and before.node is after.node:
             return  # most containers own nothing
         shrink, grow = moves(before, after)
+        tell_lost(self, shrink)
         if shrink or grow:
             self.later([*shrink, *grow])
 

@@ -225,6 +225,9 @@ class Placement:
         nodes: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is not.
         unlimited: True where its CFS quota is to be off.
         instead: CPUs that stand in for those of ``own`` that are offline; it owns them too as long.
+        narrowed: CPUs to which hooks have narrowed it; None where none has.
+        beyond: Those of them that are neither its own nor its pool's: owners may be there, because the
+            configuration lets hooks give such CPUs.
     """
 
     pool: Pool
@@ -238,11 +241,13 @@ class Placement:
     nodes: Mask | None = None
     unlimited: bool = False
     instead: CpuSet = field(default_factory=CpuSet)
+    narrowed: CpuSet | None = None
+    beyond: CpuSet = field(default_factory=CpuSet)
 
     @property
     def narrow(self) -> bool:
         """True where it does not follow the whole of its pool."""
-        return self.within is not None or self.nodes is not None
+        return self.within is not None or self.nodes is not None or self.narrowed is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from proxy.pools.pools import Pools, pools_of
 def violations(state: NodeState) -> list[str]:
     """Name what is wrong with a state; an empty list when nothing is.
 
-    Checked: nobody's CPUs are empty or offline; no CPU has two owners; nobody who owns nothing runs on owned
-    CPUs (BE may on those of LSR); a pod of class LSE or LSR that owns CPUs owns exactly those that were named
-    or chosen for it; owners and pools, which a state carries along, are what its containers make them. A node
-    of a thousand containers takes milliseconds.
+    Checked: nobody's CPUs are empty or offline; no CPU has two owners; nobody who owns nothing runs on
+    owned CPUs (BE may on those of LSR, and whom a hook was let give some); a pod of class LSE or LSR that
+    owns CPUs owns exactly those that were named or chosen for it; owners and pools, which a state carries
+    along, are what its containers make them. A node of a thousand containers takes milliseconds.
     """
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
     return [*_twice(state), *_carried(state), *itertools.chain.from_iterable(_of(state, live))]
@@ -75,8 +75,10 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         found.append(f"{container.ref} owns CPUs, and none are known")
     elif state.shares(container):  # as does who has lost all of his; ``keeper.shortage`` tells that
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
-        if shared := want.bits & (hard if batch else soft):
+        if shared := (want - placement.beyond).bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
+    elif stray := want - placement.own - placement.instead - placement.beyond:
+        found.append(f"{container.ref} has CPUs {stray} that are not its own")
     named = container.pod.cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
         found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")

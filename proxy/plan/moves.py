@@ -22,7 +22,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     known, online = before.containers, after.node.machine.online
     own, exited = Pool.OWN, Phase.EXITED
     # What a container wants follows from its placement, and few of them differ.
-    ways: dict[tuple[Pool, CpuSet | None, Mask | None], int] = {}
+    ways: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
     for key, container in after.containers.items():
         old = known.get(key)
         if old is None or container.phase is exited:
@@ -31,7 +31,13 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
         alike = old is container or old.placement == placement
         if alike and placement.pool is own and still and not placement.own.isdisjoint(online):
             continue
-        kind = (placement.pool, placement.within, placement.nodes)
+        kind = (
+            placement.pool,
+            placement.within,
+            placement.nodes,
+            placement.narrowed,
+            placement.beyond,
+        )
         turn = ways.get(kind) if alike and placement.pool is not own else None
         if turn is None:
             turn = _way(before.wanted(old), after.wanted(container))

@@ -22,7 +22,7 @@ from proxy.place.memory.state import MemoryState
 from proxy.plan.accounts import charged, devices_of, entries_of, let_go
 from proxy.plan.node import Node
 from proxy.plan.owners import owners_of
-from proxy.plan.wanted import in_pool
+from proxy.plan.wanted import in_pool, unhooked
 from proxy.pools.pools import Owner, Pools, pools_of
 
 
@@ -111,7 +111,16 @@ class NodeState:
         here = placement.own & online
         if placement.instead and (lacking := len(placement.own) - len(here)):
             here |= CpuSet(list(placement.instead & online)[:lacking])
-        return here or self.pools.shared
+        here = here or self.pools.shared
+        if placement.narrowed is None:
+            return here
+        return here & placement.narrowed | placement.beyond & online or here
+
+    def offered(self, container: Container) -> CpuSet:
+        """Give the CPUs that a container would run on if no hook had narrowed it."""
+        if container.placement.narrowed is None:
+            return self.wanted(container)
+        return self.wanted(dataclasses.replace(container, placement=unhooked(container.placement)))
 
     def shares(self, container: Container) -> bool:
         """Tell whether a container runs on CPUs that others use too, and must leave those that one is given.

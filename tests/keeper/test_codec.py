@@ -78,6 +78,8 @@ CONTAINERS = st.builds(
         BLOCKS,
         within=st.none() | CPUS,
         nodes=st.none() | MASKS,
+        narrowed=st.none() | CPUS,
+        beyond=CPUS,
     ),
     st.sampled_from(Phase),
     NUMBERS,

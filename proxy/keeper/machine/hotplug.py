@@ -173,7 +173,7 @@ class Hotplug:
         keeper, state = self._keeper, self._keeper.state
         used = CpuSet()
         for container in short.containers:
-            used |= state.wanted(container) & container.placement.instead
+            used |= state.offered(container) & container.placement.instead
         if all(container.placement.instead == used for container in short.containers):
             return
         ids = [container.id for container in short.containers]

@@ -176,14 +176,18 @@ class Jobs:
 
 def shared_with(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Tell who else may run on an owner's CPUs, in words; empty where nobody may."""
+    if container.placement.beyond & cpus:
+        return "a hook has given it CPUs that are not its own"
     if cpus & state.pools.shared:
         return "it has none of its own CPUs now"
     if cpus & state.pools.be:
         return "BE containers may run on its CPUs"
     for other in state.containers.values():
-        if other.id == container.id or other.phase is Phase.EXITED or other.placement.pool is not Pool.OWN:
+        if other.id == container.id or other.phase is Phase.EXITED:
             continue
-        if other.placement.own & cpus:
+        if not other.placement.beyond.isdisjoint(cpus):
+            return f"a hook lets {other.ref} run on its CPUs"
+        if other.placement.pool is Pool.OWN and other.placement.own & cpus:
             return f"{other.ref} has these CPUs too"
     return ""
 

@@ -1,0 +1,53 @@
+"""What hooks want of containers, done: in the state, in the ledger, in the kernel and at the runtime.
+
+What can be done at all is decided in ``proxy.plan.narrowing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+from proxy.plan.narrowing import Narrowing, lost, narrowed
+
+if TYPE_CHECKING:
+    from proxy.keeper.keeper import Keeper
+
+
+def narrow(keeper: Keeper, container_id: str, wish: Narrowing, seen: CpuSet | None = None) -> str:
+    """Narrow a container as hooks want it, from now on.
+
+    Args:
+        keeper: Who keeps it.
+        container_id: Its id, or the token of its create.
+        wish: What hooks want.
+        seen: See ``plan.narrowing.narrowed``.
+
+    Returns:
+        What cannot be done, in words; empty where all is.
+    """
+    container = keeper.state.containers.get(container_id)
+    if container is None or container.phase is Phase.EXITED:
+        return f"cannot narrow container {container_id} by hook {wish.by}: it is not there"
+    new, problem = narrowed(keeper.state, container, wish, seen)
+    if new is container:
+        return problem
+    keeper.go_on(keeper.state.changed(put=(new,)))
+    fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
+    keeper.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
+    if new.phase is not Phase.CREATING:  # else it is recorded when the runtime has named it
+        keeper.journal.put(f"c/{container_id}", new)
+        keeper.later([container_id])
+    if keeper.partitions is not None:
+        keeper.partitions.stir()
+    return problem
+
+
+def tell_lost(keeper: Keeper, ids: Iterable[str]) -> None:
+    """Tell who of some containers has nothing left of what hooks have narrowed it to."""
+    for container_id in ids:
+        container = keeper.state.containers[container_id]
+        if container.placement.narrowed is not None and (words := lost(keeper.state, container)):
+            keeper.problems.note(f"{words}: it has all that it would have without hooks")

@@ -1,0 +1,117 @@
+"""What hooks want of a container's CPUs and memory nodes, made part of its placement.
+
+Theory. A hook never decides anew: what was decided stays, and hooks narrow what the container uses of it.
+``Placement.narrowed`` are the CPUs that they named. What a container runs on follows from the state as
+always (``NodeState.wanted``): what is its own, or its pool's, *and* named. So a CPU that is given to
+somebody else is left by who is narrowed too, one that comes back to the pool is used again if it was named,
+and where nothing is left of those that were named, the container has all that it would have without hooks.
+An owner who is narrowed still owns the rest: nobody else is given it.
+
+Where the configuration lets hooks give CPUs that have owners, those that were not the container's to have
+are kept beside (``Placement.beyond``), and it may run there whoever owns them.
+
+Narrowing anew replaces what was named before. Nothing here can make a set that is empty, that holds offline
+CPUs, or (without ``beyond``) CPUs of others; ``proxy.plan.invariants`` says so of each state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.wording import nodes as named
+from proxy.model.workload import Container, Placement
+from proxy.plan.state import NodeState
+from proxy.plan.wanted import unhooked
+
+_NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
+_BY = " by hook "
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What hooks want.
+
+    Attributes:
+        cpus: CPUs; None to leave them.
+        mems: Memory nodes; None to leave them.
+        clear: What hooks named before does not count any more.
+        by: The hooks, for people.
+        mems_by: The hook that named the memory nodes.
+        owned: CPUs that are not the container's to have may be named.
+    """
+
+    cpus: CpuSet | None = None
+    mems: Mask | None = None
+    clear: bool = False
+    by: str = ""
+    mems_by: str = ""
+    owned: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything is wanted."""
+        return self.cpus is not None or self.mems is not None or self.clear
+
+
+def narrowed(
+    state: NodeState, container: Container, wish: Narrowing, seen: CpuSet | None = None
+) -> tuple[Container, str]:
+    """Narrow a container.
+
+    Args:
+        state: The node as it is.
+        container: Who, as the state has it.
+        wish: What hooks want.
+        seen: The CPUs that it had to choose from when they were asked; as it is now if None. What it has lost
+            since is not given to it beyond.
+
+    Returns:
+        The container as it is to be, the same where nothing changes; and what cannot be done, in words.
+    """
+    placement, problems = container.placement, []
+    if wish.clear or wish.cpus is not None:
+        base = state.offered(container) if seen is None else seen
+        placement, problem = _cpus(state, unhooked(placement), wish, base)
+        if problem:
+            placement = container.placement
+            problems.append(f"cannot narrow {container.ref} to CPUs {wish.cpus}{_BY}{wish.by}: {problem}")
+    if wish.mems is not None:
+        there = state.node.machine.memory_nodes
+        if wish.mems and wish.mems <= there:
+            reasons = _without(placement.reasons, _MEMORY)
+            why = f"{_MEMORY}{named(wish.mems)}{_BY}{wish.mems_by or wish.by}"
+            placement = dataclasses.replace(placement, mems=wish.mems, reasons=(*reasons, why))
+        else:
+            words = f"cannot bind {container.ref} to memory of {named(wish.mems)}"
+            problems.append(f"{words}{_BY}{wish.mems_by or wish.by}: there is memory on {named(there)} only")
+    if placement == container.placement:
+        return container, "; ".join(problems)
+    return dataclasses.replace(container, placement=placement), "; ".join(problems)
+
+
+def _cpus(state: NodeState, placement: Placement, wish: Narrowing, base: CpuSet) -> tuple[Placement, str]:
+    placement = dataclasses.replace(placement, reasons=_without(placement.reasons, _NARROWED))
+    cpus = wish.cpus
+    if cpus is None:
+        return placement, ""
+    outside = cpus & state.node.machine.online - base if wish.owned else CpuSet()
+    if not cpus & base | outside:
+        return placement, f"it has {base}" if not wish.owned else "none of them is online"
+    why = f"{_NARROWED}{cpus}{_BY}{wish.by}"
+    if outside:
+        why += f", {outside} of them although they are not its to have"
+    reasons = (*placement.reasons, why)
+    return dataclasses.replace(placement, narrowed=cpus, beyond=outside, reasons=reasons), ""
+
+
+def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    return tuple(reason for reason in reasons if not reason.startswith(kind) or _BY not in reason)
+
+
+def lost(state: NodeState, container: Container) -> str:
+    """Tell that nothing is left of the CPUs that hooks have named for a container; empty where some are."""
+    named_cpus = container.placement.narrowed
+    if named_cpus is None or state.wanted(container) <= named_cpus:
+        return ""
+    return f"nothing is left of CPUs {named_cpus}, to which a hook has narrowed {container.ref}"
