@@ -25,7 +25,7 @@ CHURN_ARGS ?=
 CRIO ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio lint mutate bench bench-go crash churn drift conformance proto lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio lint mutate bench bench-go crash churn drift conformance proto hook-points lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ proto: venv ## generate proxy/*/pb from proto/*/*.proto
 	  from=proto/$${pair%:*}; to=proxy/$${pair#*:}/pb; \
 	  $(BIN)/python -m grpc_tools.protoc -I $$from --python_out=$$to --pyi_out=$$to $$(cd $$from && ls *.proto); \
 	done
+
+hook-points: venv ## write docs/hook-points.md from the dataclasses of hooks
+	@$(BIN)/topoproxy hooks points --markdown > docs/hook-points.md.new && mv docs/hook-points.md.new docs/hook-points.md
 
 # No index addresses are written, so that the file says the same wherever it is made.
 lock: ## renew requirements.lock from pyproject.toml (needs uv)

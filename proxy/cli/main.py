@@ -27,6 +27,7 @@ COMMANDS = {
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "report": "Print the node's picture for schedulers.",
     "explain": "Tell why a container is on its CPUs, or why it was refused.",
+    "hooks": "Look at hooks, write them, try them, and switch them on and off.",
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",
@@ -109,6 +110,7 @@ def cli() -> None:
       containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock       in kubelet's configuration
       topoproxy status
       topoproxy explain POD                                          why these CPUs?
+      topoproxy hooks --help                                         plug-ins of your own
     """  # noqa: D301 - click wants the real backspace
 
 

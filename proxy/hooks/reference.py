@@ -72,7 +72,7 @@ def reference() -> str:
 
 def point_text(point: type[Point]) -> str:
     """Write the section of a point."""
-    return _class_text(point, point.NAME) + _paragraph(_answers_at(point))
+    return _class_text(point, point.NAME) + _paragraph(answers_at(point))
 
 
 def _overview() -> Iterator[str]:
@@ -83,18 +83,19 @@ def _overview() -> Iterator[str]:
     for name in shown:
         point = POINTS[name]
         when = _text(documented(point).prose[0])
-        yield f"| [`{name}`](#{name}) | {when} | {_short_answer(point)} |\n"
+        yield f"| [`{name}`](#{name}) | {when} | {short_answer(point)} |\n"
 
 
-def _short_answer(point: type[Point]) -> str:
+def short_answer(point: type[Point]) -> str:
+    """Say in a few words what a point takes."""
     kinds = ["adjustment"] if point.TAKES - {"updates"} else []
     kinds += ["updates"] if "updates" in point.TAKES else []
     kinds += ["veto"] if point.VETO else []
     return ", ".join(kinds) or "nothing"
 
 
-def _answers_at(point: type[Point]) -> str:
-    """Say what a point takes, in the order of ``Adjustment``."""
+def answers_at(point: type[Point]) -> str:
+    """Say all that a point takes, in the order of ``Adjustment``, and whether it may be refused."""
     taken = [f"`{name}`" for name in FIELDS if name in point.TAKES]
     veto = "may be vetoed" if point.VETO else "cannot be vetoed"
     words = f"**Takes** {', '.join(taken)}" if taken else "**Takes** nothing"

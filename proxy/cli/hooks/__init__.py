@@ -1,0 +1,40 @@
+"""``topoproxy hooks``: one file for each of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from proxy.cli.hooks.enabling import disable, enable
+from proxy.cli.hooks.making import new
+from proxy.cli.hooks.reading import points
+
+
+@click.group()
+def hooks() -> None:
+    """Look at hooks, write them, try them, and switch them on and off.
+
+    A hook is a file NN-name.py with functions named after points in the way of a call; a node runs what is in
+    /etc/topoproxy/hooks.d and /usr/lib/topoproxy/hooks.d. Files that come, change or go take effect within a
+    second, without a restart. Koordinator's hook servers in /etc/runtime/hookserver.d are asked, too.
+
+    \b
+    Use one that comes with topoproxy
+      topoproxy hooks list --all                     what runs, and what could
+      topoproxy hooks enable 30-cpus-file            from now on
+      topoproxy hooks disable 30-cpus-file           and not any more
+
+    \b
+    Write one
+      topoproxy hooks new 50-mine --folder .         a template to fill in
+      topoproxy hooks points pre_create_container    what it is told, and what it may answer
+      topoproxy hooks validate 50-mine.py            is it good?
+      topoproxy hooks run 50-mine.py --example pre_create_container      what does it do?
+      install -m 0644 50-mine.py /etc/topoproxy/hooks.d/                 on a node, as root
+      topoproxy hooks list                           does it run, and what is wrong if not
+
+    docs/hooks.md is the guide, docs/hook-points.md names all points.
+    """  # noqa: D301 - click wants the real backspace
+
+
+for _command in (new, enable, disable, points):
+    hooks.add_command(_command)

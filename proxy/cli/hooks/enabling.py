@@ -1,0 +1,132 @@
+"""``topoproxy hooks enable`` and ``disable``: links in the folder of hooks, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from proxy.cli.hooks.shipped import full_name, shipped
+from proxy.cli.settings import config_option, read_config
+from proxy.config.schema import HooksConfig
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+MASK = Path("/dev/null")
+SOON = "a daemon that runs follows within a second: topoproxy hooks list"
+
+
+@click.command()
+@click.argument("name")
+@config_option
+def enable(name: str, file: Path | None) -> None:
+    """Let a hook run that comes with topoproxy, or that was disabled.
+
+    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.folder a link to the
+    file is made, and a link to /dev/null that masks it is removed.
+
+    Ends with 2 where there is no such hook, 73 where the link cannot be made, 77 for who may not.
+    """
+    hooks = read_config(file, {}).hooks
+    name = full_name(name, {**_files(hooks.folder), **_files(hooks.vendor_folder), **shipped()}, "enable")
+    ours, theirs = hooks.folder / f"{name}.py", hooks.vendor_folder / f"{name}.py"
+    masked = _is_mask(ours)
+    if not masked and _is_there(ours):
+        click.echo(f"{name} is enabled already: {_shown(ours)}")
+    elif not masked and _is_there(theirs):
+        click.echo(f"{name} is enabled already: {_shown(theirs)}")
+    elif _is_there(theirs):
+        _change(ours, None)
+        click.echo(f"enabled {name}: {_shown(theirs)} is masked no more\n{_next(hooks)}")
+    elif name in shipped():
+        _change(ours, shipped()[name])
+        click.echo(f"enabled {name}: {_shown(ours)}\n{_next(hooks)}")
+    else:
+        raise UsageError(f"cannot enable {name}: {ours} masks a file that is nowhere; remove it")
+
+
+@click.command()
+@click.argument("name")
+@config_option
+def disable(name: str, file: Path | None) -> None:
+    """Let a hook not run any more.
+
+    A link that topoproxy hooks enable has made is removed; a file in hooks.vendorFolder is masked by a link
+    to /dev/null of the same name in hooks.folder. A file of your own in hooks.folder is not touched.
+
+    Ends with 1 where the hook is a file of your own or a server, 2 where there is no such hook, 73 where the
+    link cannot be made, 77 for who may not.
+    """
+    hooks = read_config(file, {}).hooks
+    servers = {path.stem: path for path in _entries(hooks.server_folder, "*json")}
+    known = {**_files(hooks.folder), **_files(hooks.vendor_folder)}
+    name = full_name(name, {**shipped(), **known, **servers}, "disable")
+    ours, theirs = hooks.folder / f"{name}.py", hooks.vendor_folder / f"{name}.py"
+    if name in servers and name not in known:
+        raise TopoproxyError(f"cannot disable {name}: {servers[name]} names a server; remove that file")
+    if _is_mask(ours) or name not in known:
+        click.echo(f"{name} is not enabled")
+        return
+    if ours.exists() and not ours.is_symlink():
+        advice = f"rename it, for example to {ours.name}.off"
+        raise TopoproxyError(f"cannot disable {name}: {ours} is a file of your own; {advice}")
+    _change(ours, MASK if _is_there(theirs) else None)
+    said = f"{_shown(ours)} masks {theirs}" if _is_there(theirs) else f"the link {ours} is removed"
+    click.echo(f"disabled {name}: {said}\n{_next(hooks)}")
+
+
+def _next(hooks: HooksConfig) -> str:
+    return SOON if hooks.enabled else "hooks.enabled is false in the configuration: no hook runs"
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Give the hook files of a folder by name, masks too."""
+    return {path.stem: path for path in _entries(folder, "*.py")}
+
+
+def _entries(folder: Path | None, pattern: str) -> list[Path]:
+    with suppress(OSError):
+        return sorted(path for path in folder.glob(pattern) if path.name[0] != ".") if folder else []
+    return []
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _is_mask(path: Path) -> bool:
+    """Tell whether a file of this name is kept from running."""
+    with suppress(OSError):
+        return path.is_symlink() and path.resolve() == MASK
+    return False
+
+
+def _shown(path: Path) -> str:
+    return f"{path} -> {path.readlink()}" if path.is_symlink() else str(path)
+
+
+def _change(link: Path, target: Path | None) -> None:
+    """Make or replace a link, or remove it, in one step.
+
+    Raises:
+        PermissionDeniedError, CannotCreateError: It cannot be done.
+    """
+    what = f"cannot make the link {link}" if target else f"cannot remove {link}"
+    try:
+        if target is None:
+            link.unlink()
+            return
+        link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        draft = link.with_name(f".{link.name}.new")
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        draft.symlink_to(target)
+        draft.replace(link)
+    except PermissionError as error:
+        raise PermissionDeniedError(f"{what}: {error.strerror}") from error
+    except OSError as error:
+        raise CannotCreateError(f"{what}: {error.strerror or error}") from error

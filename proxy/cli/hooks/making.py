@@ -1,0 +1,92 @@
+"""``topoproxy hooks new``: a hook file to fill in."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from proxy.cli.hooks.shipped import TEMPLATE, template
+from proxy.cli.settings import config_option, read_config
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, UsageError
+
+_NAME = re.compile(r"[0-9]{2}-[a-z0-9]+(?:[-_.][a-z0-9]+)*")
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--from",
+    "source",
+    default=TEMPLATE,
+    metavar="SHIPPED",
+    help="Start from a hook that comes with topoproxy, and not from the template.",
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the file is made; hooks.folder of the configuration by default.",
+)
+@config_option
+def new(name: str, source: str, folder: Path | None, file: Path | None) -> None:
+    """Make a hook file from a template.
+
+    NAME is two digits and a name, such as 50-mine: hooks are asked in the order of their names. The new file
+    can be read by all and written by its owner alone, as the daemon wants it; as root, in the folder of the
+    configuration, a daemon that runs takes it at once.
+
+    Ends with 2 for a name that cannot be used or is taken, 73 where the file cannot be made, 77 for who may
+    not.
+    """
+    name = name.removesuffix(".py")
+    if not _NAME.fullmatch(name):
+        hint = f"50-{name}" if _NAME.fullmatch(f"50-{name}") else "50-mine"
+        raise UsageError(f"cannot make hook {name}: a name is two digits and small letters, such as {hint}")
+    text = template(source).read_bytes()
+    place = folder or read_config(file, {}).hooks.folder
+    path = place / f"{name}.py"
+    make_file(path, text)
+    lines = [f"made {path}; next:"]
+    lines += [f"  {words}" for words in _next_steps(path)]
+    click.echo("\n".join(lines))
+
+
+def _next_steps(path: Path) -> list[str]:
+    return [
+        "topoproxy hooks points                 what it can be told, and answer",
+        f"topoproxy hooks validate {path}",
+        f"topoproxy hooks run {path} --example pre_create_container",
+        "topoproxy hooks list                   on a node: does it run?",
+    ]
+
+
+def make_file(path: Path, text: bytes) -> None:
+    """Make a file with mode 0644 that is there as a whole or not at all; its folder is made if need be.
+
+    Raises:
+        UsageError: There is a file already.
+        PermissionDeniedError, CannotCreateError: It cannot be made.
+    """
+    draft = path.with_name(f".{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        with os.fdopen(os.open(draft, flags, 0o644), "wb") as opened:
+            os.fchmod(opened.fileno(), 0o644)
+            opened.write(text)
+        try:
+            os.link(draft, path, follow_symlinks=False)
+        finally:
+            draft.unlink()
+    except FileExistsError as error:
+        raise UsageError(f"cannot make {path}: it is there already") from error
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot make {path}: {error.strerror}") from error
+    except OSError as error:
+        raise CannotCreateError(f"cannot make {path}: {error.strerror or error}") from error

@@ -1,0 +1,96 @@
+"""``topoproxy hooks points``: the reference of hook points, in the terminal."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from proxy.model.errors import UsageError
+
+WIDEST = 100
+"""Columns of prose."""
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--markdown", is_flag=True, help="Print the whole reference, as in docs/hook-points.md.")
+def points(names: tuple[str, ...], markdown: bool) -> None:
+    """Tell what hooks are told at each point, and what they may answer.
+
+    Without a NAME: all points in one line each. NAME is a point (pre_create_container), or a class of what is
+    told or answered (Decision, Adjustment).
+    """
+    from proxy.hooks.reference import reference
+
+    if markdown:
+        if names:
+            raise UsageError("cannot print one point as Markdown: leave --markdown or the names away")
+        click.echo(reference(), nl=False)
+        return
+    width = shutil.get_terminal_size((120, 24)).columns
+    lines = list(_overview(width)) if not names else []
+    for name in names:
+        lines += (
+            ["", *_described(name, min(width, WIDEST))] if lines else _described(name, min(width, WIDEST))
+        )
+    click.echo("\n".join(lines))
+
+
+def _overview(width: int) -> Iterator[str]:
+    from proxy.hooks.documented import documented
+    from proxy.hooks.points import POINTS
+    from proxy.hooks.reference import short_answer
+    from proxy.report.parts import cut, table
+
+    rows = [("POINT", "MAY ANSWER", "WHEN")]
+    for name, point in POINTS.items():
+        rows.append((name, short_answer(point), documented(point).prose[0]))
+    yield from (cut(line, width) for line in table(rows))
+
+
+def _described(name: str, width: int) -> list[str]:
+    """Give the lines about a point or a class.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    from proxy.hooks.documented import documented
+    from proxy.hooks.points import POINTS
+    from proxy.hooks.reference import ANSWERS, FACTS, answers_at, types_of
+
+    classes = {cls.__name__: cls for cls in (*FACTS, *ANSWERS)}
+    point = POINTS.get(name) or next((p for p in POINTS.values() if p.__name__ == name), None)
+    cls = point or classes.get(name)
+    if cls is None:
+        close = difflib.get_close_matches(name, [*POINTS, *classes], n=1)
+        meant = f"; did you mean {close[0]}?" if close else "; topoproxy hooks points lists them"
+        raise UsageError(f"cannot describe {name}: there is no such hook point{meant}")
+    told = documented(cls)
+    lines = [f"{point.NAME}(event: {point.__name__})" if point else told.name]
+    for words in told.prose:
+        lines += _wrapped(words, width, "  ")
+    for row in told.rows:
+        lines += ["", f"  {', '.join(row.names)}: {types_of(row, str)}"]
+        lines += _wrapped(row.words, width, "      ")
+    rest = [*told.after, *([answers_at(point)] if point else [])]
+    for words in rest:
+        lines += ["", *_wrapped(words, width, "  ")]
+    return lines
+
+
+def _wrapped(words: str, width: int, margin: str) -> list[str]:
+    import re
+
+    plain = re.sub(r"\[([^]]*)\]\(#[^)]*\)", r"\1", words).replace("`", "").replace("**", "")
+    return textwrap.wrap(
+        plain,
+        width,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,196 @@
+"""``topoproxy hooks new``, ``enable``, ``disable`` and ``points``: files, links, and the reference."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.hooks import shipped
+from proxy.cli.main import command_line
+
+TEMPLATE = "API_VERSION = 1\n"
+
+
+class Node:
+    """The folders of a node, and the commands."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.vendor, self.servers = root / "etc/hooks.d", root / "usr/hooks.d", root / "servers"
+        self.shipped = root / "shipped"
+        for folder in (self.vendor, self.servers, self.shipped):
+            folder.mkdir(parents=True)
+        for name in ("00-template", "10-quota", "30-cpus-file", "60-quota"):
+            (self.shipped / f"{name}.py").write_text(TEMPLATE if "template" in name else f"# {name}\n")
+        self.config = root / "c.yaml"
+        self.set()
+        self.capsys = capsys
+
+    def set(self, more: str = "") -> None:
+        self.config.write_text(
+            f"hooks: {{folder: {self.folder}, vendorFolder: {self.vendor}, "
+            f"serverFolder: {self.servers}{more}}}\n"
+        )
+
+    def run(self, *words: object, config: bool = True) -> tuple[int, str]:
+        """Run a command; gives the exit code and what it said."""
+        more = ["--config", str(self.config)] if config else []
+        code = command_line(["hooks", *map(str, words), *more])
+        assert isinstance(code, int)
+        said = self.capsys.readouterr()
+        return code, said.out + said.err
+
+    def did(self, *words: object) -> str:
+        code, said = self.run(*words)
+        assert code == 0, said
+        return said
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Node:
+    made = Node(tmp_path, capsys)
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: made.shipped)
+    return made
+
+
+def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> None:
+    before = os.umask(0o077)
+    try:
+        said = node.did("new", "50-mine")
+    finally:
+        os.umask(before)
+    made = node.folder / "50-mine.py"
+    assert made.read_text() == TEMPLATE
+    assert made.stat().st_mode & 0o777 == 0o644
+    assert node.folder.stat().st_mode & 0o022 == 0
+    assert said.startswith(f"made {made}; next:\n")
+    assert f"topoproxy hooks validate {made}\n" in said
+    assert [entry.name for entry in node.folder.iterdir()] == ["50-mine.py"], "no draft is left"
+
+
+def test_a_new_hook_in_a_folder_of_ones_own_from_one_that_is_shipped(node: Node, tmp_path: Path) -> None:
+    node.did("new", "51-mine.py", "--from", "30-cpus-file", "--folder", tmp_path / "src")
+    assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"
+    assert not node.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["mine"], 2, "a name is two digits and small letters, such as 50-mine"),
+        (["50-Mine"], 2, "such as 50-mine"),
+        (["../50-mine"], 2, "a name is two digits"),
+        (["50-mine", "--from", "nothing"], 2, "cannot use nothing: there is no such hook"),
+        (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
+        (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),
+        (["50-mine", "--folder", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
+    ],
+)
+def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, said: str) -> None:
+    ended = node.run("new", *words)
+    assert ended[0] == code
+    assert said in ended[1]
+
+
+def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    (node.folder / "50-mine.py").write_text("mine")
+    assert node.run("new", "50-mine") == (
+        2,
+        f"topoproxy: cannot make {node.folder}/50-mine.py: it is there already\n",
+    )
+    assert (node.folder / "50-mine.py").read_text() == "mine"
+
+
+def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: Node) -> None:
+    link = node.folder / "30-cpus-file.py"
+    said = node.did("enable", "cpus-file")
+    assert link.readlink() == node.shipped / "30-cpus-file.py"
+    assert said.startswith(f"enabled 30-cpus-file: {link} -> {link.readlink()}\n")
+    assert "is enabled already" in node.did("enable", "30-cpus-file.py")
+    assert node.did("disable", "cpus-file").startswith(f"disabled 30-cpus-file: the link {link} is removed\n")
+    assert not os.path.lexists(link)
+    assert node.did("disable", "cpus-file") == "30-cpus-file is not enabled\n"
+    assert list(node.folder.iterdir()) == []
+
+
+def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
+    (node.vendor / "20-theirs.py").write_text("# theirs\n")
+    mask = node.folder / "20-theirs.py"
+    assert "20-theirs is enabled already" in node.did("enable", "20-theirs")
+    said = node.did("disable", "theirs")
+    assert mask.readlink() == Path("/dev/null")
+    assert f"{mask} -> /dev/null masks {node.vendor}/20-theirs.py" in said
+    assert node.did("disable", "theirs") == "20-theirs is not enabled\n"
+    assert "is masked no more" in node.did("enable", "theirs")
+    assert not os.path.lexists(mask)
+
+
+def test_a_link_over_a_vendors_hook_becomes_a_mask(node: Node) -> None:
+    (node.vendor / "10-quota.py").write_text("# theirs\n")
+    node.folder.mkdir(parents=True)
+    (node.folder / "10-quota.py").symlink_to(node.shipped / "10-quota.py")
+    node.did("disable", "10-quota")
+    assert (node.folder / "10-quota.py").readlink() == Path("/dev/null")
+
+
+def test_a_mask_without_a_file_gives_way_to_the_shipped_one(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    (node.folder / "10-quota.py").symlink_to("/dev/null")
+    (node.folder / "70-gone.py").symlink_to("/dev/null")
+    node.did("enable", "10-quota")
+    assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
+    assert node.run("enable", "70-gone")[1].endswith("masks a file that is nowhere; remove it\n")
+
+
+def test_what_is_ones_own_is_not_touched(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    (node.folder / "50-mine.py").write_text("# mine\n")
+    (node.servers / "koordlet.json").write_text("{}")
+    code, said = node.run("disable", "mine")
+    assert code == 1
+    assert said.endswith("is a file of your own; rename it, for example to 50-mine.py.off\n")
+    code, said = node.run("disable", "koordlet")
+    assert code == 1
+    assert said.endswith(f"koordlet: {node.servers}/koordlet.json names a server; remove that file\n")
+    assert node.run("enable", "nothing")[0] == node.run("disable", "nothing")[0] == 2
+
+
+def test_where_no_hook_runs_it_is_said(node: Node) -> None:
+    node.set(", enabled: false")
+    assert node.did("enable", "cpus-file").endswith(
+        "hooks.enabled is false in the configuration: no hook runs\n"
+    )
+
+
+def test_a_folder_that_cannot_be_written(node: Node) -> None:
+    node.folder.parent.mkdir()
+    node.folder.write_text("no folder")
+    code, said = node.run("enable", "cpus-file")
+    assert code == 73
+    assert said.startswith(f"topoproxy: cannot make the link {node.folder}/30-cpus-file.py: ")
+
+
+def test_the_reference_in_the_terminal(node: Node) -> None:
+    def points(*words: str) -> tuple[int, str]:
+        return node.run("points", *words, config=False)
+
+    lines = points()[1].splitlines()
+    assert lines[0].split() == ["POINT", "MAY", "ANSWER", "WHEN"]
+    assert len(lines) == 25
+    assert max(map(len, lines)) == 120
+    code, said = points("pre_create_container", "Veto")
+    assert code == 0
+    assert said.startswith(
+        "pre_create_container(event: PreCreateContainer)\n  A container is about to be made"
+    )
+    assert "\n  decision: Decision\n      What it gets.\n" in said
+    assert "may be vetoed. What all hooks want together is shown to" in " ".join(said.split())
+    assert "](#" not in said
+    assert "\n\nVeto\n" in said
+    assert points("PreCreateContainer")[1] == points("pre_create_container")[1]
+    code, said = points("pre_create")
+    assert (code, said.splitlines()[-1][-32:]) == (2, "did you mean pre_create_container?"[-32:])
+    assert points("--markdown")[1].startswith("# Hook points\n")
+    assert points("--markdown", "Veto")[0] == 2
