@@ -19,7 +19,8 @@ _SUFFIXES = 256
 _create_suffixes: dict[tuple[int, int, int], bytes] = {}
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Encode a number that is not negative."""
     found = b""
     while number > 0x7F:
         found += bytes((number & 0x7F | 0x80,))
@@ -27,17 +28,18 @@ def _varint(number: int) -> bytes:
     return found + bytes((number,))
 
 
-def _field(number: int, payload: bytes) -> bytes:
-    return bytes((number << 3 | 2,)) + _varint(len(payload)) + payload
+def field(number: int, payload: bytes) -> bytes:
+    """Encode a field that is a text or a message; numbers up to 15."""
+    return bytes((number << 3 | 2,)) + varint(len(payload)) + payload
 
 
 def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
     assert cpus is None or cpus, "an empty set means all CPUs to a runtime"
-    body = _field(6, str(cpus).encode() if cpus else b"")
+    body = field(6, str(cpus).encode() if cpus else b"")
     if mems:
-        body += _field(7, str(mems).encode())
+        body += field(7, str(mems).encode())
     # A negative int64 goes as the 64 bits of its two's complement.
-    return body + bytes((2 << 3,)) + _varint(quota % (1 << 64)) if quota else body
+    return body + bytes((2 << 3,)) + varint(quota % (1 << 64)) if quota else body
 
 
 def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
@@ -53,11 +55,11 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
     if known is None:
         if len(_create_suffixes) >= _SUFFIXES:
             _create_suffixes.clear()
-        known = _create_suffixes[key] = _field(2, _field(15, _field(1, _resources(cpus, mems, quota))))
+        known = _create_suffixes[key] = field(2, field(15, field(1, _resources(cpus, mems, quota))))
     return known
 
 
 @functools.lru_cache(maxsize=256)
 def update_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
     """Give what is appended to an UpdateContainerResourcesRequest; as ``create_suffix``."""
-    return _field(2, _resources(cpus, mems, quota))
+    return field(2, _resources(cpus, mems, quota))

@@ -1,0 +1,163 @@
+"""What hooks are told, from messages, from what is remembered, and from the state.
+
+Nothing here is decoded that no hook looks at, but for what must be a plain value at once: a container's name,
+image and resources. Everything is made on the event loop and may be looked at from any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from proxy.cri.hooked import parts
+from proxy.cri.hooked.lazy import LazyList, LazyMap
+from proxy.cri.hooked.memory import RememberedContainer, RememberedPod
+from proxy.cri.hooked.parts import Unread, image_of
+from proxy.cri.hooked.resources import merged, recorded, resources_of
+from proxy.cri.pb import api_pb2 as pb
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools, Resources
+from proxy.model.idset import CpuSet, union
+from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.plan.state import NodeState
+
+__all__ = ["container_facts", "decision_of", "existing_facts", "pod_facts", "pools_of", "resources_of"]
+
+_Remembered = TypeVar("_Remembered", RememberedPod, RememberedContainer)
+
+
+def pod_facts(
+    pod: Pod, config: bytes | pb.PodSandboxConfig | RememberedPod | None, handler: str = ""
+) -> PodFacts:
+    """Tell of a pod.
+
+    Args:
+        pod: The pod as the engine knows it.
+        config: Where its labels and annotations are: its configuration, or what is remembered of it (then
+            with what hooks set when its sandbox was made); None where nobody knows them.
+        handler: Its runtime handler; what is remembered knows that itself.
+    """
+    unread: Unread[pb.PodSandboxConfig] | None = None
+    if isinstance(config, bytes):
+        unread = Unread(pb.PodSandboxConfig, config)
+    elif isinstance(config, RememberedPod):
+        unread, handler = Unread(pb.PodSandboxConfig, config.raw), config.handler
+    elif config is not None:
+        unread = Unread(pb.PodSandboxConfig, b"", config)
+    return PodFacts(
+        pod.sandbox_id,
+        pod.uid,
+        pod.namespace,
+        pod.name,
+        pod.attempt,
+        pod.qos.value,
+        pod.kube_qos.value,
+        handler,
+        pod.cgroup_parent,
+        LazyMap(parts.labels_of, unread) if unread else {},
+        LazyMap(parts.annotations_of, unread) if unread else {},
+    )
+
+
+def container_facts(body: bytes) -> ContainerFacts:
+    """Tell of a container that is to be made.
+
+    Args:
+        body: Its CreateContainerRequest.
+
+    Raises:
+        DecodeError: It is none (google.protobuf.message).
+    """
+    config = pb.CreateContainerConfig.FromString(body).config
+    meta = config.metadata
+    return _told(
+        "",
+        meta.name,
+        meta.attempt,
+        "creating",
+        image_of(config.image),
+        Unread(pb.ContainerConfig, b"", config),
+        resources_of(config.linux.resources),
+    )
+
+
+def existing_facts(container: Container, known: RememberedContainer | None) -> ContainerFacts:
+    """Tell of a container that has been made.
+
+    Args:
+        container: The container as the engine knows it.
+        known: What is remembered of it; None where nothing is.
+    """
+    name, attempt, phase = container.name, container.attempt, container.phase.value
+    container_id = "" if container.phase is Phase.CREATING else container.id
+    if known is None:
+        asked = recorded(container.request)
+        return ContainerFacts(container_id, name, attempt, phase, resources=asked)
+    asked = known.asked if known.whole else merged(recorded(container.request), known.asked)
+    unread = Unread(pb.ContainerConfig, known.raw)
+    return _told(container_id, name, attempt, phase, known.image, unread, asked)
+
+
+def _told(
+    container_id: str,
+    name: str,
+    attempt: int,
+    phase: str,
+    image: str,
+    unread: Unread[pb.ContainerConfig],
+    resources: Resources,
+) -> ContainerFacts:
+    return ContainerFacts(
+        container_id,
+        name,
+        attempt,
+        phase,
+        image,
+        LazyMap(parts.labels_of, unread),
+        LazyMap(parts.annotations_of, unread),
+        LazyMap(parts.envs_of, unread),
+        LazyList(parts.command_of, unread),
+        LazyList(parts.args_of, unread),
+        LazyList(parts.mounts_of, unread),
+        LazyList(parts.devices_of, unread),
+        LazyList(parts.cdi_devices_of, unread),
+        resources,
+    )
+
+
+def decision_of(state: NodeState, container: Container, owned_cpus: bool = False) -> Decision:
+    """Tell what has been decided for a container.
+
+    Args:
+        state: The node.
+        container: The container; it need not be in the state.
+        owned_cpus: Hooks may give CPUs that have owners: they choose from all that are online and that the
+            node does not keep for itself.
+    """
+    placement, node = container.placement, state.node
+    machine = node.machine
+    cpus = state.wanted(container)
+    mems = state.wanted_mems(container) if placement.mems else None
+    # An owner whose CPUs are all offline shares meanwhile, and owns none of what he runs on.
+    own = cpus if placement.pool is Pool.OWN and not state.shares(container) else CpuSet()
+    return Decision(
+        placement.pool.value,
+        cpus,
+        own,
+        mems,
+        placement.unlimited,
+        placement.reasons,
+        cpus | machine.online - node.reserved - node.withheld if owned_cpus else cpus,
+        mems if mems is not None and placement.blocks else machine.memory_nodes,
+    )
+
+
+def pools_of(state: NodeState) -> Pools:
+    """Tell who may use which CPUs. A container that is being made has no id yet: its CPUs are owned."""
+    owners = {
+        container.id: state.wanted(container)
+        for container in state.containers.values()
+        if container.placement.pool is Pool.OWN
+        and container.phase not in (Phase.CREATING, Phase.EXITED)
+        and not state.shares(container)
+    }
+    owned = CpuSet.from_bits(union(owner.cpus.bits for owner in state.owners.values()))
+    return Pools(state.pools.shared, state.pools.of(Pool.BE), owned, owners)

@@ -1,0 +1,159 @@
+"""What calls about a pod or a container do not carry, but hooks are told: labels, annotations, the image...
+
+Kept while there are hooks, and only as long as the pod or container is there. What was made before is learned
+from the runtime's lists, which carry less (the runtimes keep no environment, command, mounts or devices
+there); what the ledger knows of its resources is added when facts are made.
+
+Sizes are bounded: of a container the configuration is kept as it came, if it is small; else its labels and
+annotations alone; and of these what is too large goes, largest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, MutableMapping
+from dataclasses import dataclass, replace
+
+from proxy.cri.hooked.parts import image_of
+from proxy.cri.hooked.resources import NOT_SAID, merged, resources_of
+from proxy.cri.pb import api_pb2 as pb
+from proxy.hooks.facts import Resources
+
+CONTAINER_BYTES = 16 << 10
+"""The most that is kept of a container's configuration."""
+POD_BYTES = 64 << 10
+"""The most that is kept of a pod's: users annotate pods, and Kubernetes lets them write 256 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedPod:
+    """A pod sandbox.
+
+    Attributes:
+        handler: Its runtime handler.
+        cgroup_parent: Its cgroup as its request named it; empty where that is not known.
+        raw: A PodSandboxConfig with its labels and annotations.
+    """
+
+    handler: str
+    cgroup_parent: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedContainer:
+    """A container.
+
+    Attributes:
+        image: Its image, as users name it.
+        raw: A ContainerConfig: all of it, or labels and annotations.
+        asked: What it asks for altogether, as far as calls have passed.
+        whole: Its create was among these calls.
+    """
+
+    image: str
+    raw: bytes
+    asked: Resources
+    whole: bool
+
+
+class Memory:
+    """All that is remembered; on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, RememberedPod] = {}
+        self._containers: dict[str, RememberedContainer] = {}
+
+    def pod(self, sandbox_id: str) -> RememberedPod | None:
+        """Give what is remembered of a sandbox."""
+        return self._pods.get(sandbox_id)
+
+    def container(self, container_id: str) -> RememberedContainer | None:
+        """Give what is remembered of a container."""
+        return self._containers.get(container_id)
+
+    def ran(self, sandbox_id: str, config: bytes | pb.PodSandboxConfig, handler: str) -> None:
+        """A sandbox has been made.
+
+        Args:
+            sandbox_id: The runtime's id.
+            config: Its configuration as it went to the runtime, with what hooks have set.
+            handler: Its runtime handler.
+        """
+        if isinstance(config, bytes):
+            config = pb.PodSandboxConfig.FromString(config)
+        kept = pb.PodSandboxConfig(labels=config.labels, annotations=config.annotations)
+        raw = _fitting(kept, POD_BYTES)
+        self._pods[sandbox_id] = RememberedPod(handler, config.linux.cgroup_parent, raw)
+
+    def created(self, container_id: str, body: bytes) -> None:
+        """A container has been made.
+
+        Args:
+            container_id: The runtime's id.
+            body: The CreateContainerRequest with what hooks have set, without the engine's suffix: that is
+                no wish of the client's.
+        """
+        config = pb.CreateContainerConfig.FromString(body).config
+        raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
+        if len(raw) > CONTAINER_BYTES:
+            kept = pb.ContainerConfig(labels=config.labels, annotations=config.annotations)
+            raw = _fitting(kept, CONTAINER_BYTES)
+        asked = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
+        self._containers[container_id] = RememberedContainer(image_of(config.image), raw, asked, whole=True)
+
+    def updated(self, container_id: str, said: Resources | pb.LinuxContainerResources) -> None:
+        """An update of a container has succeeded."""
+        known = self._containers.get(container_id)
+        if known is not None:
+            said = said if isinstance(said, Resources) else resources_of(said)
+            self._containers[container_id] = replace(known, asked=merged(known.asked, said))
+
+    def listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
+        """Learn from the runtime's lists about those that were made before."""
+        for pod in pods:
+            if pod.id not in self._pods:
+                config = pb.PodSandboxConfig(labels=pod.labels, annotations=pod.annotations)
+                self._pods[pod.id] = RememberedPod(pod.runtime_handler, "", _fitting(config, POD_BYTES))
+        for each in containers:
+            if each.id not in self._containers:
+                found = pb.ContainerConfig(labels=each.labels, annotations=each.annotations)
+                raw = _fitting(found, CONTAINER_BYTES)
+                self._containers[each.id] = RememberedContainer(
+                    image_of(each.image), raw, NOT_SAID, whole=False
+                )
+
+    def forget(self, *ids: str) -> None:
+        """Pods or containers are gone; unknown ids are fine."""
+        for each in ids:
+            self._pods.pop(each, None)
+            self._containers.pop(each, None)
+
+    def keep_only(self, pods: Collection[str], containers: Collection[str]) -> None:
+        """Forget all but those that are there."""
+        self.forget(*(each for each in self._pods if each not in pods))
+        self.forget(*(each for each in self._containers if each not in containers))
+
+
+def _fitting(config: pb.PodSandboxConfig | pb.ContainerConfig, limit: int) -> bytes:
+    """Encode labels and annotations; while they are too large, the largest annotation is left out.
+
+    Then labels are.
+    """
+    raw = config.SerializeToString()
+    for entries in (config.annotations, config.labels):
+        if len(raw) > limit:
+            raw = _trimmed(config, entries, limit)
+    return raw
+
+
+def _trimmed(
+    config: pb.PodSandboxConfig | pb.ContainerConfig, entries: MutableMapping[str, str], limit: int
+) -> bytes:
+    spare = config.ByteSize() - limit
+    for key in sorted(entries, key=lambda each: -len(entries[each])):
+        if spare <= 0:
+            break
+        before = config.ByteSize()
+        del entries[key]
+        spare -= before - config.ByteSize()
+    return config.SerializeToString()
