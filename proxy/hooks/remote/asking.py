@@ -1,0 +1,111 @@
+"""The handlers of a remote hook: an event is told to a server, and what it wants comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from proxy.hooks.answers import NOTHING, Adjustment
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.points import (
+    Point,
+    PostStartContainer,
+    PostStopContainer,
+    PostStopPodSandbox,
+    PreCreateContainer,
+    PreRunPodSandbox,
+    PreStartContainer,
+    PreUpdateContainerResources,
+)
+from proxy.hooks.remote.claims import claims_of
+from proxy.hooks.remote.client import LARGEST, Client
+from proxy.hooks.remote.convert import container_request, sandbox_request
+from proxy.hooks.remote.merge import merge_answer
+from proxy.model.errors import HookError
+
+POINTS: Final[dict[str, type[Point]]] = {
+    point.__name__: point
+    for point in (
+        PreRunPodSandbox,
+        PostStopPodSandbox,
+        PreCreateContainer,
+        PreStartContainer,
+        PostStartContainer,
+        PostStopContainer,
+        PreUpdateContainerResources,
+    )
+}
+"""Koordinator's names of its hooks, which are the names of our points."""
+
+_SANDBOX = (PreRunPodSandbox, PostStopPodSandbox)
+
+
+@dataclass(slots=True)
+class Remote:
+    """One server and what it has been found to want in vain.
+
+    Attributes:
+        name: The hook's name.
+        client: Its socket.
+        tell: Takes a sentence for people; called from the hooks' threads.
+        told: What was told before: each matter once.
+    """
+
+    name: str
+    client: Client
+    tell: Callable[[str], None]
+    told: set[tuple[str, str]]
+
+    def handler(self, point: type[Point]) -> Callable[..., Adjustment | None]:
+        """Make what the engine calls at a point."""
+        method = f"{point.__name__}Hook"
+        build: Any = sandbox_request if point in _SANDBOX else container_request
+        kind: Any = pb.PodSandboxHookResponse if point in _SANDBOX else pb.ContainerResourceHookResponse
+
+        def ask(event: Point, so_far: Adjustment = NOTHING) -> Adjustment | None:
+            told = build(event, so_far)
+            request = told.SerializeToString()
+            if len(request) > LARGEST:
+                raise HookError(
+                    f"cannot ask {method} at {self.client.path}: {len(request)} bytes are too many"
+                )
+            answer = decoded(kind, self.client.call(method, request))
+            claims = claims_of(event, so_far, told, merge_answer(told, answer))
+            for field, what in claims.dropped.items():
+                self._tell_once(point.NAME, field, what)
+            return claims.adjustment or None
+
+        return ask
+
+    def shutdown(self, _event: Point, _so_far: Adjustment = NOTHING) -> None:
+        """Let go of the server; handler of the point of this name."""
+        self.client.close()
+
+    def _tell_once(self, point: str, field: str, what: str) -> None:
+        if (point, field) not in self.told:
+            self.told.add((point, field))
+            self.tell(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
+
+
+def decoded(kind: type[Any], content: bytes) -> Any:
+    """Decode an answer.
+
+    Raises:
+        HookError: It is no message, or one of another type: a field of the type is on the wire as another
+            kind of value, which decoding alone takes for one that it does not know.
+    """
+    try:
+        answer: Message = kind.FromString(content)
+    except DecodeError:
+        raise HookError("cannot use the answer of a hook server: it cannot be decoded") from None
+    names = [name for name in ("container_resources", "resources") if name in kind.DESCRIPTOR.fields_by_name]
+    for part in (answer, *(getattr(answer, name) for name in names)):
+        known = part.DESCRIPTOR.fields_by_number
+        unknown: Any = UnknownFieldSet(part)
+        if any(field.field_number in known for field in unknown):
+            raise HookError(f"cannot use the answer of a hook server: it is no {kind.__name__}")
+    return answer

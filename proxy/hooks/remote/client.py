@@ -1,0 +1,112 @@
+"""Calls at one hook server on a unix socket.
+
+The channel is opened with the first call. Messages are made and read by the caller and not
+by grpc, which would write what it cannot decode to a log of its own.
+
+A call does not wait for a server to come: a socket without a server is an error at once. A server that comes
+back is seen within a second. An answer that does not come is given up shortly before the hook's own deadline,
+so that it is the call that ends and not the thread that waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import grpc
+
+from proxy.model.errors import HookError
+
+LARGEST: Final = 16 << 20
+"""Bytes of a message: what kubelet takes and sends (Koordinator's proxy ends at 4 MiB: reference a.10, 8)."""
+SERVICE: Final = "/runtime.v1alpha1.RuntimeHookService/"
+"""Path of the methods."""
+
+_EARLIER = 0.98
+_LONGEST_WORDS = 300
+
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.max_send_message_length", LARGEST),
+    # A server that comes back is seen within a second; the default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 500),  # also how long one attempt to connect may take
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Client:
+    """A hook server, called from several threads; its channel is closed when the last call is done."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        """Take note of the socket; nothing is dialled before the first call.
+
+        Args:
+            path: Of the socket.
+            timeout: Seconds for one answer.
+        """
+        self.path = path
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._calls: set[object] = set()
+        self._closed = False
+
+    def call(self, method: str, request: bytes) -> bytes:
+        """Make a call and wait for the answer.
+
+        Args:
+            method: Name of the method.
+            request: The encoded request.
+
+        Raises:
+            HookError: There is no answer, or it is an error.
+        """
+        mark = object()
+        self._calls.add(mark)  # before the look at _closed: one of the two sides sees the other
+        try:
+            send: Any = self._open().unary_unary(SERVICE + method)
+            answer: bytes = send(request, timeout=self._timeout * _EARLIER)
+        except grpc.RpcError as error:
+            raise HookError(f"cannot ask {method} at {self.path}: {self._cause(error)}") from None
+        except ValueError:  # how grpc says that the channel is closed
+            raise HookError(f"cannot ask {method} at {self.path}: the hook has been shut down") from None
+        finally:
+            self._calls.discard(mark)
+            if self._closed:
+                self.close()
+        return answer
+
+    def close(self) -> None:
+        """Take no more calls; those that wait are let end, and the last one closes the channel."""
+        self._closed = True
+        channel = self._channel
+        if channel is not None and not self._calls:
+            channel.close()  # may be done twice
+
+    def _open(self) -> grpc.Channel:
+        with self._lock:
+            if self._closed:
+                raise ValueError
+            if self._channel is None:
+                address = f"unix:{quote(os.fsencode(self.path))}"
+                self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+            return self._channel
+
+    def _cause(self, error: Any) -> str:
+        """Say in one line what grpc means; its own words for a missing socket are three lines."""
+        name = error.code().name
+        details = " ".join((error.details() or "no reason given").split())
+        if name == "UNAVAILABLE":
+            return f"nobody answers there ({details.rpartition(': ')[2][:_LONGEST_WORDS]})"
+        if name == "DEADLINE_EXCEEDED":
+            return f"no answer within {self._timeout:g} s"
+        if name == "UNIMPLEMENTED":
+            return "the server does not know this hook"
+        return f"{details[:_LONGEST_WORDS]} ({name})"

@@ -1,0 +1,116 @@
+"""How Koordinator's runtime proxy merges: a server's answer into what it was told, updates into what is kept.
+
+Pure functions on messages that give new ones; the rules are reference a.7's, all of them. The protocol has no
+presence, so each field has a rule of its own for what "not said" is. Those rules do harm in places, and what
+of an answer becomes an adjustment is decided in ``claims``, which knows what the server was told.
+
+| field | an answer | an update of kubelet's |
+|---|---|---|
+| cpu_period, cpu_shares, both memory limits | counts if above 0 | counts if above 0 |
+| cpu_quota | counts if not 0 (-1: no limit) | counts if not 0 |
+| oom_score_adj | counts if -1000 to 1000, thus also a 0 that nobody has set | never |
+| cpuset_cpus, cpuset_mems | always count, empty ones too | count if not empty |
+| unified, annotations, labels | what is there is added or replaced, nothing is removed | the same |
+| hugepage_limits | never | never |
+| cgroup parent | counts if not empty | |
+| environment | replaces all of it, if it has anything | |
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.model.errors import HookError
+
+Request: TypeAlias = pb.PodSandboxHookRequest | pb.ContainerResourceHookRequest
+Response: TypeAlias = pb.PodSandboxHookResponse | pb.ContainerResourceHookResponse
+Resources: TypeAlias = pb.LinuxContainerResources
+
+_POSITIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes")
+_OOM = range(-1000, 1001)
+
+_M = TypeVar("_M", pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest, Resources)
+
+
+def merge_answer(told: Request, answer: Response) -> Request:
+    """Give what a server was told as it would be with its answer.
+
+    Args:
+        told: What the server was told.
+        answer: What it says.
+
+    Raises:
+        HookError: The answer is not one to such a question.
+    """
+    match told, answer:
+        case pb.PodSandboxHookRequest(), pb.PodSandboxHookResponse():
+            return _sandbox(told, answer)
+        case pb.ContainerResourceHookRequest(), pb.ContainerResourceHookResponse():
+            return _container(told, answer)
+        case _:
+            kinds = type(answer).__name__, type(told).__name__
+            raise HookError("cannot use the answer of a hook server: a {} is none to a {}".format(*kinds))
+
+
+def merge_resources(had: Resources | None, said: Resources | None) -> Resources | None:
+    """Merge resources of an answer; where one side has none, the other's do not count."""
+    if had is None or said is None:
+        return had
+    after = _positive(had, said)
+    if said.oom_score_adj in _OOM:
+        after.oom_score_adj = said.oom_score_adj
+    after.cpuset_cpus, after.cpuset_mems = said.cpuset_cpus, said.cpuset_mems
+    return after
+
+
+def merge_update(had: Resources | None, asked: Resources | None) -> Resources | None:
+    """Merge what an update asks for into all that was asked for before; None where nothing is known."""
+    if had is None or asked is None:
+        return had
+    after = _positive(had, asked)
+    after.cpuset_cpus = asked.cpuset_cpus or had.cpuset_cpus
+    after.cpuset_mems = asked.cpuset_mems or had.cpuset_mems
+    return after
+
+
+def _sandbox(told: pb.PodSandboxHookRequest, answer: pb.PodSandboxHookResponse) -> pb.PodSandboxHookRequest:
+    after = _copy(told)
+    after.labels.update(answer.labels)
+    after.annotations.update(answer.annotations)
+    after.cgroup_parent = answer.cgroup_parent or told.cgroup_parent
+    return after
+
+
+def _container(
+    told: pb.ContainerResourceHookRequest, answer: pb.ContainerResourceHookResponse
+) -> pb.ContainerResourceHookRequest:
+    after = _copy(told)
+    after.container_annotations.update(answer.container_annotations)
+    after.pod_cgroup_parent = answer.pod_cgroup_parent or told.pod_cgroup_parent
+    if answer.container_envs:
+        after.container_envs.clear()
+        after.container_envs.update(answer.container_envs)
+    if told.HasField("container_resources") and answer.HasField("container_resources"):
+        merged = merge_resources(told.container_resources, answer.container_resources)
+        assert merged is not None
+        after.container_resources.CopyFrom(merged)
+    return after
+
+
+def _positive(had: Resources, said: Resources) -> Resources:
+    """Take over what counts by its value alone."""
+    after = _copy(had)
+    for name in _POSITIVE:
+        if (value := getattr(said, name)) > 0:
+            setattr(after, name, value)
+    if said.cpu_quota:
+        after.cpu_quota = said.cpu_quota
+    after.unified.update(said.unified)
+    return after
+
+
+def _copy(message: _M) -> _M:
+    new = type(message)()
+    new.CopyFrom(message)
+    return new

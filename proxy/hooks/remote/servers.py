@@ -1,0 +1,141 @@
+"""Hook servers as Koordinator configures them (reference a.5).
+
+Each has a JSON file::
+
+    {"remote-endpoint": "/var/run/koordlet/koordlet.sock",
+     "failure-policy": "Ignore",
+     "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer"]}
+
+What is no such file is refused with a reason; what Koordinator's proxy overlooks is told and overlooked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.config.endpoint import parse_endpoint
+from proxy.config.hooks import HooksConfig
+from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.points import Shutdown
+from proxy.logs import log
+from proxy.model.errors import ConfigError, HookError
+
+NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
+"""Known to Koordinator, and asked by none of its proxies."""
+
+
+class _FlawError(Exception):
+    """What is wrong with a file."""
+
+
+def _log(sentence: str) -> None:
+    log.warning(sentence)
+
+
+def server_of(
+    name: str, path: Path, data: bytes, config: HooksConfig, tell: Callable[[str], None] = _log
+) -> Hook:
+    """Make a hook of a server's file.
+
+    Args:
+        name: The hook's name.
+        path: The file, for messages.
+        data: What is in it.
+        config: Timeout, label of pods that are left out, and settings by hook's name, which go before the
+            file.
+        tell: Takes a sentence for people about what is overlooked, now and later, from any thread.
+
+    Raises:
+        HookError: The file does not name a server that can be asked.
+    """
+    # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
+    from proxy.hooks.remote.asking import POINTS, Remote
+    from proxy.hooks.remote.client import Client
+
+    try:
+        entries = _read(data)
+        endpoint = _endpoint(entries, config)
+        said = _text(entries, "failure-policy")
+        wanted = _hooks(entries)
+    except _FlawError as error:
+        raise HookError(f"cannot use the hook server of {path}: {error}") from None
+    strange = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
+    if strange:
+        tell(f"hook {name}: {path} wants hooks that there are not: {', '.join(map(repr, strange))[:300]}")
+    if said not in ("", *Policy):
+        tell(f"hook {name}: {path} has the failure-policy {said!r}, which is taken for Ignore")
+    settings = config.settings.get(name)
+    own = Policy.FAIL if said == Policy.FAIL else Policy.IGNORE
+    timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
+    remote = Remote(name, Client(endpoint, timeout), tell, set())
+    handlers = {POINTS[hook].NAME: remote.handler(POINTS[hook]) for hook in wanted if hook in POINTS}
+    return Hook(
+        name=name,
+        source=f"{path} ({endpoint})",
+        handlers={**handlers, Shutdown.NAME: remote.shutdown},
+        policy=own if settings is None or settings.policy is None else Policy(settings.policy),
+        timeout=timeout,
+        remote=True,
+        echoes=True,
+        skip=_skip(config.skip_label),
+    )
+
+
+def _read(data: bytes) -> Mapping[str, Any]:
+    if not data.strip():
+        raise _FlawError("it is empty")
+    try:
+        entries = json.loads(data.decode())
+    except UnicodeDecodeError:
+        raise _FlawError("it is not JSON: it is not UTF-8") from None
+    except RecursionError:
+        raise _FlawError("it is not JSON: it is too deep") from None
+    except ValueError as error:
+        raise _FlawError(f"it is not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise _FlawError("it is JSON, but not an object with remote-endpoint")
+    return {key.lower(): value for key, value in entries.items()}  # Go's reader takes keys in any case
+
+
+def _text(entries: Mapping[str, Any], key: str) -> str:
+    value = entries.get(key)
+    if value is not None and not isinstance(value, str):
+        raise _FlawError(f"{key} must be a text, not {_shown(value)}")
+    return value or ""
+
+
+def _hooks(entries: Mapping[str, Any]) -> list[str]:
+    value = entries.get("runtime-hooks")
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _FlawError(f"runtime-hooks must be a list of texts, not {_shown(value)}")
+    return list(dict.fromkeys(value))
+
+
+def _endpoint(entries: Mapping[str, Any], config: HooksConfig) -> Path:
+    text = _text(entries, "remote-endpoint")
+    if not text.strip():
+        raise _FlawError("it has no remote-endpoint")
+    try:
+        path = parse_endpoint(text)
+    except (ConfigError, ValueError) as error:  # a text that no path can be
+        raise _FlawError(f"remote-endpoint: {error}") from None
+    if config.serve is not None and os.path.realpath(path) == os.path.realpath(config.serve):
+        raise _FlawError(f"remote-endpoint {path} is our own hooks.serve, and we would ask ourselves")
+    return path
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:60]
+
+
+def _skip(label: str) -> Callable[[Mapping[str, str]], bool] | None:
+    key, _, wanted = label.partition("=")
+    if not key:
+        return None
+    return lambda labels: labels.get(key) == wanted
