@@ -6,7 +6,7 @@ with the process. What a page does not have is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from proxy.keeper.bad_input import COUNTER
 from proxy.keeper.drift.authors import Author
@@ -14,10 +14,9 @@ from proxy.keeper.drift.finding import COUNTER as DRIFT_BY
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.pools.quota import PERIOD
+from proxy.report.exposition import Sample, family
+from proxy.report.hook_metrics import hook_metrics
 from proxy.report.parts import as_list, as_map
-
-Labels = Mapping[str, object]
-Sample = tuple[Labels, float]
 
 _COUNTERS = {
     "passes": "Comparisons with the runtime and the kernel.",
@@ -73,13 +72,13 @@ def metrics(status: Mapping[str, object]) -> str:
     Args:
         status: What ``/status`` answers.
     """
-    parts = (_process, _node, _rules, _suppression, _memory, _counters)
-    return "".join(family for part in parts for family in part(status))
+    parts = (_process, _node, _rules, _suppression, _memory, hook_metrics, _counters)
+    return "".join(text for part in parts for text in part(status))
 
 
 def _process(status: Mapping[str, object]) -> Iterator[str]:
     labels = {"version": status.get("version", ""), "mode": status.get("mode", "")}
-    yield _family("info", "gauge", "The daemon: its version and mode.", [(labels, 1)])
+    yield family("info", "gauge", "The daemon: its version and mode.", [(labels, 1)])
     runtime = as_map(status.get("runtime"))
     systemd = as_map(as_map(status.get("cgroups")).get("systemd")).get("connected")
     told = (
@@ -100,7 +99,7 @@ def _hears(events: object) -> object:
 def _plain(told: Iterable[tuple[str, str, object]]) -> Iterator[str]:
     for name, words, value in told:
         if isinstance(value, int | float):
-            yield _family(name, "gauge", words, [({}, value)])
+            yield family(name, "gauge", words, [({}, value)])
 
 
 def _node(status: Mapping[str, object]) -> Iterator[str]:
@@ -108,25 +107,25 @@ def _node(status: Mapping[str, object]) -> Iterator[str]:
     if not pools:
         return
     names = [name for name in ("shared", "be", "system") if name in pools]
-    yield _family("pool_cpus", "gauge", "CPUs of a pool.", [({"pool": n}, _count(pools[n])) for n in names])
+    yield family("pool_cpus", "gauge", "CPUs of a pool.", [({"pool": n}, _count(pools[n])) for n in names])
     parts = [
         ({"pool": name, "node": part.get("node")}, _count(part.get(name)))
         for part in map(as_map, as_list(pools.get("nodes")))
         for name in names
         if name in part
     ]
-    yield _family("pool_node_cpus", "gauge", "CPUs of a pool on a NUMA node.", parts)
+    yield family("pool_node_cpus", "gauge", "CPUs of a pool on a NUMA node.", parts)
     owners = [as_map(owner) for owner in as_list(status.get("exclusive"))]
-    yield _family("owners", "gauge", "Who owns CPUs: pods and containers.", [({}, len(owners))])
+    yield family("owners", "gauge", "Who owns CPUs: pods and containers.", [({}, len(owners))])
     owned = [
         ({"be_may_use": told}, sum(_count(each.get("cpus")) for each in owners if each.get("hard") is hard))
         for told, hard in (("true", False), ("false", True))
     ]
-    yield _family("owned_cpus", "gauge", "CPUs that somebody owns.", owned)
+    yield family("owned_cpus", "gauge", "CPUs that somebody owns.", owned)
     there = [as_map(each) for each in as_list(status.get("containers"))]
     live = [each for each in there if each.get("phase") != Phase.EXITED.value]
     held = [({"pool": pool.value}, sum(each.get("pool") == pool.value for each in live)) for pool in Pool]
-    yield _family("containers", "gauge", "Containers that have not ended, by what they run on.", held)
+    yield family("containers", "gauge", "Containers that have not ended, by what they run on.", held)
 
 
 def _rules(status: Mapping[str, object]) -> Iterator[str]:
@@ -165,14 +164,14 @@ def _suppression(status: Mapping[str, object]) -> Iterator[str]:
     budget, quota, usage = data.get("budget_milli"), data.get("quota_us"), as_map(data.get("usage"))
     if isinstance(budget, int):
         words = "CPUs that the others leave to BE pods; below 0 where they use more than the threshold."
-        yield _family("be_budget_cpus", "gauge", words, [({}, budget / 1000)])
+        yield family("be_budget_cpus", "gauge", words, [({}, budget / 1000)])
     used = [({"by": who}, n) for who in ("be", "others", "system") if isinstance(n := usage.get(who), float)]
     if used:
-        yield _family("be_suppress_used_cpus", "gauge", "CPUs in use, as BE suppression counts them.", used)
-    yield _family("be_cpus", "gauge", "CPUs that BE containers run on now.", [({}, _count(data.get("cpus")))])
+        yield family("be_suppress_used_cpus", "gauge", "CPUs in use, as BE suppression counts them.", used)
+    yield family("be_cpus", "gauge", "CPUs that BE containers run on now.", [({}, _count(data.get("cpus")))])
     if isinstance(quota, int) and quota > 0:
         words = "CPUs that the CFS quota of all BE pods comes to."
-        yield _family("be_quota_cpus", "gauge", words, [({}, quota / PERIOD)])
+        yield family("be_quota_cpus", "gauge", words, [({}, quota / PERIOD)])
 
 
 def _memory(status: Mapping[str, object]) -> Iterator[str]:
@@ -184,7 +183,7 @@ def _memory(status: Mapping[str, object]) -> Iterator[str]:
         if isinstance(amount := as_map(amounts).get(state), int)
     ]
     if samples:
-        yield _family("memory_bytes", "gauge", "Memory of NUMA nodes that is promised, and not.", samples)
+        yield family("memory_bytes", "gauge", "Memory of NUMA nodes that is promised, and not.", samples)
 
 
 def _counters(status: Mapping[str, object]) -> Iterator[str]:
@@ -198,27 +197,10 @@ def _counters(status: Mapping[str, object]) -> Iterator[str]:
         samples: list[Sample] = [({}, counters.get(name, 0))]
         if name == "drift_repaired":
             samples = [({"author": author}, counters.get(key, 0)) for key, author in by.items()]
-        yield _family(f"{name}_total", "counter", words, samples)
+        yield family(f"{name}_total", "counter", words, samples)
     kinds = [({"kind": name.removeprefix(COUNTER)}, n) for name, n in sorted(bad.items())]
     words = "Pods with labels or annotations that could not be followed, by what was wrong."
-    yield _family(f"{COUNTER}total", "counter", words, kinds)
-
-
-def _family(name: str, kind: str, words: str, samples: Sequence[Sample]) -> str:
-    full = f"topoproxy_{name}"
-    lines = [f"# HELP {full} {words}", f"# TYPE {full} {kind}"]
-    for labels, value in samples:
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{full}{{{inside}}} {_number(value)}" if inside else f"{full} {_number(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _escaped(text: object) -> str:
-    return str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    yield family(f"{COUNTER}total", "counter", words, kinds)
 
 
 def _count(cpus: object) -> int:
