@@ -78,9 +78,10 @@ def test_a_new_hook_in_a_folder_of_ones_own_from_one_that_is_shipped(node: Node,
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["mine"], 2, "a name is two digits and small letters, such as 50-mine"),
+        (["mine"], 2, "a name is NN-name (two digits, -, then of a-z, 0-9 and -), such as 50-mine"),
         (["50-Mine"], 2, "such as 50-mine"),
-        (["../50-mine"], 2, "a name is two digits"),
+        (["50-my_own"], 2, "such as 50-mine"),
+        (["../50-mine"], 2, "a name is NN-name"),
         (["50-mine", "--from", "nothing"], 2, "cannot use nothing: there is no such hook"),
         (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
         (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),

@@ -13,7 +13,7 @@ from proxy.cli.hooks.shipped import TEMPLATE, template
 from proxy.cli.settings import config_option, read_config
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, UsageError
 
-_NAME = re.compile(r"[0-9]{2}-[a-z0-9]+(?:[-_.][a-z0-9]+)*")
+_NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
 
 
 @click.command()
@@ -45,7 +45,9 @@ def new(name: str, source: str, folder: Path | None, file: Path | None) -> None:
     name = name.removesuffix(".py")
     if not _NAME.fullmatch(name):
         hint = f"50-{name}" if _NAME.fullmatch(f"50-{name}") else "50-mine"
-        raise UsageError(f"cannot make hook {name}: a name is two digits and small letters, such as {hint}")
+        raise UsageError(
+            f"cannot make hook {name}: a name is NN-name (two digits, -, then of a-z, 0-9 and -), such as {hint}"
+        )
     text = template(source).read_bytes()
     place = folder or read_config(file, {}).hooks.folder
     path = place / f"{name}.py"
