@@ -45,9 +45,8 @@ def new(name: str, source: str, folder: Path | None, file: Path | None) -> None:
     name = name.removesuffix(".py")
     if not _NAME.fullmatch(name):
         hint = f"50-{name}" if _NAME.fullmatch(f"50-{name}") else "50-mine"
-        raise UsageError(
-            f"cannot make hook {name}: a name is NN-name (two digits, -, then of a-z, 0-9 and -), such as {hint}"
-        )
+        form = "NN-name (two digits, -, then of a-z, 0-9 and -)"
+        raise UsageError(f"cannot make hook {name}: a name is {form}, such as {hint}")
     text = template(source).read_bytes()
     place = folder or read_config(file, {}).hooks.folder
     path = place / f"{name}.py"
