@@ -26,7 +26,7 @@ from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
 
-_ENVS, _MOUNTS, _DEVICES, _LABELS, _ANNOTATIONS, _LINUX = 6, 7, 8, 9, 10, 15
+_LABELS, _ANNOTATIONS, _LINUX = 9, 10, 15
 """Fields of ContainerConfig."""
 
 
@@ -66,7 +66,8 @@ def _told(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes
 
 
 def _create(body: bytes, want: Adjustment) -> bytes:
-    mounts, devices = _by_path(want.mounts), _by_path(want.devices)
+    mounts = _by_path(want.mounts) if want.mounts else {}
+    devices = _by_path(want.devices) if want.devices else {}
     cleared = _clears(body, want.unified, want.annotations, want.labels)
     in_lists = _may_hold(body, want.envs) or _may_hold_paths(body, mounts) or _may_hold_paths(body, devices)
     if cleared or in_lists:
@@ -81,11 +82,11 @@ def _create(body: bytes, want: Adjustment) -> bytes:
             _put(config.mounts, mounts, _path, _set_mount)
             _put(config.devices, devices, _path, _set_device)
         body = request.SerializeToString()
-    tail = b""
-    if not in_lists:
-        tail += suffix.envs(_ENVS, want.envs) + suffix.mounts(_MOUNTS, mounts)
-        tail += suffix.devices(_DEVICES, devices)
-    tail += suffix.entries(_LABELS, want.labels) + suffix.entries(_ANNOTATIONS, want.annotations)
+    tail = b"" if in_lists else suffix.lists(want.envs, mounts, devices)
+    if want.labels:
+        tail += suffix.entries(_LABELS, want.labels)
+    if want.annotations:
+        tail += suffix.entries(_ANNOTATIONS, want.annotations)
     if resources := suffix.resources(want):
         tail += field(_LINUX, field(1, resources))
     return body + field(2, tail) if tail else body
@@ -120,9 +121,11 @@ def _update(body: bytes, want: Adjustment) -> bytes:
 
 def _clears(body: bytes, *wanted: Mapping[str, str | Presence]) -> bool:
     """Tell whether the request may hold a key that is to be taken out of a map."""
-    return any(
-        value is CLEAR and key.encode() in body for each in wanted if each for key, value in each.items()
-    )
+    for each in wanted:
+        for key, value in each.items():
+            if value is CLEAR and key.encode() in body:
+                return True
+    return False
 
 
 def _may_hold(body: bytes, names: Iterable[str]) -> bool:
@@ -135,8 +138,7 @@ def _may_hold_paths(body: bytes, paths: Collection[str]) -> bool:
 
     The last name of a path is in it as it is in any spelling, unless there is a ``..``.
     """
-    names = (path.rpartition("/")[2] for path in paths)
-    return bool(paths) and (b".." in body or _may_hold(body, names))
+    return bool(paths) and (b".." in body or _may_hold(body, [path.rpartition("/")[2] for path in paths]))
 
 
 def _take_out(entries: MutableMapping[str, str], wanted: Mapping[str, str | Presence]) -> None:
@@ -191,7 +193,7 @@ def _clean(path: str) -> str:
 
 
 def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return {_clean(path): value for path, value in wanted.items()} if wanted else {}
+    return {_clean(path): value for path, value in wanted.items()}
 
 
 def _set_env(pair: pb.KeyValue, name: str, value: str) -> None:

@@ -26,6 +26,7 @@ _SCALARS = (
     ("memory_swap_limit", 10),
 )
 _CPUS, _MEMS, _UNIFIED = 6, 7, 9
+_ENVS, _MOUNTS, _DEVICES = 6, 7, 8
 
 
 def resources(wanted: Adjustment | Update) -> bytes:
@@ -48,44 +49,36 @@ def resources(wanted: Adjustment | Update) -> bytes:
 
 
 def entries(number: int, wanted: Mapping[str, str] | Mapping[str, str | Presence]) -> bytes:
-    """Encode the entries of a map that are set."""
-    return b"".join(
-        field(number, field(1, key.encode()) + field(2, value.encode()))
-        for key, value in wanted.items()
-        if isinstance(value, str)
-    )
+    """Encode the entries of a map that are set; a field of this number for each."""
+    found = b""
+    for key, value in wanted.items():
+        if isinstance(value, str):
+            found += field(number, field(1, key.encode()) + field(2, value.encode()))
+    return found
 
 
-def envs(number: int, wanted: Mapping[str, str | Presence]) -> bytes:
-    """Encode variables that are set; bytes that are no UTF-8 come back from their surrogates."""
-    return b"".join(
-        field(number, field(1, name.encode()) + field(2, env_bytes(value)))
-        for name, value in wanted.items()
-        if isinstance(value, str)
-    )
+def lists(
+    envs: Mapping[str, str | Presence],
+    mounts: Mapping[str, Mount | Presence],
+    devices: Mapping[str, Device | Presence],
+) -> bytes:
+    """Encode entries of ContainerConfig's lists, for those that are set."""
+    found = b""
+    for name, value in envs.items():
+        if isinstance(value, str):
+            found += field(_ENVS, field(1, name.encode()) + field(2, env_bytes(value)))
+    for path, mount in mounts.items():
+        if isinstance(mount, Mount):
+            found += field(_MOUNTS, mount_of(path, mount).SerializeToString())
+    for path, device in devices.items():
+        if isinstance(device, Device):
+            found += field(_DEVICES, device_of(path, device).SerializeToString())
+    return found
 
 
 def env_bytes(value: str) -> bytes:
-    """Encode the value of a variable."""
+    """Encode the value of a variable; bytes that are no UTF-8 come back from their surrogates."""
     return value.encode("utf-8", "surrogateescape")
-
-
-def mounts(number: int, wanted: Mapping[str, Mount | Presence]) -> bytes:
-    """Encode mounts that are set."""
-    return b"".join(
-        field(number, mount_of(path, mount).SerializeToString())
-        for path, mount in wanted.items()
-        if isinstance(mount, Mount)
-    )
-
-
-def devices(number: int, wanted: Mapping[str, Device | Presence]) -> bytes:
-    """Encode devices that are set."""
-    return b"".join(
-        field(number, device_of(path, device).SerializeToString())
-        for path, device in wanted.items()
-        if isinstance(device, Device)
-    )
 
 
 def mount_of(path: str, mount: Mount) -> pb.Mount:
