@@ -1,0 +1,173 @@
+"""Interrupts away from some CPUs: ``/proc/irq/*/smp_affinity_list`` and ``/proc/irq/default_smp_affinity``.
+
+Theory. The kernel may deliver an interrupt to any CPU of its affinity. It is kept off CPUs by taking them out
+of that; where nothing would be left, it may go to all online CPUs but those. Interrupts that come later (a
+driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well, and what
+such an interrupt shall have once the CPUs are free again is the default as it was.
+
+What cannot be moved: interrupts whose affinity the kernel manages itself (queues of many NVMe and network
+drivers; it refuses the write with EIO), and those of one CPU alone (timers, which are not in the list).
+
+Several hooks may want CPUs kept clear. They claim them under their names, and interrupts stay off all that is
+claimed; one state holds what the files held before. irqbalance, where it runs, moves interrupts as it thinks
+best: it has to be told on its own (``IRQBALANCE_BANNED_CPULIST``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.hooks.kit.knobs import Held, Knobs, Put, put
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet
+
+READ_ONLY = (
+    "the unit makes it read-only (ProtectKernelTunables=): install the drop-in "
+    "topoproxy.service.d/30-irq-affinity.conf"
+)
+_UNMOVABLE = frozenset((errno.EIO, errno.EINVAL, errno.ENOSPC, errno.EPERM))
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What came of a claim.
+
+    Attributes:
+        written: Interrupts (and the default) that were written.
+        stay: Interrupts that the kernel does not let move.
+    """
+
+    written: int = 0
+    stay: int = 0
+
+
+class Irqs:
+    """The interrupts of a machine. Calls from several threads wait for each other; see ``shared_irqs``.
+
+    Args:
+        proc: Where the kernel tells of processes and interrupts: ``/proc``.
+        state: Where is remembered what the files held.
+        put: Writes a file of the kernel.
+    """
+
+    def __init__(self, proc: Path, state: Path, put: Put = put) -> None:
+        self._folder = proc / "irq"
+        self._default = self._folder / "default_smp_affinity"
+        self._knobs = Knobs(state, put)
+        self._claims: dict[str, CpuSet] = {}
+        self._seen: frozenset[Path] | None = None
+        self._lock = threading.Lock()
+
+    def claim(self, name: str, cpus: CpuSet, online: CpuSet) -> Moved:
+        """Keep interrupts off CPUs from now on, instead of those that were claimed under that name before.
+
+        Args:
+            name: Whose claim it is.
+            cpus: An empty set ends the claim.
+            online: The CPUs that are online.
+
+        Raises:
+            HookError: The files cannot be written at all, or what they held cannot be remembered.
+        """
+        with self._lock:
+            if cpus:
+                self._claims[name] = cpus
+            else:
+                self._claims.pop(name, None)
+            banned = CpuSet()
+            for claimed in self._claims.values():
+                banned |= claimed
+            try:
+                held = self._knobs.hold(self._wishes(banned, online))
+            except OSError as error:
+                raise HookError(f"cannot remember the affinity of interrupts: {error}") from error
+            return _judged(held)
+
+    def _wishes(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
+        """Say what files shall hold while CPUs are banned; those that keep their own are left out."""
+        files = self._files()
+        self._take_over(files)
+        wishes: dict[Path, str] = {}
+        for file in (self._default, *sorted(files)):
+            own = _parsed(file, self._knobs.own(file))
+            wanted = (own - banned) or (online - banned)
+            if own and wanted and wanted != own:
+                wishes[file] = mask_text(wanted) if file is self._default else str(wanted)
+        return wishes
+
+    def _take_over(self, files: frozenset[Path]) -> None:
+        """Find interrupts that have come with the narrowed default: theirs is the default as it was."""
+        own = _parsed(self._default, self._knobs.own(self._default))
+        now = _parsed(self._default, _text(self._default))
+        if self._seen is not None and own != now:
+            for file in files - self._seen:
+                if _parsed(file, _text(file)) == now:
+                    self._knobs.born(file, str(own))
+        self._seen = files
+
+    def _files(self) -> frozenset[Path]:
+        with contextlib.suppress(OSError):
+            return frozenset(
+                irq / "smp_affinity_list" for irq in self._folder.iterdir() if irq.name.isdigit()
+            )
+        return frozenset()
+
+
+@functools.cache
+def shared_irqs(proc: Path, state: Path) -> Irqs:
+    """Give the one for a state: whoever names the same has the same, so that claims add up."""
+    return Irqs(proc, state)
+
+
+def mask_text(cpus: CpuSet) -> str:
+    """Write a set as the kernel's mask: groups of 32 bits in hexadecimal digits, the highest first."""
+    bits = cpus.bits
+    groups: list[str] = []
+    while bits or not groups:
+        groups.append(f"{bits & 0xFFFFFFFF:08x}")
+        bits >>= 32
+    return ",".join(reversed(groups))
+
+
+def mask_from(text: str) -> CpuSet:
+    """Read such a mask.
+
+    Raises:
+        ValueError: It is none.
+    """
+    first, *others = text.strip().split(",")
+    return CpuSet.from_bits(int("".join((first, *(group.zfill(8) for group in others))), 16))
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _parsed(file: Path, text: str | None) -> CpuSet:
+    """Read what a file holds; nothing where that cannot be read."""
+    with contextlib.suppress(ValueError):
+        if text:
+            return CpuSet.parse(text) if file.name == "smp_affinity_list" else mask_from(text)
+    return CpuSet()
+
+
+def _judged(held: Held) -> Moved:
+    """Count; what refuses all writes is a fault, what refuses single ones is the kernel's way.
+
+    Raises:
+        HookError: The files cannot be written.
+    """
+    for file, error in held.refused.items():
+        if error.errno in (errno.EROFS, errno.EACCES):
+            raise HookError(f"cannot move interrupts by {file}: {error.strerror}; {READ_ONLY}")
+        if error.errno not in _UNMOVABLE:
+            raise HookError(f"cannot move interrupts by {file}: {error.strerror}")
+    return Moved(len(held.written), len(held.refused))

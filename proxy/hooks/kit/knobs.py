@@ -1,0 +1,164 @@
+"""Files of the kernel that are set for a while, and get back what they held.
+
+Theory. Of each file three values are known: what it holds, what we have written (if we have), and what it
+held before: its *own* value. When it holds what we have written, its own value is the remembered one;
+otherwise somebody has written since, and what he wrote is its own value from then on. So giving back never
+undoes what somebody else has set meanwhile.
+
+What is remembered is in a file, written before the kernel's files are, with the value of before and the one
+to come as both ours: a crash in between loses nothing. The state belongs below ``/run``: what it tells of is
+gone after a boot too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+SIZE_LIMIT = 16 << 20
+Put: TypeAlias = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What came of one ``Knobs.hold``.
+
+    Attributes:
+        written: Files that were written, those given back too.
+        refused: File to the kernel's error, where it did not take the value; it holds what it held.
+    """
+
+    written: tuple[Path, ...] = ()
+    refused: Mapping[Path, OSError] = field(default_factory=dict)
+
+
+def put(path: Path, value: str) -> None:
+    """Write a file of the kernel, which has to be there.
+
+    Raises:
+        OSError: As the kernel refuses.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(handle, f"{value}\n".encode())
+    finally:
+        os.close(handle)
+
+
+class Knobs:
+    """Files that are set for a while. Calls from several threads wait for each other.
+
+    Args:
+        state: Where is remembered what the files held; its folder is made.
+        put: Writes a file.
+    """
+
+    def __init__(self, state: Path, put: Put = put) -> None:
+        self._state = state
+        self._put = put
+        self._lock = threading.RLock()
+        self._known = _load(state)
+        """File to its own value and those that may be ours."""
+        self._saved = dict(self._known)
+
+    def own(self, path: Path) -> str | None:
+        """Give what a file holds without us; None where it cannot be read."""
+        with self._lock:
+            return self._own(path)[0]
+
+    def born(self, path: Path, own: str) -> None:
+        """Take over a file that came into the world with one of our values: this is what it had got else."""
+        with self._lock:
+            known, now = self._own(path)
+            if known is not None and now is not None and str(path) not in self._known and own != now:
+                self._known[str(path)] = (own, now)
+
+    def hold(self, wishes: Mapping[Path, str]) -> Held:
+        """Give files these values, and back their own to all others that have been set before.
+
+        Raises:
+            OSError: What the files held cannot be remembered; none of them has been written.
+        """
+        with self._lock:
+            plan = self._plan(wishes)
+            self._save()
+            written: list[Path] = []
+            refused: dict[Path, OSError] = {}
+            for path, value in plan.items():
+                try:
+                    self._put(path, value)
+                    written.append(path)
+                except OSError as error:
+                    refused[path] = error
+            self._learn(plan, refused)
+            self._save()
+            return Held(tuple(written), refused)
+
+    def _own(self, path: Path) -> tuple[str | None, str | None]:
+        """Give a file's own value, and what it holds."""
+        try:
+            now = path.read_text().strip()
+        except (OSError, ValueError):
+            return None, None
+        own, *ours = self._known.get(str(path), (now,))
+        return (own if now in ours else now), now
+
+    def _plan(self, wishes: Mapping[Path, str]) -> dict[Path, str]:
+        """Say what is to be written, and remember the own values of files that are not to hold them."""
+        plan: dict[Path, str] = {}
+        for path in {**dict.fromkeys(map(Path, self._known)), **dict.fromkeys(wishes)}:
+            own, now = self._own(path)
+            if own is None or now is None:
+                self._known.pop(str(path), None)  # the device is gone, and so is its file
+                continue
+            wanted = wishes.get(path, own)
+            if wanted != now:
+                plan[path] = wanted
+                self._known[str(path)] = (own, now, wanted)
+            elif wanted == own:
+                self._known.pop(str(path), None)
+        return plan
+
+    def _learn(self, plan: Mapping[Path, str], refused: Mapping[Path, OSError]) -> None:
+        """Remember what the kernel made of what was written, and forget what holds its own value again."""
+        for path, value in plan.items():
+            own, before, _ = self._known[str(path)]
+            now = before
+            if path not in refused:
+                with contextlib.suppress(OSError, ValueError):
+                    now = path.read_text().strip()
+            if now == own or (path not in refused and value == own):
+                del self._known[str(path)]
+            else:
+                self._known[str(path)] = (own, now)
+
+    def _save(self) -> None:
+        if self._known == self._saved:
+            return
+        self._state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        beside = self._state.with_name(f".{self._state.name}.new")
+        beside.write_text(json.dumps(self._known))
+        beside.replace(self._state)
+        self._saved = dict(self._known)
+
+
+def _load(state: Path) -> dict[str, tuple[str, ...]]:
+    """Read what is remembered; nothing where there is nothing sound."""
+    try:
+        with state.open("rb") as stream:
+            data = json.loads(stream.read(SIZE_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    return {
+        path: tuple(entry)
+        for path, entry in data.items()
+        if isinstance(entry, list) and len(entry) > 1 and all(isinstance(value, str) for value in entry)
+    }

@@ -1,0 +1,90 @@
+"""Who owns which CPUs, as a hook is told: the containers that it cares for, kept by their events.
+
+Feed it ``synchronize``, ``post_create_container``, ``post_start_container``, ``pools_changed``,
+``post_stop_container`` and ``post_remove_container``; all of these are told beside the calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from proxy.hooks.facts import PodFacts
+from proxy.hooks.points import (
+    MachineChanged,
+    Point,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostStartContainer,
+    PostStopContainer,
+    Synchronize,
+)
+from proxy.model.idset import CpuSet
+
+Wish = TypeVar("Wish")
+
+
+class Owners(Generic[Wish]):
+    """Containers that own CPUs and whose pods wish something.
+
+    Args:
+        wish: Says what a pod wishes; None for nothing.
+    """
+
+    def __init__(self, wish: Callable[[PodFacts], Wish | None]) -> None:
+        self._wish = wish
+        self._owners: dict[str, tuple[CpuSet, Wish]] = {}
+        self._online = CpuSet()
+        self._lock = threading.Lock()
+
+    def hear(self, event: Point) -> None:
+        """Take in what an event says."""
+        with self._lock:
+            match event:
+                case Synchronize():
+                    self._online = event.machine.online
+                    self._owners = {}
+                    for one in event.containers:
+                        if one.container.phase != "exited":
+                            self._enter(one.container.id, one.decision.own, one.pod)
+                case MachineChanged():
+                    self._online = event.after.online
+                case PostCreateContainer() | PostStartContainer():
+                    self._enter(event.container.id, event.decision.own, event.pod)
+                case PostStopContainer() | PostRemoveContainer():
+                    self._owners.pop(event.container.id, None)
+                case PoolsChanged():
+                    self._follow(event)
+
+    def _enter(self, container_id: str, own: CpuSet, pod: PodFacts) -> None:
+        wish = self._wish(pod) if own else None
+        if wish is None:
+            self._owners.pop(container_id, None)
+        else:
+            self._owners[container_id] = (own, wish)
+
+    def _follow(self, event: PoolsChanged) -> None:
+        """Take over what owners have. Who is not named may be newer than the event: he goes at his end."""
+        for container_id, (own, wish) in self._owners.items():
+            now = event.after.owners.get(container_id, own & event.after.owned)
+            self._owners[container_id] = (now, wish)
+
+    @property
+    def online(self) -> CpuSet:
+        """The machine's CPUs that are online, as last told."""
+        return self._online
+
+    def cpus(self, chosen: Callable[[Wish, CpuSet], CpuSet] = lambda _, own: own) -> CpuSet:
+        """Give the CPUs of all together, or what is chosen of each one's."""
+        with self._lock:
+            total = CpuSet()
+            for own, wish in self._owners.values():
+                total |= chosen(wish, own)
+            return total
+
+    def all(self) -> tuple[tuple[CpuSet, Wish], ...]:
+        """Give all of them: CPUs and wish."""
+        with self._lock:
+            return tuple(self._owners.values())

@@ -1,0 +1,157 @@
+"""Interrupts away from claimed CPUs, on a made tree."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.hooks.kit.irqs import Irqs, Moved, mask_from, mask_text, shared_irqs
+from proxy.hooks.kit.knobs import put
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet
+
+ONLINE = CpuSet(range(8))
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+class Tree:
+    """Interrupts of a machine in a folder."""
+
+    def __init__(self, root: Path, **affinity: str) -> None:
+        self.proc = root / "proc"
+        self.state = root / "state.json"
+        (self.proc / "irq").mkdir(parents=True)
+        (self.proc / "irq/default_smp_affinity").write_text("ff\n")
+        for name, text in affinity.items():
+            self.add(name, text)
+
+    def add(self, name: str, text: str) -> None:
+        folder = self.proc / "irq" / name.removeprefix("irq")
+        folder.mkdir()
+        (folder / "smp_affinity_list").write_text(f"{text}\n")
+
+    def __getitem__(self, number: int) -> str:
+        return (self.proc / f"irq/{number}/smp_affinity_list").read_text().strip()
+
+    @property
+    def default(self) -> str:
+        return (self.proc / "irq/default_smp_affinity").read_text().strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path, irq1="0-7", irq2="2-3", irq3="0,2", irq4="6")
+
+
+def test_interrupts_go_and_come_back(tree: Tree) -> None:
+    irqs = Irqs(tree.proc, tree.state)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=4)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-1,4-7", "0-1,4-7", "0", "6"]
+    assert tree.default == "000000f3"
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved()
+    assert irqs.claim("a", CpuSet(), ONLINE) == Moved(written=4)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-7", "2-3", "0,2", "6"]
+    assert mask_from(tree.default) == ONLINE
+
+
+def test_claims_of_several_add_up(tree: Tree) -> None:
+    one, two = shared_irqs(tree.proc, tree.state), shared_irqs(tree.proc, tree.state)
+    one.claim("a", cpus("2-3"), ONLINE)
+    two.claim("b", cpus("3,6"), ONLINE)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-1,4-5,7", "0-1,4-5,7", "0", "0-1,4-5,7"]
+    one.claim("a", CpuSet(), ONLINE)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-2,4-5,7", "2", "0,2", "0-2,4-5,7"]
+    two.claim("b", CpuSet(), ONLINE)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-7", "2-3", "0,2", "6"]
+
+
+def test_what_irqbalance_has_moved_meanwhile_is_kept_off_again_and_then_left(tree: Tree) -> None:
+    irqs = Irqs(tree.proc, tree.state)
+    irqs.claim("a", cpus("2-3"), ONLINE)
+    (tree.proc / "irq/1/smp_affinity_list").write_text("3-4")
+    irqs.claim("a", cpus("2-3"), ONLINE)
+    assert tree[1] == "4"
+    irqs.claim("a", CpuSet(), ONLINE)
+    assert tree[1] == "3-4"
+
+
+def test_a_new_process_knows_what_interrupts_had(tree: Tree) -> None:
+    Irqs(tree.proc, tree.state).claim("a", cpus("2-3"), ONLINE)
+    Irqs(tree.proc, tree.state).claim("a", cpus("2"), ONLINE)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-1,3-7", "3", "0", "6"]
+    Irqs(tree.proc, tree.state).claim("b", CpuSet(), ONLINE)
+    assert [tree[n] for n in (1, 2, 3, 4)] == ["0-7", "2-3", "0,2", "6"]
+
+
+def test_an_interrupt_that_comes_later_gets_the_default_as_it_was(tree: Tree) -> None:
+    irqs = Irqs(tree.proc, tree.state)
+    irqs.claim("a", cpus("2-3"), ONLINE)
+    tree.add("irq9", "0-1,4-7")
+    irqs.claim("a", cpus("4"), ONLINE)
+    assert tree[9] == "0-3,5-7"
+    irqs.claim("a", CpuSet(), ONLINE)
+    assert tree[9] == "0-7"
+
+
+def test_where_all_cpus_are_claimed_interrupts_stay(tree: Tree) -> None:
+    irqs = Irqs(tree.proc, tree.state)
+    assert irqs.claim("a", ONLINE, ONLINE) == Moved()
+    assert tree[1] == "0-7"
+
+
+def test_managed_interrupts_are_counted(tree: Tree) -> None:
+    def managed(path: Path, value: str) -> None:
+        if "/2/" in str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        put(path, value)
+
+    irqs = Irqs(tree.proc, tree.state, managed)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=3, stay=1)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=0, stay=1)
+
+
+def test_a_read_only_tree_names_the_drop_in(tree: Tree) -> None:
+    def read_only(path: Path, value: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    irqs = Irqs(tree.proc, tree.state, read_only)
+    with pytest.raises(HookError, match=r"ProtectKernelTunables=.*30-irq-affinity\.conf"):
+        irqs.claim("a", cpus("2-3"), ONLINE)
+
+
+def test_what_cannot_be_remembered_is_an_error(tree: Tree) -> None:
+    irqs = Irqs(tree.proc, tree.proc / "irq/default_smp_affinity/state.json")
+    with pytest.raises(HookError, match="cannot remember"):
+        irqs.claim("a", cpus("2-3"), ONLINE)
+    assert tree[1] == "0-7"
+
+
+def test_odd_files_are_left_alone(tree: Tree) -> None:
+    tree.add("irq7", "")
+    tree.add("irq8", "nonsense")
+    (tree.proc / "irq/none").mkdir()
+    (tree.proc / "irq/10").mkdir()
+    (tree.proc / "irq/default_smp_affinity").write_text("zz")
+    irqs = Irqs(tree.proc, tree.state)
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == Moved(written=3)
+    assert (tree[7], tree[8], tree.default) == ("", "nonsense", "zz")
+    assert Irqs(tree.proc / "nowhere", tree.state).claim("a", cpus("2-3"), ONLINE).stay == 0
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_a_mask_is_read_as_it_was_written(ids: set[int]) -> None:
+    assert mask_from(mask_text(CpuSet(ids))) == CpuSet(ids)
+
+
+def test_masks_as_the_kernel_writes_them() -> None:
+    assert mask_from("3") == CpuSet((0, 1))
+    assert mask_from("1,00000000\n") == CpuSet((32,))
+    assert mask_from("ff,ffffffff,fffffff0") == CpuSet(range(4, 72))
+    assert mask_text(CpuSet((32, 64))) == "00000001,00000001,00000000"

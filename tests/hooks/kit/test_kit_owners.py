@@ -1,0 +1,84 @@
+"""Owners of CPUs, as events tell of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.hooks import samples
+from proxy.hooks.facts import Decision, PodFacts, Pools, Running
+from proxy.hooks.kit.owners import Owners
+from proxy.hooks.points import (
+    MachineChanged,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostStartContainer,
+    PostStopContainer,
+    Synchronize,
+)
+from proxy.model.idset import CpuSet
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def wish(pod: PodFacts) -> str | None:
+    return pod.annotations.get("wish")
+
+
+POD = PodFacts(annotations={"wish": "quiet"})
+OWN = Decision(pool="own", cpus=cpus("2-3"), own=cpus("2-3"))
+ONE = dataclasses.replace(samples.existing(), id="one")
+
+
+def owners() -> Owners[str]:
+    made: Owners[str] = Owners(wish)
+    made.hear(PostCreateContainer(POD, ONE, OWN))
+    return made
+
+
+def pools(**owned: str) -> PoolsChanged:
+    sets = {name: cpus(text) for name, text in owned.items()}
+    total = CpuSet(cpu for one in sets.values() for cpu in one)
+    return PoolsChanged(Pools(), Pools(owned=total, owners={k: v for k, v in sets.items() if k != "other"}))
+
+
+def test_an_owner_comes_and_goes() -> None:
+    for end in (PostStopContainer(POD, ONE, OWN), PostRemoveContainer(POD, ONE)):
+        known = owners()
+        assert known.all() == ((cpus("2-3"), "quiet"),)
+        known.hear(end)
+        assert known.all() == ()
+
+
+def test_who_owns_nothing_or_wishes_nothing_is_not_kept() -> None:
+    known = owners()
+    known.hear(PostCreateContainer(PodFacts(), dataclasses.replace(ONE, id="two"), OWN))
+    known.hear(PostStartContainer(POD, ONE, samples.SHARED))
+    assert known.all() == ()
+
+
+def test_cpus_follow_the_pools() -> None:
+    known = owners()
+    known.hear(pools(one="2-5"))
+    assert known.cpus() == cpus("2-5")
+    known.hear(pools(other="5-6"))
+    assert known.cpus() == cpus("5"), "not named: no more than what is owned at all"
+    known.hear(pools(one="2-3"))
+    assert known.cpus() == cpus("2-3")
+    assert known.cpus(lambda wish, own: own - cpus("2") if wish == "quiet" else own) == cpus("3")
+
+
+def test_all_that_exists_takes_the_place_of_all_before() -> None:
+    known = owners()
+    two = dataclasses.replace(ONE, id="two")
+    ended = dataclasses.replace(ONE, id="three", phase="exited")
+    known.hear(
+        Synchronize(samples.machine(), Pools(), (), tuple(Running(POD, one, OWN) for one in (two, ended)))
+    )
+    assert known.online == CpuSet(range(16))
+    known.hear(PostRemoveContainer(POD, two))
+    assert known.all() == ()
+    known.hear(MachineChanged(samples.machine("before"), samples.machine("after")))
+    assert known.online == CpuSet(range(12))
