@@ -1,0 +1,167 @@
+"""Which files count: names, masks, links to /dev/null; looked at twice a second, so as cheaply as can be.
+
+A file of the first folder goes before one of the same name in the second, whatever is in it. What is no hook
+file by its name or its type (dot-files, folders, sockets, backups of editors) is left alone. Of servers
+every entry counts whose name ends with ``json`` and that is no folder (Koordinator, reference a.5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.config.hooks import HooksConfig
+from proxy.hooks.files.trust import Trust
+
+_HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
+_NULL = os.makedev(1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that is a hook, or would be one.
+
+    Attributes:
+        name: The hook's name.
+        path: Where it is.
+        server: It names a server; else it is Python.
+        null: It is a link to /dev/null.
+        lack: What is to do before it can be trusted; empty if nothing.
+        cause: Why it cannot be looked at; empty if it can.
+        signature: Differs as soon as anything else may be in it.
+    """
+
+    name: str
+    path: Path
+    server: bool = False
+    null: bool = False
+    lack: str = ""
+    cause: str = ""
+    signature: tuple[object, ...] = ()
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one look has found.
+
+    Attributes:
+        candidates: By name, in order.
+        masked: Files that do not count, and the one that is taken instead.
+        strange: Sentences about what does not count, and was perhaps meant to.
+        unreadable: Folders of which nothing is known now.
+    """
+
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    masked: list[tuple[Candidate, Path]] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+    unreadable: set[Path] = field(default_factory=set)
+
+
+def anything(config: HooksConfig) -> bool:
+    """Tell whether there is any hook file or server's file, without looking into them."""
+    if not config.enabled:
+        return False
+    for folder in (config.folder, config.vendor_folder):
+        if any(_HOOK.fullmatch(name) for name in _names(folder, set(), [])):
+            return True
+    servers = config.server_folder
+    return servers is not None and any(name.endswith("json") for name in _names(servers, set(), []))
+
+
+def survey(config: HooksConfig) -> Survey:
+    """Look at the three folders; each may be absent."""
+    found, trust = Survey(), Trust()
+    if not config.enabled:
+        return found
+    for folder in dict.fromkeys((config.folder, config.vendor_folder)):
+        for candidate in _python(folder, found, trust):
+            _put(found, candidate)
+    if config.server_folder is not None:
+        for candidate in _servers(config.server_folder, found, trust):
+            _put(found, candidate)
+    found.candidates = dict(sorted(found.candidates.items()))
+    return found
+
+
+def _put(found: Survey, candidate: Candidate) -> None:
+    """Take a file, if none of that name has been taken.
+
+    Who can write to a folder that is not trusted could mask a hook that forbids something: such files give
+    way.
+    """
+    taken = found.candidates.get(candidate.name)
+    if taken is None:
+        found.candidates[candidate.name] = candidate
+        return
+    if taken.lack and not candidate.lack:
+        taken, candidate = candidate, taken
+        found.candidates[taken.name] = taken
+    found.masked.append((candidate, taken.path))
+    if candidate.server:
+        found.strange.append(
+            f"hook server {candidate.path} is left alone: there is a hook of that name in {taken.path}"
+        )
+
+
+def _python(folder: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
+    for name in _names(folder, found.unreadable, found.strange):
+        good = _HOOK.fullmatch(name)
+        if not good and (not name.endswith(".py") or name.startswith(".")):
+            continue
+        candidate = _look(folder / name, name.removesuffix(".py"), trust, server=False)
+        if candidate is None:
+            continue
+        if good:
+            yield candidate
+        else:
+            found.strange.append(
+                f"hook file {folder / name} is left alone: it is not called NN-name.py "
+                "(two digits, -, then of a-z, 0-9 and -)"
+            )
+
+
+def _servers(folder: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
+    for name in _names(folder, found.unreadable, found.strange):
+        if not name.endswith("json"):
+            continue
+        candidate = _look(folder / name, name.removesuffix("json").rstrip(".") or name, trust, server=True)
+        if candidate is not None:
+            yield candidate
+
+
+def _names(folder: Path, unreadable: set[Path], strange: list[str]) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names are enough
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unreadable.add(folder)
+        strange.append(f"cannot look for hooks in {folder}: {error.strerror}")
+        return []
+
+
+def _look(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | None:
+    """Look at an entry; None where it is nothing that could be read."""
+    try:
+        own = os.lstat(path)
+        link = os.readlink(path) if stat.S_ISLNK(own.st_mode) else ""  # noqa: PTH115 - texts
+    except OSError:  # it has gone meanwhile
+        return None
+    try:
+        there = path.stat() if link else own
+        lack = trust.folder(path.parent)
+        if stat.S_ISCHR(there.st_mode) and there.st_rdev == _NULL and link:
+            return Candidate(name, path, server, null=True, lack=lack, signature=(path, link, lack))
+        if not stat.S_ISREG(there.st_mode):
+            return None
+        lack = lack or trust.file(path)
+    except OSError as error:
+        cause = f"it is a link to {link}, and nothing is there" if link else str(error.strerror or error)
+        return Candidate(name, path, server, cause=cause, signature=(path, link, own.st_ino, cause))
+    seen = (there.st_dev, there.st_ino, there.st_mtime_ns, there.st_ctime_ns, there.st_size)
+    signature = (path, link, own.st_ino, *seen, there.st_mode, there.st_uid, lack)
+    return Candidate(name, path, server, lack=lack, signature=signature)

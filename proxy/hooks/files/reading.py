@@ -1,0 +1,156 @@
+"""Reading a file that others write: never half, and never another one than was looked at.
+
+A file that is being written looks like any other. Three signs tell: its inode has changed a moment ago;
+somebody has it open for writing, which the kernel tells who asks for a read lease (fcntl(2), F_SETLEASE:
+granted only if nobody has; whoever wants to write then waits until it is given back); it has changed while it
+was read. Any of them means: later. Where a file system knows no leases, the other two count.
+
+All is done on one descriptor, so what was checked is what is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.hooks.files.trust import Trust, UntrustedError, of_file, steps
+from proxy.model.errors import HookError
+
+SETTLED_S = 0.15
+LIMIT = 1 << 20
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_AHEAD_S = 0.05
+
+
+class Unsettled(Exception):  # noqa: N818 - reads as what it is
+    """The file is being written, or was a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is in a file.
+
+    Attributes:
+        data: All of it.
+        version: Equal for the same content of the same file that nobody has written again.
+    """
+
+    data: bytes
+    version: tuple[object, ...]
+
+
+def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
+    """Read a file as it is between two writes.
+
+    Args:
+        path: The file, or a link to it.
+        what: What to call it in messages.
+        trusted: Only root may have written it.
+
+    Raises:
+        Unsettled: It is being written; try again a moment later.
+        UntrustedError: Somebody else could have written it.
+        HookError: It cannot be read, or is too large.
+    """
+    try:
+        where = _checked(path, what) if trusted else path
+        descriptor = os.open(where, _FLAGS | (os.O_NOFOLLOW if trusted else 0))
+    except OSError as error:
+        raise _unreadable(path, what, error) from error
+    try:
+        return _content(descriptor, path, what, trusted=trusted)
+    except OSError as error:
+        raise _unreadable(path, what, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_settled(path: Path, what: str = "hook", *, trusted: bool = True, patience: float = 2.0) -> Content:
+    """As ``read``, and wait a while for a file that is being written.
+
+    Raises:
+        HookError: Also: it is still being written.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return read(path, what, trusted=trusted)
+        except Unsettled as error:
+            if time.monotonic() > until:
+                raise HookError(f"cannot read {what} {path}: {error}") from error
+            time.sleep(SETTLED_S / 3)
+
+
+def _checked(path: Path, what: str) -> Path:
+    if lack := Trust().file(path):
+        raise UntrustedError(f"cannot trust {what} {path}: {lack}")
+    *_, last = steps(path)
+    return last
+
+
+def _unreadable(path: Path, what: str, error: OSError) -> Exception:
+    if error.errno == errno.ELOOP or (isinstance(error, FileNotFoundError) and not path.is_symlink()):
+        return Unsettled("it is being replaced")
+    cause = "it is a link, and nothing is there" if isinstance(error, FileNotFoundError) else error.strerror
+    return HookError(f"cannot read {what} {path}: {cause or error}")
+
+
+def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Content:
+    before = os.fstat(descriptor)
+    if not stat.S_ISREG(before.st_mode):
+        raise HookError(f"cannot read {what} {path}: it is no regular file")
+    if trusted and (lack := of_file(path, before)):
+        raise UntrustedError(f"cannot trust {what} {path}: {lack}")
+    if before.st_size > LIMIT:
+        raise HookError(f"cannot read {what} {path}: it is larger than {LIMIT} bytes")
+    age = time.time() - before.st_ctime
+    if -_AHEAD_S < age < SETTLED_S:
+        raise Unsettled("it was written a moment ago")
+    if age <= -_AHEAD_S:  # the clock was set back: watch it instead
+        time.sleep(SETTLED_S)
+    with _nobody_writes(descriptor):
+        parts = []
+        while part := os.read(descriptor, LIMIT):
+            parts.append(part)
+        after = os.fstat(descriptor)
+    data = b"".join(parts)
+    if _seen(before) != _seen(after) or len(data) != after.st_size:
+        raise Unsettled("it was written while it was read")
+    version = (after.st_dev, after.st_ino, after.st_mtime_ns, hashlib.sha256(data).digest())
+    return Content(data, version)
+
+
+def _seen(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid)
+
+
+@contextmanager
+def _nobody_writes(descriptor: int) -> Iterator[None]:
+    """Keep writers away for a moment.
+
+    Raises:
+        Unsettled: Somebody has it open for writing.
+    """
+    leased = False
+    try:
+        # A writer that waits makes the kernel send a signal: SIGIO would end the process, SIGURG is ignored.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        leased = True
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            raise Unsettled("somebody has it open for writing") from error
+    try:
+        yield
+    finally:
+        if leased:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
