@@ -82,11 +82,14 @@ class Hand(threading.Thread):
 
     def run(self) -> None:
         try:
-            with CriClient(str(self.one.socket)) as client:
+            with self.client() as client:
                 while self.left > 0:
                     self.pod(client)
         except BaseException as error:  # noqa: BLE001 - told by whoever waits
             self.error = error
+
+    def client(self) -> CriClient:
+        return CriClient(str(self.one.socket))
 
     def count(self, what: str) -> None:
         self.left -= 1

@@ -1,0 +1,385 @@
+"""Ten thousand calls while hooks hang, crash, lie and flood: a command by itself
+
+    .venv/bin/python bench/hooks_chaos.py                some minutes
+    .venv/bin/python bench/hooks_chaos.py --calls 1000   fewer
+
+Eight clients call the real daemon at the same time. Six files of hooks and a hook server are asked at each
+call, and most of them misbehave now and then in ways that are drawn by chance. One behaves, and what it sets
+must be in every container that is made. It is looked at all the time whether a running container is on the
+CPUs of an owner who runs; in the end, whether everybody is where he belongs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from churn import Churn, Hand, clear, memory_mb
+from crash import Found, say, watched
+from faulty_node import KINDS, Node, node
+from procs import BENCH, BenchError, environment
+from table import number, render
+
+from proxy.demo.client import CriClient
+
+CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.1
+CALLS_OF_A_COUNT = 2
+"""Creates, updates and removals are counted while they are made; sandboxes, starts and ends come to as many."""
+HUNG_S = 10.0
+"""A call that takes longer hangs: its hooks may take a second together, and a create waits for another one's."""
+
+HEAD_OF_ALL = """
+import random, threading, time
+from proxy.hooks.api import *
+
+API_VERSION = 1
+DICE = random.Random(__name__)
+LOCK = threading.Lock()
+
+
+def now_and_then():
+    with LOCK:
+        return DICE.random() < {share}
+
+
+def one_of(*choices):
+    with LOCK:
+        return DICE.choice(choices)
+"""
+EVERYWHERE = """
+
+def pre_run_pod_sandbox(event): return bad(event)
+def pre_create_container(event): return bad(event)
+def post_create_container(event): return bad(event)
+def pre_start_container(event): return bad(event)
+def post_start_container(event): return bad(event)
+def pre_update_container_resources(event): return bad(event)
+def post_update_container_resources(event): return bad(event)
+def pre_stop_container(event): return bad(event)
+def post_stop_container(event): return bad(event)
+def post_remove_container(event): return bad(event)
+def post_stop_pod_sandbox(event): return bad(event)
+def pools_changed(event): return bad(event)
+def synchronize(event): return bad(event)
+def validate_create_container(event): return bad(event)
+"""
+GOOD = """
+FAILURE_POLICY = "Fail"
+
+
+def pre_create_container(event):
+    return Adjustment(annotations={"good": "yes"})
+"""
+HANGS = """
+def bad(event):
+    if now_and_then():
+        how = one_of("sleep", "spin", "lock")
+        if how == "sleep":
+            time.sleep(20)
+        while how == "spin":
+            pass
+        if how == "lock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire(timeout=20)
+"""
+CRASHES = """
+class Odd(BaseException):
+    def __str__(self): raise ValueError("no words")
+
+
+def bad(event):
+    if now_and_then():
+        how = one_of(ValueError("x" * 100000), SystemExit(3), KeyboardInterrupt(), Odd(), MemoryError(), "deep")
+        if how == "deep":
+            return bad_again(event)
+        raise how
+
+
+def bad_again(event): return bad_again(event)
+"""
+LIES = """
+def bad(event):
+    if not now_and_then():
+        return None
+    decision = getattr(event, "decision", None)
+    others = CpuSet(range(16)) - decision.allowed if decision is not None else CpuSet()
+    return one_of(
+        7, "no", object(), [], Adjustment, Veto, Veto(None), Adjustment(cpus="0-3"), Adjustment(cpus=CpuSet()),
+        Adjustment(cpus=others or CpuSet((999,))), Adjustment(cpus=CpuSet((1023,))), Adjustment(mems=Mask((60,))),
+        Adjustment(mems=Mask()), Adjustment(cpu_quota=True), Adjustment(cpu_quota=-7), Adjustment(envs={1: 2}),
+        Adjustment(envs={"A=B": "c"}), Adjustment(annotations={"good": "no"}), Adjustment(cgroup_parent="/"),
+        Adjustment(unified={"cpuset.cpus": "0-15"}), Adjustment(unified={"../cpuset.cpus": "0-15"}),
+        Adjustment(updates={"nobody": Update(cpus=CpuSet((0,)))}),
+        Adjustment(oom_score_adj=10**30), Adjustment(mounts={"x": None}), Adjustment(devices={"/dev/x": 3}),
+        Adjustment(envs=None), Adjustment(updates=7), Adjustment(labels={"a": "b\\0"}),
+    )
+"""
+FLOODS = """
+import logging
+
+KNOWN = set()
+
+
+def bad(event):
+    container = getattr(event, "container", None)
+    if container is not None and container.id and len(KNOWN) < 64:
+        KNOWN.add(container.id)
+    if not now_and_then():
+        return None
+    how = one_of("log", "large", "many", "updates", "memory")
+    if how == "log":
+        for number in range(3000):
+            logging.getLogger(__name__).warning("flood %d of %r", number, event)
+    if how == "large":
+        return Adjustment(annotations={"large": "x" * (8 << 20)})
+    if how == "many":
+        return Adjustment(annotations={str(number): "x" for number in range(100000)})
+    if how == "updates":
+        return Adjustment(updates={one: Update(cpus=CpuSet(range(16)), cpu_shares=100) for one in list(KNOWN)})
+    if how == "memory":
+        return Adjustment(annotations={"a": str([0] * 300000)[:10]})
+"""
+SLEEPS = """
+import asyncio
+
+LIMIT = 20
+
+
+async def bad(event):
+    if now_and_then():
+        if one_of(True, False):
+            await asyncio.sleep(LIMIT)
+        time.sleep(3)
+"""
+FILES = {
+    "10-good": ("", GOOD, ""),
+    "20-hangs": ("", HANGS, EVERYWHERE),
+    "30-crashes": ("", CRASHES, EVERYWHERE),
+    "40-lies": ("", LIES, EVERYWHERE),
+    "50-floods": ("", FLOODS, EVERYWHERE),
+    "60-async": (
+        "",
+        SLEEPS,
+        EVERYWHERE.replace("def ", "async def ").replace("return bad", "return await bad"),
+    ),
+}
+POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PreUpdateContainerResources")
+
+
+@dataclass
+class Calls:
+    """How long calls took, in seconds."""
+
+    took: list[float] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")
+
+    def note(self, method: str, seconds: float) -> None:
+        self.took.append(seconds)
+        self.slowest = max(self.slowest, (seconds, method))
+
+
+def equip(one: Node, share: float) -> None:
+    """Give a node its hooks."""
+    hooks, servers = one.folder / "hooks.d", one.folder / "hookserver.d"
+    hooks.mkdir(mode=0o755)
+    servers.mkdir(mode=0o755)
+    for name, parts in FILES.items():
+        (hooks / f"{name}.py").write_text(HEAD_OF_ALL.format(share=share) + "".join(parts))
+    asks = {"remote-endpoint": str(one.folder / "hooks.sock"), "failure-policy": "Ignore"}
+    (servers / "server.json").write_text(json.dumps(asks | {"runtime-hooks": POINTS}))
+    config = json.loads((one.folder / "config.yaml").read_text())
+    config["hooks"] = {
+        "folder": str(hooks),
+        "vendorFolder": str(one.folder / "none"),
+        "serverFolder": str(servers),
+        "timeout": f"{TIMEOUT_S * 1000:g}ms",
+    }
+    (one.folder / "config.yaml").write_text(json.dumps(config))
+
+
+@contextlib.contextmanager
+def bad_server(one: Node) -> Iterator[list[int]]:
+    """Run a hook server that misbehaves, and kill it now and then; counts how often."""
+    over, kills = threading.Event(), [0]
+    argv = [
+        sys.executable,
+        str(BENCH / "hook_server.py"),
+        "--listen",
+        str(one.folder / "hooks.sock"),
+        "--bad",
+    ]
+
+    def run() -> None:
+        while not over.is_set():
+            with subprocess.Popen(argv, env=environment(malloc=False), stderr=subprocess.DEVNULL) as popen:
+                over.wait(3)
+                popen.kill()
+            kills[0] += 1
+            over.wait(0.3)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield kills
+    finally:
+        over.set()
+        thread.join()
+
+
+class TimedClient(CriClient):
+    """A client that takes the time of its calls."""
+
+    def __init__(self, path: str, calls: Calls) -> None:
+        super().__init__(path)
+        self.times = calls
+
+    def call(self, method: str, request: Any) -> Any:
+        begun = time.monotonic()
+        try:
+            return super().call(method, request)
+        finally:
+            self.times.note(method, time.monotonic() - begun)
+
+
+class TimedHand(Hand):
+    """A client with pods of its own whose calls are timed."""
+
+    def __init__(self, one: Node, number: int, share: int, churn: Churn, calls: Calls) -> None:
+        super().__init__(one, number, share, churn)
+        self.calls = calls
+
+    def client(self) -> CriClient:
+        return TimedClient(str(self.one.socket), self.calls)
+
+
+@dataclass
+class Chaos:
+    """What came out."""
+
+    calls: Calls
+    churn: Churn
+    found: Found
+    deaths: int = 0
+    kills: int = 0
+    hooks: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def hung(self) -> int:
+        return sum(seconds > HUNG_S for seconds in self.calls.took)
+
+    @property
+    def wrong(self) -> list[str]:
+        return [*self.churn.wrong, *self.found.overlaps]
+
+    @property
+    def missed(self) -> bool:
+        return bool(self.wrong or self.hung or self.deaths)
+
+
+def measure(calls: int = CALLS, share: float = 0.02) -> Chaos:
+    """Make so many calls with hooks that misbehave in this share of what they are asked."""
+    chaos = Chaos(Calls(), Churn(), Found())
+    with tempfile.TemporaryDirectory(prefix="hc") as folder, node(Path(folder)) as one:
+        equip(one, share)
+        with bad_server(one) as kills:
+            one.start()
+            one.until(lambda: _hooked(one), 20, "the hooks are asked")
+            with watched(one, chaos.found):
+                share_of = calls // HANDS // CALLS_OF_A_COUNT
+                hands = [TimedHand(one, n, share_of, chaos.churn, chaos.calls) for n in range(HANDS)]
+                for hand in hands:
+                    hand.start()
+                for hand in hands:
+                    hand.join()
+                chaos.churn.wrong += [repr(hand.error) for hand in hands if hand.error is not None]
+                chaos.deaths = int(not one.alive)
+                if one.alive:
+                    clear(one)
+                    chaos.churn.wrong += one.settled(30)
+                    chaos.churn.memory.append(memory_mb(one))
+            page = one.status() or {}
+            internal = page.get("counters", {}).get("internal_errors")
+            chaos.churn.wrong += [f"internal errors: {internal}: {page.get('problems')}"] if internal else []
+            chaos.churn.wrong += without_good(one)
+        chaos.kills = kills[0]
+    return chaos
+
+
+def _hooked(one: Node) -> bool:
+    """Whether a create carries what the good hook sets."""
+    with CriClient(str(one.socket)) as client:
+        pod_id = one.pod(client, KINDS[0])
+        container_id = one.create(client, pod_id, 0)
+        seen = one.runtime.containers[container_id].config.annotations.get("good") == "yes"
+        client.end_pod(pod_id)
+    with one.runtime._lock:
+        one.runtime._calls.clear()
+    return bool(seen)
+
+
+def without_good(one: Node) -> list[str]:
+    """Name containers that were made without what the hook that behaves has set."""
+    made = [call.request for call in one.runtime.calls() if call.method == "CreateContainer"]
+    lacking = [r for r in made if r.config.annotations.get("good") != "yes"]
+    return [f"{len(lacking)} of {len(made)} containers were made without the good hook"] if lacking else []
+
+
+HEAD = (
+    "hooks that hang, crash, lie, flood",
+    "calls",
+    "hung",
+    "wrong",
+    "deaths",
+    "p50",
+    "p99",
+    "slowest",
+    "MB",
+)
+
+
+def rows(chaos: Chaos, share: float) -> list[list[str]]:
+    took = sorted(chaos.calls.took)
+    return [
+        [
+            f"{share:.0%} of what they are asked; server killed {chaos.kills} times",
+            str(len(took)),
+            str(chaos.hung),
+            str(len(chaos.wrong)),
+            str(chaos.deaths),
+            number(took[len(took) // 2] * 1000, "ms"),
+            number(took[len(took) * 99 // 100] * 1000, "ms"),
+            f"{number(chaos.calls.slowest[0] * 1000, 'ms')} {chaos.calls.slowest[1]}",
+            number(chaos.churn.memory[-1] if chaos.churn.memory else None),
+        ]
+    ]
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--calls", type=int, default=CALLS)
+    words.add_argument("--share", type=float, default=0.02, help="of what hooks are asked, what goes wrong")
+    asked = words.parse_args()
+    try:
+        chaos = measure(asked.calls, asked.share)
+    except BenchError as error:
+        say(str(error))
+        return 1
+    print(render(HEAD, rows(chaos, asked.share)))
+    for what in chaos.wrong:
+        print(f"  {what}")
+    return int(chaos.missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
