@@ -20,12 +20,14 @@ class Call:
         path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``.
         service: The part before the last slash, without the leading one.
         method: The part behind it.
-        body: The request message as the client sent it.
+        body: The request message as the client sent it, or as it has been changed.
         state: Free for the interceptor.
         done: The call is over.
     """
 
-    __slots__ = ("_link", "_stream", "body", "decided", "done", "method", "path", "service", "state")
+    __slots__ = (
+        "_changed", "_link", "_stream", "body", "decided", "done", "method", "path", "service", "state",
+    )  # fmt: skip
 
     def __init__(self, link: _Owner, stream: int, path: str, body: bytes) -> None:
         self._link = link
@@ -34,6 +36,7 @@ class Call:
         service, _, self.method = path.rpartition("/")
         self.service = service[1:]
         self.body = body
+        self._changed = False
         self.state: object | None = None
         self.decided = False
         self.done = False
@@ -41,14 +44,21 @@ class Call:
     def __repr__(self) -> str:
         return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
 
+    def change(self, body: bytes) -> None:
+        """Have another message from now on."""
+        self.body, self._changed = body, True
+
     def release(self, body: bytes | None = None) -> None:
         """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
 
         Args:
-            body: The message instead of the original one; None: the original, byte for byte.
+            body: The message instead of the call's own; None: its own, the original one byte for byte unless it
+                was changed.
         """
         if not self.decided:
             self.decided = True
+            if body is None and self._changed:
+                body = self.body
             self._link.release(self._stream, body)
 
     def refuse(self, code: int, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
 from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
@@ -21,6 +22,7 @@ class ContainerCalls:
 
     def __init__(self, keeper: Keeper, sync: Sync, launch: Launch, hold: Hold) -> None:
         self.keeper = keeper
+        self.hooked: Asked = NOBODY
         self.sync = sync
         self.launch = launch
         self._hold = hold
@@ -38,6 +40,13 @@ class ContainerCalls:
         }
 
     def _start(self, call: Call) -> None:
+        if "pre_start_container" in self.hooked.points:
+            container_id = pb.StartContainerRequest.FromString(call.body).container_id
+            self.hooked.start(call, container_id, self._start_now)
+        else:
+            self._start_now(call)
+
+    def _start_now(self, call: Call) -> None:
         container_id = pb.StartContainerRequest.FromString(call.body).container_id
         container = self.keeper.state.containers.get(container_id)
         wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
@@ -80,6 +89,13 @@ class ContainerCalls:
             self.launch.started(trip.flight, ok=status == OK)
 
     def _update(self, call: Call) -> None:
+        if "pre_update_container_resources" in self.hooked.points:
+            container_id = pb.UpdateContainerResourcesRequest.FromString(call.body).container_id
+            self.hooked.update(call, container_id, self._update_now)
+        else:
+            self._update_now(call)
+
+    def _update_now(self, call: Call) -> None:
         request = pb.UpdateContainerResourcesRequest.FromString(call.body)
         container = self.keeper.state.containers.get(request.container_id)
         if container is not None and not self.keeper.lasting.fencing.is_wary(container):
@@ -114,7 +130,7 @@ class ContainerCalls:
         self._note_asked(container, request.linux)
         flight = self.keeper.flights.depart(container_id, want)
         self.keeper.lasting.fencing.bind(flight, fence)
-        call.state = Trip(container_id, flight=flight)
+        call.state = Trip(container_id, flight=flight, body=call.body if self.hooked.active else b"")
         quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
         told = None if self.keeper.state.node.erases(container.placement) else want
         call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))
@@ -142,10 +158,16 @@ class ContainerCalls:
             self.launch.stray(trip.flight)
         else:
             self.launch.landed(trip.flight, trip.flight.carries if status == OK else None)
+            if status == OK and trip.body and self.hooked.active:
+                self.hooked.updated(trip)
 
     def _container_ref(self, call: Call) -> None:
-        call.state = Trip(target=pb.StopContainerRequest.FromString(call.body).container_id)
-        call.release()
+        container_id = pb.StopContainerRequest.FromString(call.body).container_id
+        call.state = Trip(target=container_id)
+        if LEAVING[call.method] in self.hooked.points:
+            self.hooked.leave(call, container_id, let_go)
+        else:
+            call.release()
 
     def _stopped(self, trip: Trip, status: int | None) -> None:
         if status in (OK, NOT_FOUND):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from proxy.cri.asked import NOBODY, Asked
 from proxy.cri.given import given_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import create_suffix
@@ -25,6 +26,7 @@ class CreateCalls:
 
     def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self.keeper = keeper
+        self.hooked: Asked = NOBODY
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
         self._hold = hold
@@ -41,6 +43,10 @@ class CreateCalls:
             if pod.uid:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+        if pod.reparented:
+            from proxy.cri.hooked.adjust import with_cgroup_parent
+
+            call.change(with_cgroup_parent(call.body, pod.cgroup_parent))
         meta, keeper = config.metadata, self.keeper
         node, request, scout = keeper.state.node, request_of(config.linux.resources), keeper.scout
         given = given_of(config) if scout.devices_matter(node, pod) else NO_DEVICES
@@ -87,13 +93,23 @@ class CreateCalls:
         call.state = Trip(target=plan.container.id)
         if not self.keeper.options.enforce:
             call.release()
-        elif plan.container.placement.pool is Pool.OWN:
-            self._hold(call, self._create_owner(call, plan.container))
+        elif "pre_create_container" in self.hooked.points:
+            self.hooked.create(call, plan.container, self._go_create)
         else:
-            cpus = self.keeper.state.wanted(plan.container)
-            placement = plan.container.placement
-            told = None if self.keeper.state.node.erases(placement) else cpus
-            call.release(call.body + create_suffix(told, placement.mems))
+            self._go_create(call, plan.container)
+
+    def _go_create(self, call: Call, container: Container) -> None:
+        placement = container.placement
+        if placement.pool is Pool.OWN:
+            self._hold(call, self._create_owner(call, container))
+            return
+        told = None if self.keeper.state.node.erases(placement) else self.keeper.state.wanted(container)
+        self._goes(call, container, create_suffix(told, placement.mems))
+
+    def _goes(self, call: Call, container: Container, suffix: bytes) -> None:
+        if self.hooked.active:
+            self.hooked.leaves(container.id, call.body)
+        call.release(call.body + suffix)
 
     async def _create_owner(self, call: Call, container: Container) -> None:
         clearing = self.keeper.clearing
@@ -105,6 +121,11 @@ class CreateCalls:
             if instead is None:
                 break
             container, call.state.target = instead, instead.id
+            if "pre_create_container" in self.hooked.points:
+                hooked = await self.hooked.create_elsewhere(call, container)
+                if hooked is None:
+                    return
+                container = hooked
             obstacle = await clearing.clear(container)
         if obstacle is not None:
             self.keeper.problems.note(obstacle.words)
@@ -113,7 +134,7 @@ class CreateCalls:
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
         cpus = self.keeper.state.wanted(container)
-        call.release(call.body + create_suffix(cpus, placement.mems, quota))
+        self._goes(call, container, create_suffix(cpus, placement.mems, quota))
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has made the container and named it."""

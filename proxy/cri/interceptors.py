@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 
 from google.protobuf.message import DecodeError
 
+from proxy.cri.asked import Asked
 from proxy.cri.container_calls import ContainerCalls
 from proxy.cri.create_calls import CreateCalls
 from proxy.cri.pb import api_pb2 as pb
@@ -42,10 +43,20 @@ class Interceptors:
         self.keeper = keeper
         pods, creates = PodCalls(keeper, self._hold), CreateCalls(keeper, self._hold)
         containers = ContainerCalls(keeper, sync, launch, self._hold)
+        self._parts = (pods, creates, containers)
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def hook(self, hooked: Asked) -> None:
+        """Have hooks asked from now on; calls that are under way go on as they began."""
+        for part in self._parts:
+            part.hooked = hooked
+
+    def hold(self, call: Call, work: Coroutine[object, object, None]) -> None:
+        """Hold a call while a coroutine decides on it; a fault in there is handled as any."""
+        self._hold(call, work)
 
     # -- the wire calls these -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.trips import NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
 from proxy.cri.views import pod_of, total_of
@@ -19,6 +20,7 @@ class PodCalls:
 
     def __init__(self, keeper: Keeper, hold: Hold) -> None:
         self.keeper = keeper
+        self.hooked: Asked = NOBODY
         self._hold = hold
         self.requests: Mapping[str, Request] = {
             "RunPodSandbox": self._run_pod,
@@ -32,14 +34,18 @@ class PodCalls:
         }
 
     def _run_pod(self, call: Call) -> None:
+        if "pre_run_pod_sandbox" in self.hooked.points:
+            self.hooked.run_pod(call, self._go_run_pod)
+            return
         config = pb.RunPodSandboxRequest.FromString(call.body).config
-        pod, keeper = pod_of(config), self.keeper
-        node = keeper.state.node
+        self._go_run_pod(call, config, pod_of(config))
+
+    def _go_run_pod(self, call: Call, config: pb.PodSandboxConfig, pod: Pod) -> None:
+        keeper, node = self.keeper, self.keeper.state.node
         if concerns(node, pod) or keeper.scout.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod, total_of(config)))
         else:
-            call.state = Trip(pod=pod)
-            call.release()
+            self._goes(call, Trip(pod=pod))
 
     async def _admit(self, call: Call, pod: Pod, total: Containers) -> None:
         """Ask for what the CRI does not carry, then decide about the pod as a whole."""
@@ -52,19 +58,24 @@ class PodCalls:
         if call.done:
             return
         if not concerns(node, pod):
-            call.state = Trip(pod=pod)
-            call.release()
+            self._goes(call, Trip(pod=pod))
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)
         if not verdict.admitted and keeper.options.enforce:
             call.refuse(verdict.code, verdict.message)
             return
         # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.
-        call.state = Trip(pod=pod, token=pod.sandbox_id)
+        trip = call.state = Trip(pod=pod, token=pod.sandbox_id)
         if pod.aside is not None:
             await keeper.journal.flush()
         if not call.done:
-            call.release()
+            self._goes(call, trip)
+
+    def _goes(self, call: Call, trip: Trip) -> None:
+        call.state = trip
+        if self.hooked.active:
+            trip.body = call.body
+        call.release()
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has named the sandbox."""
@@ -72,13 +83,20 @@ class PodCalls:
 
     def _run_pod_done(self, trip: Trip, status: int | None) -> None:
         if status == OK and trip.target and trip.pod is not None:
-            self.keeper.sandboxes.running(dataclasses.replace(trip.pod, sandbox_id=trip.target), trip.token)
+            pod = dataclasses.replace(trip.pod, sandbox_id=trip.target)
+            self.keeper.sandboxes.running(pod, trip.token)
+            if trip.body and self.hooked.active:
+                self.hooked.ran(pod, trip.body)
         elif trip.token:
             self.keeper.sandboxes.failed(trip.token)
 
     def _pod_ref(self, call: Call) -> None:
-        call.state = Trip(target=pb.StopPodSandboxRequest.FromString(call.body).pod_sandbox_id)
-        call.release()
+        sandbox_id = pb.StopPodSandboxRequest.FromString(call.body).pod_sandbox_id
+        call.state = Trip(target=sandbox_id)
+        if LEAVING[call.method] in self.hooked.points:
+            self.hooked.leave(call, sandbox_id, let_go)
+        else:
+            call.release()
 
     def _pod_stopped(self, trip: Trip, status: int | None) -> None:
         if status in (OK, NOT_FOUND):

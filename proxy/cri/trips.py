@@ -21,6 +21,9 @@ class Call(Protocol):
     state: object
     done: bool
 
+    def change(self, body: bytes) -> None:
+        """Have another message from now on."""
+
     def release(self, body: bytes | None = None) -> None:
         """Let the call go on, with another body where one is given."""
 
@@ -38,6 +41,7 @@ class Trip:
         token: What the pod was admitted under, where it was decided as a whole.
         flight: Set while the call may write the container's cpuset.
         named: Set once the runtime has named what was created.
+        body: Where there are hooks, the message with what they have set, without what is decided here.
     """
 
     target: str = ""
@@ -45,6 +49,7 @@ class Trip:
     token: str = ""
     flight: Flight | None = None
     named: bool = False
+    body: bytes = b""
 
 
 Hold = Callable[[Call, Coroutine[object, object, None]], None]

@@ -52,6 +52,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
         **({} if pod.wish_nodes is None else {"wish_nodes": str(pod.wish_nodes)}),
         **({"chosen": True} if pod.chosen else {}),
+        **({"reparented": True} if pod.reparented else {}),
         **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
         **({"faults": [[fault.kind.value, str(fault)] for fault in pod.faults]} if pod.faults else {}),
@@ -172,6 +173,7 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         chosen=data.get("chosen") is True,
         aside=_aside(data["aside"]) if "aside" in data else None,
         faults=faults,
+        reparented=data.get("reparented") is True,
     )
 
 

@@ -56,6 +56,7 @@ from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
 
 if TYPE_CHECKING:
+    from proxy.keeper.onlooker import Onlooker
     from proxy.keeper.partitions.owners import OwnersPartitions
 
 
@@ -104,6 +105,7 @@ class Keeper(Household):
         self.quotas = Quotas(self)
         self.mems = MemoryNodes(self)
         self.partitions: OwnersPartitions | None = None
+        self.onlooker: Onlooker | None = None
         self.lasting = Lasting(self)
         self.watching = Watching(self, None)
         self.hotplug = Hotplug(self, hardware)
@@ -149,6 +151,7 @@ class Keeper(Household):
         assert container is not None
         if container.placement.pool is Pool.OWN:
             self.state = plan.state  # ``clear`` has the others follow
+            self.stirred()
         else:
             self.go_on(plan.state)
         wanted = self.saved[container.id] = self.state.wanted(container)
@@ -234,6 +237,8 @@ class Keeper(Household):
         if container.placement.pool is Pool.OWN:
             self.journal.put(f"i/{token}", None)
         self.quotas.created(container)
+        if self.onlooker is not None:
+            self.onlooker.created(token, container)
 
     def failed(self, token: str) -> None:
         """The create came to nothing: whoever moved for it goes back."""
@@ -245,6 +250,8 @@ class Keeper(Household):
             self.counters["creates_failed"] += 1
             self._retire((), (token,))
             self.journal.put(f"i/{token}", None)
+            if self.onlooker is not None:
+                self.onlooker.failed(token)
 
     def uncertain(self, token: str) -> None:
         """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
@@ -273,6 +280,10 @@ class Keeper(Household):
             if self.partitions is not None and changed.placement.pool is Pool.OWN:
                 self.partitions.stir()
         self.journal.put(f"c/{container_id}", changed)
+        if self.onlooker is not None and phase is Phase.RUNNING:
+            self.onlooker.started(changed)
+        elif self.onlooker is not None and phase is Phase.EXITED:
+            self.onlooker.ended(changed)
 
     # -- going --------------------------------------------------------------------------------------------
 
@@ -280,6 +291,7 @@ class Keeper(Household):
         """Containers are gone."""
         ids = list(ids)
         gone = [i for i in ids if i in self.state.containers]
+        were = [self.state.containers[i] for i in gone] if self.onlooker is not None else []
         self._retire((), gone)
         for container_id in gone:
             self.saved.pop(container_id, None)
@@ -288,6 +300,9 @@ class Keeper(Household):
             self.journal.put(f"c/{container_id}", None)
         for container_id in ids:
             self.news.left(container_id)
+        for container in were:
+            assert self.onlooker is not None
+            self.onlooker.gone(container)
 
     def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
         self.go_on(self.state.changed(put=put, drop=drop))
@@ -298,10 +313,16 @@ class Keeper(Household):
         before, self.state = self.state, after
         if before.pools is after.pools and before.node is after.node:
             return  # most containers own nothing
+        self.stirred()
         shrink, grow = moves(before, after)
         tell_lost(self, shrink)
         if shrink or grow:
             self.later([*shrink, *grow])
+
+    def stirred(self) -> None:
+        """The machine, the pools or who owns CPUs may be others than before."""
+        if self.onlooker is not None:
+            self.onlooker.stirred()
 
     def later(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""

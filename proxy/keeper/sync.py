@@ -155,6 +155,8 @@ class Sync:
         if not keeper.synced.is_set():
             self._launch.suspect()
         keeper.watching.caught_up()
+        if keeper.onlooker is not None:
+            keeper.onlooker.listed(listing.pods, listing.containers)
         if keeper.options.enforce:
             await self._repair(listing, began)
         keeper.counters["passes"] += 1

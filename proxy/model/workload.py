@@ -121,6 +121,7 @@ class Pod:
         apart: Whether it keeps apart from pods that span NUMA nodes (the same).
         wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
         faults: What is wrong with its labels and annotations.
+        reparented: A hook has named its cgroup, and kubelet knows of another.
     """
 
     sandbox_id: str
@@ -146,6 +147,7 @@ class Pod:
     wish_policy: Policy | None = None
     wish_nodes: Mask | None = None
     faults: tuple[Fault, ...] = ()
+    reparented: bool = False
 
     @property
     def ref(self) -> str:

@@ -241,6 +241,9 @@ class PlayedCall:
             self.log.append("answered twice")  # an assertion would be lost in the task that does it
         assert not self.over.is_set()
 
+    def change(self, body: bytes) -> None:
+        self.body = body
+
     def release(self, body: bytes | None = None) -> None:
         self._once()
         self.sent = self.body if body is None else body

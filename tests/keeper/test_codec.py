@@ -60,6 +60,7 @@ PODS = st.builds(
     st.sampled_from(ExclusivePolicy),
     chosen=st.booleans(),
     aside=st.none() | ASIDES,
+    reparented=st.booleans(),
 )
 PAGES = st.dictionaries(TEXTS, NUMBERS, max_size=2).map(lambda sizes: tuple(sizes.items()))
 CONTAINERS = st.builds(

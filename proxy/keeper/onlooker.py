@@ -1,0 +1,44 @@
+"""Who wants to know what becomes of containers, sandboxes and the node: hooks do, and most nodes have none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from proxy.model.workload import Container, Pod
+
+
+class Onlooker(Protocol):
+    """Is told by the keeper, on the loop's thread, after the state has changed; each of it once."""
+
+    def created(self, token: str, container: Container) -> None:
+        """The runtime has made a container and named it.
+
+        Args:
+            token: The id that it had in the state until now.
+            container: The container with its id.
+        """
+
+    def failed(self, token: str) -> None:
+        """A create has come to nothing."""
+
+    def started(self, container: Container) -> None:
+        """A container that was created runs."""
+
+    def ended(self, container: Container) -> None:
+        """A container runs no more."""
+
+    def gone(self, container: Container) -> None:
+        """A container is gone."""
+
+    def pod_stopped(self, pod: Pod) -> None:
+        """A sandbox has been stopped."""
+
+    def pod_gone(self, sandbox_id: str) -> None:
+        """A sandbox is gone, or was not there."""
+
+    def listed(self, pods: Collection[str], containers: Collection[str]) -> None:
+        """These are the ids of all that the runtime has; who came while it was asked need not be among them."""
+
+    def stirred(self) -> None:
+        """The machine, the pools or who owns CPUs may be others than before."""
