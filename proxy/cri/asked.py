@@ -23,12 +23,12 @@ class Asked(Protocol):
     the loop; then it goes on, or is refused.
 
     Attributes:
-        points: Points that some hook handles now.
         active: There are hooks: what passes is remembered.
     """
 
     @property
-    def points(self) -> frozenset[str]: ...
+    def points(self) -> frozenset[str]:
+        """Points that some hook handles now."""
 
     active: bool
 
@@ -67,7 +67,7 @@ class _Nobody:
     active = False
 
 
-NOBODY: Final = cast(Asked, _Nobody())
+NOBODY: Final = cast("Asked", _Nobody())
 LEAVING: Final = {
     "StopContainer": "pre_stop_container",
     "RemoveContainer": "pre_remove_container",

@@ -52,8 +52,8 @@ class Call:
         """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
 
         Args:
-            body: The message instead of the call's own; None: its own, the original one byte for byte unless it
-                was changed.
+            body: The message instead of the call's own; None: its own, byte for byte the original one unless
+                it was changed.
         """
         if not self.decided:
             self.decided = True

@@ -1,4 +1,4 @@
-"""Who wants to know what becomes of containers, sandboxes and the node: hooks do, and most nodes have none."""
+"""Who wants to know what becomes of containers, sandboxes and the node: hooks; most nodes have none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Onlooker(Protocol):
         """A sandbox is gone, or was not there."""
 
     def listed(self, pods: Collection[str], containers: Collection[str]) -> None:
-        """These are the ids of all that the runtime has; who came while it was asked need not be among them."""
+        """These are the ids of all that the runtime has; who has come since need not be among them."""
 
     def stirred(self) -> None:
         """The machine, the pools or who owns CPUs may be others than before."""
