@@ -67,12 +67,14 @@ class Remote:
         kind: Any = pb.PodSandboxHookResponse if point in _SANDBOX else pb.ContainerResourceHookResponse
 
         def ask(event: Point, so_far: Adjustment = NOTHING) -> Adjustment | None:
-            told = build(event, so_far)
-            request = told.SerializeToString()
+            try:
+                told = build(event, so_far)
+                request = told.SerializeToString()
+            except ValueError as error:  # a name that is no text, a number that has no place
+                raise HookError(f"cannot ask {method} at {self.client.path}: {error}") from None
             if len(request) > LARGEST:
-                raise HookError(
-                    f"cannot ask {method} at {self.client.path}: {len(request)} bytes are too many"
-                )
+                cause = f"the request has {len(request)} bytes, and {LARGEST} is the most"
+                raise HookError(f"cannot ask {method} at {self.client.path}: {cause}")
             answer = decoded(kind, self.client.call(method, request))
             claims = claims_of(event, so_far, told, merge_answer(told, answer))
             for field, what in claims.dropped.items():

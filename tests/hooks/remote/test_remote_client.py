@@ -1,0 +1,269 @@
+"""One hook server through its socket: answers, and all that can go wrong on the way."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.hook import Hook
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.points import POINTS
+from proxy.hooks.remote.client import Client
+from proxy.hooks.samples import sample
+from proxy.model.errors import HookError
+
+HookServer = Any  # of conftest
+MakeHook = Callable[..., Hook]
+
+SANDBOX = ("pre_run_pod_sandbox", "post_stop_pod_sandbox")
+CONTAINER = (
+    "pre_create_container",
+    "pre_start_container",
+    "post_start_container",
+    "post_stop_container",
+    "pre_update_container_resources",
+)
+
+
+def ask(hook: Hook, point: str = "pre_create_container", so_far: Adjustment | None = None) -> Any:
+    event = sample(point)
+    return hook.handlers[point](event) if so_far is None else hook.handlers[point](event, so_far)
+
+
+def changing(**fields: Any) -> Callable[[Any], Any]:
+    """Answer with an echo in which some resources are changed."""
+
+    def answer(request: Any) -> Any:
+        from_request = pb.ContainerResourceHookResponse(container_resources=request.container_resources)
+        from_request.container_annotations.update(request.container_annotations)
+        from_request.container_envs.update(request.container_envs)
+        from_request.pod_cgroup_parent = request.pod_cgroup_parent
+        for name, value in fields.items():
+            setattr(from_request.container_resources, name, value)
+        return from_request
+
+    return answer
+
+
+@pytest.mark.parametrize("point", SANDBOX + CONTAINER)
+def test_every_hook_is_asked_by_its_name_and_an_echo_wants_nothing(
+    server: HookServer, hook_of: MakeHook, point: str
+) -> None:
+    assert ask(hook_of(server.path), point) is None
+    name, request = server.asked[0]
+    assert name == f"{POINTS[point].__name__}Hook"
+    assert request.pod_meta.name
+
+
+def test_what_a_server_changes_is_wanted(server: HookServer, hook_of: MakeHook) -> None:
+    server.answer = changing(cpu_shares=77)
+    hook = hook_of(server.path)
+    assert ask(hook) == Adjustment(cpu_shares=77)
+    assert ask(hook, "pre_update_container_resources") == Adjustment(cpu_shares=77)
+
+
+@pytest.mark.parametrize("point", ["pre_start_container", "post_start_container", "post_stop_container"])
+def test_answers_that_cannot_be_used_at_a_point_are_none(
+    server: HookServer, hook_of: MakeHook, point: str
+) -> None:
+    server.answer = changing(cpu_shares=77)
+    assert ask(hook_of(server.path), point) is None
+
+
+def test_a_server_that_hangs_is_given_up_in_time(server: HookServer, hook_of: MakeHook) -> None:
+    server.answer = server.hang
+    hook = hook_of(server.path, timeout=0.2)
+    ask_again = hook.handlers["pre_create_container"]
+    started = time.monotonic()
+    with pytest.raises(
+        HookError, match=r"^cannot ask PreCreateContainerHook at /.*: no answer within 0\.2 s$"
+    ):
+        ask_again(sample("pre_create_container"))
+    assert time.monotonic() - started < 5
+
+
+def test_a_socket_that_nobody_answers_is_given_up_in_time(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(tmp_path / "deaf.sock"))
+        deaf.listen(1)
+        client = Client(tmp_path / "deaf.sock", 0.3)
+        with pytest.raises(HookError, match=r"no answer within 0\.3 s|nobody answers there"):
+            client.call("PreCreateContainerHook", b"")
+        client.close()
+
+
+def test_a_missing_socket_fails_at_once_in_one_sentence(tmp_path: Path, hook_of: MakeHook) -> None:
+    hook = hook_of(tmp_path / "gone.sock", timeout=60)
+    with pytest.raises(HookError) as raised:
+        ask(hook)
+    words = str(raised.value)
+    assert words.startswith(
+        f"cannot ask PreCreateContainerHook at {tmp_path}/gone.sock: nobody answers there ("
+    )
+    assert "No such file or directory" in words
+    assert len(words) < 200 + len(str(tmp_path))
+
+
+def test_a_server_that_dies_and_comes_back_is_used_again(server: HookServer, hook_of: MakeHook) -> None:
+    hook = hook_of(server.path)
+    assert ask(hook) is None
+    server.stop()
+    for _ in range(3):
+        with pytest.raises(HookError, match="nobody answers there"):
+            ask(hook)
+    server.start()
+    back = time.monotonic()
+    while time.monotonic() - back < 20:
+        try:
+            assert ask(hook) is None
+            break
+        except HookError:
+            time.sleep(0.05)
+    else:
+        pytest.fail("the server is not asked again")
+    assert len(server.asked) == 2
+
+
+def test_a_server_that_dies_while_it_is_asked(server: HookServer, hook_of: MakeHook) -> None:
+    server.answer = server.hang
+    hook = hook_of(server.path, timeout=30)
+    failed: list[HookError] = []
+
+    def ask_it() -> None:
+        try:
+            ask(hook)
+        except HookError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=ask_it)
+    thread.start()
+    while not server.asked:
+        time.sleep(0.01)
+    assert server._server is not None
+    server._server.stop(None)
+    thread.join(20)
+    server.let_go.set()
+    assert len(failed) == 1
+    assert "cannot ask PreCreateContainerHook" in str(failed[0])
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x0a\xff", b"\x1a\x01\xff"])
+def test_garbage_is_no_answer(server: HookServer, hook_of: MakeHook, content: bytes) -> None:
+    server.answer = lambda _request: content
+    with pytest.raises(HookError, match="cannot use the answer of a hook server: it cannot be decoded"):
+        ask(hook_of(server.path))
+
+
+def test_an_answer_of_another_type_is_none(server: HookServer, hook_of: MakeHook) -> None:
+    """On the wire it decodes; what it says would be taken for an empty set of CPUs."""
+    hook = hook_of(server.path)
+    sandbox = pb.PodSandboxHookResponse(labels={"a": "b"}, annotations={"c": "d"}, cgroup_parent="/x")
+    server.answer = lambda _request: sandbox
+    with pytest.raises(HookError, match="it is no ContainerResourceHookResponse"):
+        ask(hook)
+    container = pb.ContainerResourceHookResponse(container_resources={"cpu_period": 5})
+    server.answer = lambda _request: container
+    with pytest.raises(HookError, match="it is no PodSandboxHookResponse"):
+        ask(hook, "pre_run_pod_sandbox")
+
+
+def test_fields_of_later_versions_do_not_matter(server: HookServer, hook_of: MakeHook) -> None:
+    hook = hook_of(server.path)
+    answers = changing(cpu_shares=77)
+    server.answer = lambda request: answers(request).SerializeToString() + b"\xa2\x06\x01x"
+    assert ask(hook) == Adjustment(cpu_shares=77)
+
+
+def test_messages_of_five_mebibytes_pass_both_ways(server: HookServer, hook_of: MakeHook) -> None:
+    """Koordinator's proxy ends at 4 MiB (a.10, 8)."""
+    large = "x" * (5 << 20)
+
+    def answer(request: Any) -> Any:
+        said = changing(cpu_shares=77)(request)
+        said.container_annotations["more"] = large
+        return said
+
+    server.answer = answer
+    wanted = ask(hook_of(server.path, timeout=30), so_far=Adjustment(annotations={"much": large}))
+    assert wanted == Adjustment(cpu_shares=77, annotations={"more": large})
+    assert server.asked[0][1].container_annotations["much"] == large
+
+
+def test_messages_without_end_are_refused(server: HookServer, hook_of: MakeHook) -> None:
+    hook = hook_of(server.path, timeout=30)
+    flood = "x" * (17 << 20)
+    with pytest.raises(HookError, match=r"the request has \d+ bytes, and 16777216 is the most"):
+        ask(hook, so_far=Adjustment(annotations={"much": flood}))
+    assert not server.asked
+    server.answer = lambda _request: pb.ContainerResourceHookResponse(container_annotations={"more": flood})
+    with pytest.raises(HookError, match=r"larger than max .*\(RESOURCE_EXHAUSTED\)"):
+        ask(hook)
+
+
+def test_a_refusal_of_the_server_is_named(server: HookServer, hook_of: MakeHook) -> None:
+    def refuse(_request: Any) -> Any:
+        raise PermissionError("not\n  today " + "z" * 5000)
+
+    server.answer = refuse
+    with pytest.raises(HookError, match=r": not today z+ \(PERMISSION_DENIED\)$") as raised:
+        ask(hook_of(server.path))
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_server_that_does_not_know_the_hook(server: HookServer) -> None:
+    client = Client(server.path, 5)
+    with pytest.raises(HookError, match="the server does not know this hook"):
+        client.call("PreDanceHook", b"")
+    client.close()
+
+
+def test_a_shut_down_hook_asks_nobody_and_lets_calls_end(server: HookServer, hook_of: MakeHook) -> None:
+    hook = hook_of(server.path, timeout=30)
+    entered, leave = threading.Event(), threading.Event()
+
+    def slowly(request: Any) -> Any:
+        entered.set()
+        leave.wait(20)
+        return changing(cpu_shares=77)(request)
+
+    server.answer = slowly
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(ask(hook)))
+    thread.start()
+    assert entered.wait(20)
+    hook.handlers["shutdown"](sample("shutdown"))
+    with pytest.raises(HookError, match="the hook has been shut down"):
+        ask(hook)
+    leave.set()
+    thread.join(20)
+    assert got == [Adjustment(cpu_shares=77)]
+    with pytest.raises(HookError, match="the hook has been shut down"):
+        ask(hook)
+    assert len(server.asked) == 1
+
+
+def test_a_socket_with_an_unusual_name(servers: Callable[[str], HookServer], hook_of: MakeHook) -> None:
+    server = servers("a b")
+    hook = hook_of(server.path)
+    assert ask(hook) is None
+
+
+def test_what_cannot_be_done_is_told_once(server: HookServer, hook_of: MakeHook) -> None:
+    told: list[str] = []
+    hook = hook_of(server.path, told=told)
+    server.answer = changing(cpuset_cpus="2,4095", cpu_shares=9)
+    for _ in range(3):
+        assert ask(hook).cpu_shares == 9
+    assert len(told) == 1
+    assert told[0].startswith(
+        "hook koordlet at pre_create_container: cpuset_cpus is left out of its answer: 4095"
+    )
+    ask(hook, "pre_update_container_resources")
+    assert len(told) == 2
