@@ -28,7 +28,15 @@ from proxy.cri.activation import adopt, path_of
 from proxy.cri.lock import Lock
 from proxy.model.errors import CannotCreateError, ConfigError, PermissionDeniedError
 
-__all__ = ["DEFAULT_FOLDER", "Listener", "bind_at", "mirror_mode", "open_listener", "parse_endpoint"]
+__all__ = [
+    "DEFAULT_FOLDER",
+    "Listener",
+    "bind_at",
+    "mirror_mode",
+    "open_listener",
+    "parse_endpoint",
+    "refuse_living",
+]
 
 DEFAULT_FOLDER = Path("/run/topoproxy")
 BACKLOG = 4096
@@ -137,11 +145,11 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
         CannotCreateError: Somebody answers at the path, or something else stands there.
         PermissionDeniedError: The process may not write there.
     """
-    _refuse_living(path)
+    refuse_living(path)
     beside = _beside(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        _refuse_living(beside)
+        refuse_living(beside)
         beside.unlink(missing_ok=True)
         os.fchmod(listening.fileno(), 0o600)  # Linux gives the file the mode that the socket has at bind.
         listening.bind(os.fspath(beside))
@@ -221,8 +229,12 @@ def _need_folder(path: Path) -> None:
     raise CannotCreateError(f"cannot listen on {path}: {cause}")
 
 
-def _refuse_living(path: Path) -> None:
-    """Raise unless nothing stands at the path, or a socket whose owner is dead."""
+def refuse_living(path: Path) -> None:
+    """Raise unless nothing stands at the path, or a socket whose owner is dead.
+
+    Raises:
+        CannotCreateError: Somebody answers, or something else than a socket stands there.
+    """
     try:
         mode = path.stat(follow_symlinks=False).st_mode
     except FileNotFoundError:

@@ -26,6 +26,7 @@ from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.clearing import Clearing
 from proxy.keeper.drift.finding import Drift
 from proxy.keeper.enforce import Enforced, Enforcer
+from proxy.keeper.entrusted import Entrusted
 from proxy.keeper.flights import Flights
 from proxy.keeper.history import History
 from proxy.keeper.hooked import tell_lost
@@ -116,6 +117,7 @@ class Keeper(Household):
         self.prescriptions = Prescriptions(self, node)
         self.flights = Flights()
         self.retries = Retries()
+        self.entrusted = Entrusted(self)
         self.synced = asyncio.Event()
         self._put_off = set[str]()
         self.attention = asyncio.Event()
@@ -133,6 +135,7 @@ class Keeper(Household):
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
         """Decide a create and take the CPUs; ``clearing.clear`` must follow where the container owns some."""
+        request = self.entrusted.back(pod, name, attempt, request)
         token = self.token("call")
         plan = place(self.state, pod, name, attempt, request, token)
         if plan.problem or pod.faults or plan.container is None:

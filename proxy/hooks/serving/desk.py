@@ -1,0 +1,280 @@
+"""The seven questions of Koordinator's protocol, answered on the event loop.
+
+Each becomes the CRI call that it is about, and is decided as if that call passed through us, by the same
+code: so all that holds for those holds here. Questions before a call may be refused; those after one only
+have us look at the runtime, as the peer asks them after failed calls, too (Koordinator, reference a.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.cri.pb import api_pb2 as cri
+from proxy.cri.trips import Trip
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.serving.call import ForeignCall, RefusedError, Wire
+from proxy.hooks.serving.messages import (
+    container_echo,
+    create_answer,
+    create_request,
+    pod_echo,
+    run_answer,
+    run_request,
+    update_answer,
+    update_request,
+)
+from proxy.hooks.serving.under_way import Creation, UnderWay
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
+from proxy.keeper.quotas.quotas import CONTAINER
+from proxy.keeper.runtime_ports import RuntimeContainer
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.options import Policy
+from proxy.model.workload import KubeQos, Phase
+from proxy.pools.claims import STRICT
+from proxy.pools.facts import pod_facts
+
+FAILED, INTERNAL, UNAVAILABLE = 2, 13, 14
+PAUSES_S = (0.05, 0.2, 0.5)
+"""A sandbox that is not listed yet is looked for again after these pauses."""
+
+Container = pb.ContainerResourceHookRequest
+ContainerAnswer = pb.ContainerResourceHookResponse
+
+
+class Desk:
+    """Answers what is asked; all methods on the loop."""
+
+    def __init__(self, keeper: Keeper, launch: Launch, wire: Wire) -> None:
+        """Prepare to answer.
+
+        Args:
+            keeper: Whose node it is.
+            launch: Who asks the runtime in the way of a call.
+            wire: Who decides on calls.
+        """
+        self._keeper = keeper
+        self._launch = launch
+        self._wire = wire
+        self.under_way = UnderWay(keeper, launch)
+
+    # -- sandboxes ----------------------------------------------------------------------------------------
+
+    async def pre_run_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
+        """A sandbox is about to be made.
+
+        Raises:
+            RefusedError: It is not to be.
+        """
+        call = ForeignCall(self._wire, "RunPodSandbox", run_request(asked).SerializeToString())
+        body = await call.decide()
+        if asked.pod_meta.uid and call.state is not None:
+            self.under_way.pods.add(asked.pod_meta.uid, call)
+            self.under_way.stir()
+        else:
+            call.lost()
+        return run_answer(asked, call.original, body)
+
+    async def post_stop_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
+        """A sandbox was stopped, or was not: the runtime knows."""
+        keeper = self._keeper
+        ours = self._sandboxes(asked.pod_meta.uid)
+        if ours:
+            try:
+                listed = await self._launch.lookups.run(keeper.runtime.list_pods)
+                ready = {pod.id for pod in listed if pod.ready}
+                for sandbox_id in ours:
+                    if sandbox_id not in ready:
+                        keeper.sandboxes.stopped(sandbox_id)
+            except (UnavailableError, RuntimeCallError) as error:
+                self._look_later(error)
+        return pod_echo(asked)
+
+    # -- containers ---------------------------------------------------------------------------------------
+
+    async def pre_create_container(self, asked: Container) -> ContainerAnswer:
+        """A container is about to be made: it gets its CPUs, which are free when this returns.
+
+        Raises:
+            RefusedError: It is not to be.
+        """
+        try:
+            found = await self._sandbox(asked.pod_meta)
+        except (UnavailableError, RuntimeCallError) as error:
+            return self._undecided(asked, str(error))
+        if found is None:
+            return self._undecided(asked, "the runtime does not know its sandbox")
+        sandbox_id, attempt = found
+        body = create_request(asked, sandbox_id, attempt).SerializeToString()
+        call = ForeignCall(self._wire, "CreateContainer", body)
+        body = await call.decide()
+        meta = asked.container_meta
+        answer, lost = create_answer(asked, call.original, body)
+        if isinstance(call.state, Trip):
+            told = answer.container_resources
+            self._keeper.entrusted.give(call.state.target, told.cpuset_cpus, told.cpuset_mems, told.cpu_quota)
+            self.under_way.creates.add(Creation(sandbox_id, meta.name, meta.attempt), call)
+            self.under_way.stir()
+        if lost:
+            ref = f"{asked.pod_meta.namespace}/{asked.pod_meta.name}/{meta.name}"
+            what = ", ".join(lost)
+            self._keeper.problems.note(
+                f"cannot change {what} of {ref}: a hook server has no words for it (Koordinator's protocol)"
+            )
+        return answer
+
+    async def pre_start_container(self, asked: Container) -> ContainerAnswer:
+        """A container is about to be started: the runtime has today's set for it when this returns.
+
+        Raises:
+            RefusedError: It is not to be.
+        """
+        container_id = asked.container_meta.id
+        if container_id:
+            await self._name(container_id)
+            request = cri.StartContainerRequest(container_id=container_id)
+            call = ForeignCall(self._wire, "StartContainer", request.SerializeToString())
+            await call.decide()
+            if call.state is not None:
+                self.under_way.starts.add(container_id, call)
+                self.under_way.stir()
+            else:
+                call.lost()
+        return container_echo(asked)
+
+    async def post_start_container(self, asked: Container) -> ContainerAnswer:
+        """A container was started, or was not: the runtime knows."""
+        container_id = asked.container_meta.id
+        if container_id in self.under_way.starts or container_id in self._keeper.state.containers:
+            seen = await self._seen(container_id)
+            call = self.under_way.starts.take(container_id)
+            if call is None or seen is None:
+                self._keeper.attention.set()
+            if call is not None:
+                if seen is None:
+                    call.lost()
+                else:
+                    call.over(0 if any(one.state != "CREATED" for one in seen) else FAILED)
+        return container_echo(asked)
+
+    async def pre_update_container_resources(self, asked: Container) -> ContainerAnswer:
+        """A container's resources are about to be changed: its CPUs are ours to say.
+
+        Raises:
+            RefusedError: They are not to be.
+        """
+        container_id = asked.container_meta.id
+        if not container_id:
+            return container_echo(asked)
+        await self._name(container_id)
+        quotas, container = self._keeper.quotas, self._keeper.state.containers.get(container_id)
+        ours = CONTAINER + container_id in quotas.records or (container is not None and quotas.off(container))
+        request = update_request(asked, quota=not ours)
+        call = ForeignCall(self._wire, "UpdateContainerResources", request.SerializeToString())
+        body = await call.decide()
+        call.lost()  # nobody tells when it has been done; the runtime is told today's set after it
+        return update_answer(asked, call.original, body)
+
+    async def post_stop_container(self, asked: Container) -> ContainerAnswer:
+        """A container was stopped, or was not: the runtime knows."""
+        container_id = asked.container_meta.id
+        if container_id in self._keeper.state.containers:
+            seen = await self._seen(container_id)
+            if seen is not None and all(one.state == "EXITED" for one in seen):
+                self._keeper.phase(container_id, Phase.EXITED)
+            else:
+                self._keeper.attention.set()
+        return container_echo(asked)
+
+    # -- finding out --------------------------------------------------------------------------------------
+
+    def _sandboxes(self, uid: str) -> list[str]:
+        """Give the sandboxes of a pod that are known by their ids."""
+        keeper = self._keeper
+        arriving = keeper.sandboxes.arriving
+        return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]
+
+    async def _sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
+        """Find the sandbox that a container is about to be made in: the pod's newest one that is ready.
+
+        Returns:
+            Its id and attempt; None where there is none.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime does not tell.
+        """
+        keeper, new = self._keeper, meta.uid in self.under_way.pods
+        known = self._sandboxes(meta.uid)
+        if len(known) == 1 and not new:
+            return known[0], keeper.state.pods[known[0]].attempt
+        name = (meta.uid, meta.namespace, meta.name)
+        for pause in (*PAUSES_S, None):
+            listed = await self._launch.lookups.run(keeper.runtime.list_pods)
+            there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
+            if there:
+                newest = max(there, key=lambda pod: pod.attempt)
+                self.under_way.see_pod(newest)
+                return newest.id, newest.attempt
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return None
+
+    async def _name(self, container_id: str) -> None:
+        """See which container it is that somebody names, if it was made by an answer of ours.
+
+        What the runtime has saved for it is what it says itself: others may have changed the request.
+        """
+        keeper = self._keeper
+        if container_id in keeper.state.containers or not self.under_way.creates:
+            return
+        seen = await self._seen(container_id)
+        for one in seen or ():
+            self.under_way.see_container(one)
+        container = keeper.state.containers.get(container_id)
+        if container is None:
+            return
+        try:
+            detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
+            saved = CpuSet.parse(detail.cpuset_cpus)
+        except (UnavailableError, RuntimeCallError, ValueError):
+            keeper.saved.pop(container_id, None)
+            return
+        keeper.saved[container_id] = saved
+        if detail.cpu_quota > 0 > keeper.quotas.carried(container):
+            keeper.quotas.untold.add(container_id)
+
+    async def _seen(self, container_id: str) -> list[RuntimeContainer] | None:
+        """Ask the runtime for one container: none, or one; None where it does not tell."""
+        keeper = self._keeper
+        try:
+            return list(await self._launch.lookups.run(keeper.runtime.list_containers, container_id))
+        except (UnavailableError, RuntimeCallError) as error:
+            self._look_later(error)
+            return None
+
+    def _look_later(self, error: Exception) -> None:
+        self._keeper.problems.note(str(error))
+        self._keeper.attention.set()
+
+    # -- where nothing can be decided ---------------------------------------------------------------------
+
+    def _undecided(self, asked: Container, why: str) -> ContainerAnswer:
+        """Let a create go on as it is, unless its pod would rather not run."""
+        keeper = self._keeper
+        meta = asked.pod_meta
+        words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
+        keeper.problems.note(words)
+        keeper.attention.set()
+        if keeper.options.enforce and (keeper.options.refuse_on_error or self.is_strict(asked)):
+            raise RefusedError(UNAVAILABLE, words)
+        return container_echo(asked)
+
+    def is_strict(self, asked: Container) -> bool:
+        """Tell whether a container's pod would rather not run than run anywhere."""
+        meta = asked.pod_meta
+        labels, annotations = asked.pod_labels, asked.pod_annotations
+        parent = asked.pod_cgroup_parent
+        pod = pod_facts("", meta.uid, meta.namespace, meta.name, 0, labels, annotations, parent)
+        firm = self._keeper.state.node.policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+        return pod.qos in STRICT or (firm and pod.kube_qos is KubeQos.GUARANTEED)

@@ -1,0 +1,44 @@
+"""What names us to a koord-runtime-proxy: a file in its folder ``/etc/runtime/hookserver.d``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from proxy.hooks.hook import Policy
+from proxy.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from proxy.config.schema import Config
+
+STAGES: Final = (
+    "PreRunPodSandbox",
+    "PreCreateContainer",
+    "PreStartContainer",
+    "PostStartContainer",
+    "PreUpdateContainerResources",
+    "PostStopContainer",
+    "PostStopPodSandbox",
+)
+"""All that we want to be asked about; the peer knows no others (Koordinator, reference a.5)."""
+FILE: Final = "topoproxy.json"
+"""The file's name: what ends otherwise than in ``json`` is not read by the peer."""
+
+
+def registration(config: Config) -> str:
+    """Give what is to be written into the peer's folder, as ``topoproxy.json``.
+
+    The policy is Fail: a container that we have refused, or that nobody has placed, is not to run anywhere.
+
+    Raises:
+        ConfigError: Nothing is served.
+    """
+    socket = config.hooks.serve
+    if socket is None:
+        raise ConfigError("cannot name a hook server: hooks.serve says no socket")
+    entry = {
+        "remote-endpoint": str(socket),
+        "failure-policy": Policy.FAIL.value,
+        "runtime-hooks": list(STAGES),
+    }
+    return json.dumps(entry, indent=2) + "\n"

@@ -1,0 +1,160 @@
+"""What the peer is at, at the runtime, after we have answered it.
+
+Theory. A call that passes through us ends with an answer that we see. A peer's call ends somewhere else, so
+each is remembered, and resolved by the first of these that comes:
+
+- a later question that names what has come of it: a start names the container that a create has made;
+- the runtime's own list, which is asked now and then while something is under way, soon at first;
+- the end of our patience. Then the call is lost, as one whose client went away (``keeper.uncertain``): what
+  it has taken is given back, unless the list shows that it came to something after all. Whatever turns up
+  later is taken in as what somebody has made behind our back, and has its CPUs before its start.
+
+A question that comes again while the first is under way takes its place: the peer is at one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from proxy.cri.pb import api_pb2 as cri
+from proxy.hooks.serving.call import ForeignCall
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.model.errors import RuntimeCallError, UnavailableError
+
+POD_PATIENCE_S, CREATE_PATIENCE_S, START_PATIENCE_S = 120.0, 30.0, 10.0
+"""How long a call may be under way: a network plugin may take a minute, a busy disk some seconds."""
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.3, 2.0
+LIMIT = 512
+"""So many of a kind are remembered; the oldest are lost first."""
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """Which container: pods have one of a name and an attempt."""
+
+    sandbox_id: str
+    name: str
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    call: ForeignCall
+    until: float
+
+
+class Calls(Generic[K]):
+    """Calls of one kind."""
+
+    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._open: dict[K, _Entry] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._open
+
+    def add(self, key: K, call: ForeignCall) -> None:
+        """A call is under way; what was before it comes to nothing."""
+        before = self._open.pop(key, None)
+        if before is None and len(self._open) >= LIMIT:
+            before = self._open.pop(next(iter(self._open)))
+        self._open[key] = _Entry(call, self._clock() + self._patience)
+        if before is not None:
+            before.call.lost()
+
+    def take(self, key: K) -> ForeignCall | None:
+        """Give a call, which is resolved with that; None where there is none."""
+        entry = self._open.pop(key, None)
+        return None if entry is None else entry.call
+
+    def lose(self, key: K) -> None:
+        """Nobody will tell what becomes of a call."""
+        if (call := self.take(key)) is not None:
+            call.lost()
+
+    def expire(self) -> None:
+        """Lose the calls that nothing has become of in time."""
+        now = self._clock()
+        for key in [key for key, entry in self._open.items() if entry.until <= now]:
+            self.lose(key)
+
+
+class UnderWay:
+    """Everything that the peer is at.
+
+    Attributes:
+        pods: By the pod's uid: sandboxes that are being made.
+        creates: Containers that are being made.
+        starts: By container id: containers that are being started.
+    """
+
+    def __init__(self, keeper: Keeper, launch: Launch) -> None:
+        self._keeper = keeper
+        self._launch = launch
+        self.pods = Calls[str](POD_PATIENCE_S, keeper.clock)
+        self.creates = Calls[Creation](CREATE_PATIENCE_S, keeper.clock)
+        self.starts = Calls[str](START_PATIENCE_S, keeper.clock)
+        self._stirred = asyncio.Event()
+
+    def stir(self) -> None:
+        """Something new is under way: the list is asked soon."""
+        self._stirred.set()
+
+    async def run(self) -> None:
+        """Look at what is under way, for ever."""
+        pause = FIRST_LOOK_S
+        while True:
+            if not (self.pods or self.creates or self.starts):
+                await self._stirred.wait()
+            if self._stirred.is_set():
+                self._stirred.clear()
+                pause = FIRST_LOOK_S
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask the runtime what has become of what is under way; who is out of time is lost."""
+        keeper, ask = self._keeper, self._launch.lookups.run
+        try:
+            if self.pods:
+                for pod in await ask(keeper.runtime.list_pods):
+                    self.see_pod(pod)
+            if self.creates or self.starts:
+                for container in await ask(keeper.runtime.list_containers):
+                    self.see_container(container)
+        except (UnavailableError, RuntimeCallError) as error:
+            keeper.problems.note(str(error))
+        for calls in (self.pods, self.creates, self.starts):
+            calls.expire()
+
+    def see_pod(self, pod: RuntimePod) -> None:
+        """The runtime lists a sandbox."""
+        if pod.ready and pod.uid in self.pods and pod.id not in self._keeper.state.pods:
+            call = self.pods.take(pod.uid)
+            assert call is not None
+            call.answered(cri.RunPodSandboxResponse(pod_sandbox_id=pod.id).SerializeToString())
+
+    def see_container(self, container: RuntimeContainer) -> None:
+        """The runtime lists a container."""
+        key = Creation(container.sandbox_id, container.name, container.attempt)
+        if key in self.creates:
+            call = self.creates.take(key)
+            assert call is not None
+            if container.id in self._keeper.state.containers:
+                call.lost()  # known already: it has passed through us, too
+            else:
+                call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
+        if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
+            start.over(0)  # it runs, or has run
