@@ -6,8 +6,6 @@ image and resources. Everything is made on the event loop and may be looked at f
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from proxy.cri.hooked import parts
 from proxy.cri.hooked.lazy import LazyList, LazyMap
 from proxy.cri.hooked.memory import RememberedContainer, RememberedPod
@@ -16,12 +14,12 @@ from proxy.cri.hooked.resources import merged, recorded, resources_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools, Resources
 from proxy.model.idset import CpuSet, union
-from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool
 from proxy.plan.state import NodeState
 
 __all__ = ["container_facts", "decision_of", "existing_facts", "pod_facts", "pools_of", "resources_of"]
 
-_Remembered = TypeVar("_Remembered", RememberedPod, RememberedContainer)
+_NO_CPUS = CpuSet()
 
 
 def pod_facts(
@@ -132,12 +130,11 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
         owned_cpus: Hooks may give CPUs that have owners: they choose from all that are online and that the
             node does not keep for itself.
     """
-    placement, node = container.placement, state.node
-    machine = node.machine
+    placement, machine = container.placement, state.node.machine
     cpus = state.wanted(container)
+    offered = cpus if placement.narrowed is None else state.offered(container)
+    own = cpus & _held(placement) if placement.pool is Pool.OWN else _NO_CPUS
     mems = state.wanted_mems(container) if placement.mems else None
-    # An owner whose CPUs are all offline shares meanwhile, and owns none of what he runs on.
-    own = cpus if placement.pool is Pool.OWN and not state.shares(container) else CpuSet()
     return Decision(
         placement.pool.value,
         cpus,
@@ -145,7 +142,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
         mems,
         placement.unlimited,
         placement.reasons,
-        cpus | machine.online - node.reserved - node.withheld if owned_cpus else cpus,
+        offered | machine.online - state.node.reserved - state.node.withheld if owned_cpus else offered,
         mems if mems is not None and placement.blocks else machine.memory_nodes,
     )
 
@@ -153,11 +150,13 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
 def pools_of(state: NodeState) -> Pools:
     """Tell who may use which CPUs. A container that is being made has no id yet: its CPUs are owned."""
     owners = {
-        container.id: state.wanted(container)
+        container.id: _held(container.placement)
         for container in state.containers.values()
-        if container.placement.pool is Pool.OWN
-        and container.phase not in (Phase.CREATING, Phase.EXITED)
-        and not state.shares(container)
+        if container.placement.pool is Pool.OWN and container.phase not in (Phase.CREATING, Phase.EXITED)
     }
     owned = CpuSet.from_bits(union(owner.cpus.bits for owner in state.owners.values()))
     return Pools(state.pools.shared, state.pools.of(Pool.BE), owned, owners)
+
+
+def _held(placement: Placement) -> CpuSet:
+    return placement.own | placement.instead if placement.instead else placement.own
