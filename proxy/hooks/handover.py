@@ -1,0 +1,75 @@
+"""What a hook is told when it comes, and when it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from proxy.hooks.files.versions import Version
+from proxy.hooks.hook import Hook
+from proxy.hooks.points import Configure, Point, Shutdown, Synchronize
+from proxy.model.errors import HookError
+
+
+class Asked(Protocol):
+    """What is needed of the engine."""
+
+    def use(self, hooks: Sequence[Hook]) -> None:
+        """Ask these from now on."""
+
+    def tell_one(self, hook: Hook, event: Point) -> Awaitable[object]:
+        """Tell one hook, in use or not, within its deadline; gives the error, or None."""
+
+
+class Handover:
+    """Tells hooks of their beginning and their end."""
+
+    def __init__(
+        self,
+        engine: Asked,
+        synchronize: Callable[[], Synchronize | None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._synchronize = synchronize
+        self._complain = complain
+
+    async def introduce(self, new: Version) -> None:
+        """Configure a hook, and tell it all that exists.
+
+        Raises:
+            HookError: It cannot be configured.
+        """
+        hook = new.loaded.hook
+        if Configure.NAME in hook.handlers:
+            error = await self._engine.tell_one(hook, Configure(new.loaded.settings, hook.name))
+            if error is not None:
+                new.loaded.unload()
+                raise HookError(f"cannot configure hook {hook.source}: {error}")
+        if Synchronize.NAME in hook.handlers and (event := self._everything()) is not None:
+            error = await self._engine.tell_one(hook, event)
+            if error is not None:
+                self._complain(f"cannot tell hook {hook.source} what exists: {error}")
+
+    async def shut(self, old: Version, reason: str) -> None:
+        """Tell a version that it ends, and forget it.
+
+        Args:
+            old: It is not in use any more; calls that it was asked in may still be on their way.
+            reason: As ``Shutdown.reason``.
+        """
+        hook = old.loaded.hook
+        try:
+            if Shutdown.NAME in hook.handlers:
+                error = await self._engine.tell_one(hook, Shutdown(reason))
+                if error is not None:
+                    self._complain(f"cannot shut hook {hook.source} down: {error}")
+        finally:
+            old.loaded.unload()
+
+    def _everything(self) -> Synchronize | None:
+        try:
+            return self._synchronize()
+        except Exception as error:  # noqa: BLE001 - a hook that lacks it is better than none
+            self._complain(f"cannot tell hooks what exists: {type(error).__name__}: {error}")
+            return None

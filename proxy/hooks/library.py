@@ -1,0 +1,263 @@
+"""The hooks of a node: files that come, change and go while the daemon runs.
+
+The folders are looked at again and again (events of the kernel would be cheaper and are not enough: folders
+that come later, links to elsewhere, network file systems). What differs from the last look is brought into
+use, each file by a task of its own, so that one that hangs keeps nobody waiting::
+
+    read -> load -> configure -> synchronize -> use -> shut the version before down
+
+Until ``use`` the version before answers; where one of the steps fails it goes on, and the file's entry says
+why. A file that is being written is looked at again a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.config.hooks import HooksConfig
+from proxy.config.trees import meant
+from proxy.hooks.files.entries import Entry, State
+from proxy.hooks.files.folders import Candidate, Survey, survey
+from proxy.hooks.files.loading import LOAD_S
+from proxy.hooks.files.reading import Unsettled
+from proxy.hooks.files.trust import UntrustedError
+from proxy.hooks.files.versions import Maker, Version
+from proxy.hooks.handover import Asked, Handover
+from proxy.hooks.points import Synchronize
+from proxy.keeper.worker import Worker
+from proxy.model.errors import HookError
+
+LOOK_S: Final = 0.4
+"""Between two looks; what has changed is to be in use a second after."""
+SOON_S: Final = 0.1
+PATIENCE_S: Final = 2.0
+"""After so long it is told of a file that it is still being written."""
+END_S: Final = 2.0
+_THREADS: Final = 4
+
+
+@dataclass(slots=True)
+class _Known:
+    """What became of a file: as it was when it was looked at."""
+
+    candidate: Candidate
+    state: State = State.WAITING
+    error: str = ""
+    unsettled: float | None = None
+
+
+class Library:
+    """Keeps the engine's hooks to what is in the folders; all methods on the event loop."""
+
+    def __init__(
+        self,
+        config: HooksConfig,
+        engine: Asked,
+        synchronize: Callable[[], Synchronize | None],
+        complain: Callable[[str], None],
+        say: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is looked at yet.
+
+        Args:
+            config: Where, and how.
+            engine: Who asks hooks.
+            synchronize: Gives all that exists, or None as long as that is not known.
+            complain: Takes a sentence about what is wrong.
+            say: Takes a sentence about what is right.
+            clock: Seconds.
+        """
+        self._config = config
+        self._engine = engine
+        self._complain = complain
+        self._say = say
+        self._clock = clock
+        self._worker = Worker("hooks", lambda error: complain(f"cannot look after hooks: {error}"), _THREADS)
+        self._maker = Maker(config, self._worker, complain)
+        self._handover = Handover(engine, synchronize, complain)
+        self._looking = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._in_use: dict[str, Version] = {}
+        self._known: dict[str, _Known] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._masked: list[tuple[Candidate, Path]] = []
+        self._told: set[str] = set()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What became of each file, by name; those that do not count behind those that do."""
+        entries = [self._entry(name, known) for name, known in self._known.items()]
+        entries += [
+            Entry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+            for c, by in self._masked
+        ]
+        return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
+
+    async def run(self) -> None:
+        """Look again and again, until it is cancelled."""
+        while True:
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - hooks that are in use go on
+                self._complain(f"cannot look for hooks: {type(error).__name__}: {error}")
+            unsettled = any(known.unsettled is not None for known in self._known.values())
+            try:
+                await asyncio.wait_for(self._wake.wait(), SOON_S if unsettled else LOOK_S)
+            except TimeoutError:
+                continue
+            self._wake.clear()
+
+    async def look_once(self, timeout: float = 2 * LOAD_S) -> None:
+        """Look, and wait until what differs has been brought into use, or has failed.
+
+        Args:
+            timeout: Seconds; what takes longer goes on.
+        """
+        await self._look()
+        if self._busy:
+            await asyncio.wait(set(self._busy.values()), timeout=timeout)
+
+    async def close(self) -> None:
+        """Shut all hooks down and look no more."""
+        if self._busy:
+            _, late = await asyncio.wait(set(self._busy.values()), timeout=END_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        ending, self._in_use = self._in_use, {}
+        self._known.clear()
+        self._engine.use([])
+        await asyncio.gather(*(self._handover.shut(old, "stop") for old in ending.values()))
+        await asyncio.to_thread(self._worker.close)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            found = await self._worker.run(survey, self._config)
+            self._masked = found.masked
+            for sentence in found.strange:
+                self._tell_once(sentence)
+            for name, candidate in found.candidates.items():
+                known = self._known.get(name)
+                if name not in self._busy and (
+                    known is None
+                    or known.unsettled is not None
+                    or known.candidate.signature != candidate.signature
+                ):
+                    self._begin(name, self._bring(name, candidate))
+            for name, known in list(self._known.items()):
+                gone = name not in found.candidates and known.candidate.path.parent not in found.unreadable
+                if gone and name not in self._busy:
+                    self._begin(name, self._forget(name))
+            self._check_settings(found)
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"hook {name}")
+        self._busy[name] = task
+        task.add_done_callback(lambda done: self._done(name, done))
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        self._busy.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._complain(f"cannot bring hook {name} into use: {type(error).__name__}: {error}")
+        known = self._known.get(name)
+        if known is None or known.unsettled is None:
+            self._wake.set()  # it may have changed meanwhile
+
+    async def _bring(self, name: str, candidate: Candidate) -> None:
+        """Bring what is in a file now into use."""
+        before = self._known.get(name)
+        known = self._known[name] = _Known(candidate, before.state if before else State.WAITING)
+        old = self._in_use.get(name)
+        try:
+            new = await self._maker.make(name, candidate, old)
+            if new is not None and new is not old:
+                await self._handover.introduce(new)
+        except Unsettled as error:
+            self._postpone(known, before, error)
+        except HookError as error:
+            self._refuse(known, error, old)
+        except Exception as error:  # noqa: BLE001 - the others go on, and this one as it was
+            cause = f"{type(error).__name__}: {error}"
+            self._refuse(known, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
+        else:
+            known.state, known.error = State.DISABLED if new is None else State.RUNNING, ""
+            if new is not old:
+                await self._replace(name, new)
+
+    async def _forget(self, name: str) -> None:
+        """End a hook whose file is gone."""
+        del self._known[name]
+        await self._replace(name, None)
+
+    async def _replace(self, name: str, new: Version | None) -> None:
+        """Put another version into use, or none, and end the one before."""
+        old = self._in_use.pop(name, None)
+        if new is not None:
+            self._in_use[name] = new
+            new.loaded.show_lines()
+            self._say(f"hook {name} is in use: {new.loaded.hook.source}")
+        elif old is not None:
+            self._say(f"hook {name} is in use no more")
+        self._engine.use([self._in_use[name].loaded.hook for name in sorted(self._in_use)])
+        if old is not None:
+            await self._handover.shut(old, "removed" if new is None else "replaced")
+
+    def _postpone(self, known: _Known, before: _Known | None, error: Unsettled) -> None:
+        """Look at a file again that is being written."""
+        now = self._clock()
+        known.unsettled = now if before is None or before.unsettled is None else before.unsettled
+        if now - known.unsettled > PATIENCE_S:
+            what = "hook server" if known.candidate.server else "hook"
+            known.error = f"cannot read {what} {known.candidate.path}: {error}"
+            self._tell_once(known.error)
+
+    def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
+        """Note that a file cannot be used."""
+        known.error = str(error)
+        if old is not None:
+            known.state = State.OLD
+            self._complain(f"{error}; the version before goes on")
+            return
+        known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
+        self._complain(str(error))
+
+    def _entry(self, name: str, known: _Known) -> Entry:
+        candidate, used = known.candidate, self._in_use.get(name)
+        if used is None:
+            return Entry(name, str(candidate.path), known.state, known.error, server=candidate.server)
+        hook = used.loaded.hook
+        return Entry(
+            name,
+            str(candidate.path),
+            known.state,
+            known.error,
+            tuple(sorted(hook.handlers)),
+            str(hook.policy),
+            hook.timeout,
+            candidate.server,
+        )
+
+    def _check_settings(self, found: Survey) -> None:
+        """Tell of settings that nobody reads."""
+        if found.unreadable:
+            return
+        for name, settings in self._config.settings.items():
+            candidate = found.candidates.get(name)
+            if candidate is None:
+                hint = meant(name, found.candidates)
+                self._tell_once(f"hooks.settings.{name}: there is no such hook{hint}")
+            elif candidate.server and settings.config is not None:
+                self._tell_once(
+                    f"hooks.settings.{name}.config: it is a server, which is configured elsewhere"
+                )
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told and len(self._told) < 1000:
+            self._told.add(sentence)
+            self._complain(sentence)
