@@ -1,0 +1,196 @@
+"""Whether an answer may be given at a point. Pure.
+
+All of an answer is looked at and copied into plain values before anything of it is used: a hook may answer
+with maps of its own that say something else when they are read again. What a hook may not say is refused
+with a sentence that names the field; the hook's name is put before it by who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final
+
+from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
+from proxy.hooks.engine import values
+from proxy.hooks.engine.claims import UPDATES, Said
+from proxy.hooks.engine.values import WrongError
+from proxy.hooks.engine.words import shown, whom
+from proxy.hooks.points import Point
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet, Mask
+
+MOST_ENTRIES: Final = 256
+"""Entries of one map."""
+MOST_TEXT: Final = 256 * 1024
+"""Characters of all keys and values of one answer together."""
+LONGEST_REASON: Final = 1024
+"""Characters of a veto's reason; the rest is cut off."""
+
+_OF_ADJUSTMENT = attrgetter(*FIELDS)
+_OF_UPDATE = attrgetter(*UPDATES)
+_KEYS: Final[Mapping[str, Callable[[object], str]]] = {
+    "unified": values.cgroup_file,
+    "annotations": values.key,
+    "labels": values.key,
+    "envs": values.variable,
+    "devices": values.path,
+    "mounts": values.path,
+    "updates": values.key,
+}
+
+
+def taken(answer: object, event: Point) -> Said | Veto | None:
+    """Check an answer.
+
+    Args:
+        answer: What the hook has given back, whatever it is.
+        event: What it was asked.
+
+    Returns:
+        What it says, as plain values; a veto with its reason; None if it says nothing.
+
+    Raises:
+        HookError: It may not be answered there.
+    """
+    if answer is None:
+        return None
+    if isinstance(answer, Veto):
+        return _veto(answer, event)
+    if not isinstance(answer, Adjustment):
+        close = getattr(answer, "close", None) if type(answer).__name__ == "coroutine" else None
+        if close is not None:
+            close()  # nobody will await it
+        raise HookError(
+            f"cannot use its answer at {event.NAME}: it must be an Adjustment"
+            f"{', a Veto' if event.VETO else ''} or None, not {type(answer).__name__}"
+        )
+    said: dict[str, Any] = {}
+    for field, value in zip(FIELDS, _OF_ADJUSTMENT(answer), strict=True):
+        if value is LEAVE or (field in MAPS and type(value) is dict and not value):
+            continue
+        checked = _field(field, value, event)
+        if field not in MAPS or checked:
+            said[field] = checked
+    if said and MAPS.intersection(said):
+        _measure(said, event)
+    return said or None
+
+
+def _veto(answer: Veto, event: Point) -> Veto:
+    if not event.VETO:
+        raise HookError(f"cannot refuse at {event.NAME}: it is too late there, or it cannot be refused")
+    try:
+        reason = values.text(answer.reason)
+    except WrongError as wrong:
+        raise HookError(f"cannot take the reason of its veto: {wrong}") from None
+    return Veto(" ".join(reason.split())[:LONGEST_REASON] or "no reason given")
+
+
+def _field(field: str, value: Any, event: Point) -> Any:
+    if field not in event.TAKES:
+        raise HookError(_no(field, value, event, f"that cannot be changed at {event.NAME}"))
+    if field in MAPS:
+        return _map(field, value, event)
+    if value is CLEAR:
+        return value
+    decision: Any = getattr(event, "decision", None)
+    try:
+        if field == "cpus":
+            return values.ids(CpuSet, value, decision.allowed if decision is not None else None)
+        if field == "mems":
+            return values.ids(Mask, value, decision.allowed_mems if decision is not None else None)
+        return values.parent(value) if field == "cgroup_parent" else values.number(field, value)
+    except WrongError as wrong:
+        raise HookError(_no(field, value, event, str(wrong))) from None
+
+
+def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise HookError(_no(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
+    items = list(islice(value.items(), MOST_ENTRIES + 1))
+    if len(items) > MOST_ENTRIES:
+        raise HookError(_no(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
+    plain: dict[str, Any] = {}
+    for key, entry in items:
+        try:
+            word = _KEYS[field](key)
+            if entry is CLEAR and field != "updates":
+                plain[word] = entry
+            elif field == "updates":
+                _add_update(plain, word, entry, event)
+            else:
+                plain[word] = _entry(field, word, entry)
+        except WrongError as wrong:
+            raise HookError(_no(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
+    return plain
+
+
+def _entry(field: str, key: str, entry: object) -> object:
+    if field == "devices":
+        return values.device(key, entry)
+    if field == "mounts":
+        return values.mount(key, entry)
+    return values.text(entry, loose=field == "envs")
+
+
+def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) -> None:
+    if not isinstance(entry, Update):
+        raise WrongError(f"it must be an Update, not {type(entry).__name__}")
+    container: Any = getattr(event, "container", None)
+    if "cpus" in event.TAKES and container is not None and container.id == key:
+        raise WrongError("the call is about this container itself: say it in the adjustment")
+    said: dict[str, Any] = {}
+    for field, value in zip(UPDATES, _OF_UPDATE(entry), strict=True):
+        if value is LEAVE:
+            continue
+        try:
+            if field == "unified":
+                if files := _files(value):
+                    said[field] = files
+            elif value is CLEAR:
+                said[field] = value
+            else:
+                said[field] = (
+                    values.ids(CpuSet, value, None) if field == "cpus" else values.number(field, value)
+                )
+        except WrongError as wrong:
+            raise WrongError(f"{field}: {wrong}") from None
+    if said:
+        plain[key] = Update(**said)
+
+
+def _files(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise WrongError(f"it must be a mapping, not {type(value).__name__}")
+    items = list(islice(value.items(), MOST_ENTRIES + 1))
+    if len(items) > MOST_ENTRIES:
+        raise WrongError(f"at most {MOST_ENTRIES} entries are taken")
+    return {values.cgroup_file(key): values.text(entry) for key, entry in items}
+
+
+def _measure(said: Said, event: Point) -> None:
+    total = sum(_size(entry) for field in MAPS.intersection(said) for entry in said[field].items())
+    if total > MOST_TEXT:
+        raise HookError(
+            f"cannot use its answer at {event.NAME}: it has {total} characters, {MOST_TEXT} are taken"
+        )
+
+
+def _size(entry: tuple[str, Any]) -> int:
+    key, value = entry
+    if isinstance(value, str):
+        return len(key) + len(value)
+    if isinstance(value, Update):
+        return len(key) + sum(map(_size, value.unified.items()))
+    return 2 * len(key) + len(getattr(value, "host_path", ""))
+
+
+def _no(field: str, value: object, event: Point, why: str) -> str:
+    subject = whom(event)
+    said = "clear" if value is CLEAR else "set"
+    # Entries of maps are not shown: they may be secrets of an environment.
+    quiet = value is CLEAR or value is None or isinstance(value, Mapping)
+    to = "" if quiet else f" to {shown(value)}"
+    return f"cannot {said} {field}{f' of {subject}' if subject else ''}{to}: {why}"

@@ -1,0 +1,309 @@
+"""The course of one call through its hooks.
+
+Theory. A call is at one hook at a time, and is moved on by whoever has its *ticket*: a list with one item,
+and whoever pops the item has it. The thread that calls a hook pops it when the hook has answered and the
+answer is checked; the event loop pops it when the hook's time is over. One of the two gets it, the other
+finds that it is gone and uses nothing of what it has. So the call needs no lock, and an answer that comes
+late cannot be used.
+
+It moves on wherever it is: hooks that are plain functions are called one after the other in one runner,
+coroutines on their own loops. When all hooks have answered, those that validate see what came together. The
+last thing is the outcome, set once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import partial
+
+from proxy.hooks.answers import NOTHING, Adjustment, Veto
+from proxy.hooks.engine import traces
+from proxy.hooks.engine.checks import taken
+from proxy.hooks.engine.claims import Claims, Said
+from proxy.hooks.engine.runners import Runner, Way
+from proxy.hooks.engine.seats import Seat
+from proxy.hooks.engine.shared import Errand, Held, Shared
+from proxy.hooks.engine.traces import Fault
+from proxy.hooks.engine.words import pod_of, task
+from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Outcome, Policy
+from proxy.hooks.points import POINTS, VALIDATES, Point
+
+MOST_STUCK = 64
+"""Threads of all hooks that may hang before no hook is asked."""
+SPARE_S = 0.1
+"""A server's own deadline is the same as ours, and its error says more: it is waited for a little."""
+
+
+class _Step(Enum):
+    READY = "a hook is to be called"
+    WAITS = "for a place"
+    DONE = "all have been asked"
+
+
+class Course:
+    """One event, its hooks, and what has come of them so far; from any thread."""
+
+    __slots__ = (
+        "_adjustment", "_always", "_at", "_claims", "_end", "_lost", "_open", "_queued", "_refusal", "_seat",
+        "_seats", "_shared", "_token", "_validators", "due", "event", "held", "notes", "outcome",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shared: Shared,
+        event: Point,
+        seats: Sequence[Seat],
+        validators: Sequence[Seat] | None,
+        always: float,
+    ) -> None:
+        self._shared = shared
+        self.event = event
+        self.outcome: Outcome | None = None
+        self.notes: list[tuple[Seat, Fault]] = []
+        self._seats = seats
+        self._validators = validators or None
+        self._always = always
+        self._claims = Claims()
+        self._adjustment: Adjustment = NOTHING
+        self._refusal = ""
+        self._at = 0
+        self._seat: Seat
+        self._token = 0
+        self._queued = False
+        self._end = shared.clock() + LONGEST_S
+        self.held = Held([], None, None, self._end)
+        self.due = 0.0
+        self._open = [True]
+        self._lost: dict[Runner, Seat] = {}
+
+    # Moving on.
+
+    def go_on(self) -> None:
+        """Find the next hook and have it called elsewhere; not from a runner."""
+        while True:
+            step = self._advance()
+            if step is _Step.DONE:
+                self._conclude()
+                self.settle()
+            elif step is _Step.READY and not self._send():
+                continue
+            return
+
+    def _send(self) -> bool:
+        if self.event.NAME in self._seat.coroutines:
+            return self._begin(self._seat)
+        try:
+            self._shared.runners.start(self)
+        except RuntimeError as error:
+            self._ended(self._seat, None, Fault("error", f"it cannot be called: {error}"), None)
+            return False
+        return True
+
+    def run(self, runner: Runner) -> Way:
+        """Call hooks in a runner, as long as they are plain functions."""
+        ready = self._permitted(self._seat) if self._queued else True
+        self._queued = False
+        while True:
+            if ready:
+                if self.event.NAME in self._seat.coroutines:
+                    if self._begin(self._seat):
+                        return Way.HANDED
+                elif not self._call(self._seat, runner):
+                    return Way.LOST
+            step = self._advance()
+            if step is _Step.DONE:
+                self._conclude()
+                return Way.DONE
+            if step is _Step.WAITS:
+                return Way.HANDED
+            ready = True
+
+    def _advance(self) -> _Step:
+        while not self._refusal:
+            if self._at == len(self._seats) and not self._to_validation():
+                break
+            seat = self._seats[self._at]
+            if self._skips(seat):
+                self._at += 1
+                continue
+            now = self._shared.clock()
+            if now >= self._end:
+                self._failed(seat, Fault("queue", "no time was left for it: the hooks before it took all"))
+                continue
+            self._seat, self._queued = seat, True
+            self.held = Held([True], None, None, self._end)
+            if not seat.enter(self):
+                return _Step.WAITS
+            self._queued = False
+            self.held = Held([], None, None, self._end)
+            if self._permitted(seat):
+                return _Step.READY
+        return _Step.DONE
+
+    def _permitted(self, seat: Seat) -> bool:
+        now = self._shared.clock()
+        permit = seat.permit(now, self._always > 0, self._shared.runners.stuck >= MOST_STUCK)
+        if isinstance(permit, int):
+            self._token = permit
+            return True
+        seat.leave(0, None, None, now)
+        self._failed(seat, permit)
+        return False
+
+    def _to_validation(self) -> bool:
+        self._adjustment = self._claims.merged()
+        if self._validators is None:
+            return False
+        point = POINTS[VALIDATES[self.event.NAME]]
+        self.event = point(self.event, self._adjustment, self._claims.owners)  # type: ignore[call-arg]
+        self._seats, self._validators, self._at = self._validators, None, 0
+        return True
+
+    def _skips(self, seat: Seat) -> bool:
+        if seat.hook.skip is None or (pod := pod_of(self.event)) is None:
+            return False
+        try:
+            return bool(seat.hook.skip(pod.labels))
+        except Exception:  # noqa: BLE001 - whatever it is: who cannot tell is asked
+            return False
+
+    # Calling.
+
+    def _deadline(self, seat: Seat, now: float) -> float:
+        hook = seat.hook
+        return min(now + max(hook.timeout, self._always) + (SPARE_S if hook.remote else 0.0), self._end)
+
+    def _call(self, seat: Seat, runner: Runner) -> bool:
+        """Call a function and take its answer; False: it took too long, and the call is somebody else's."""
+        clock, hook = self._shared.clock, seat.hook
+        start = clock()
+        ticket = [True]
+        self._hold(Held(ticket, seat, runner, self._deadline(seat, start)))
+        said: Said | Veto | None = None
+        fault: Fault | None = None
+        try:
+            handler = hook.handlers[self.event.NAME]
+            answer = handler(self.event, self._claims.merged()) if hook.echoes else handler(self.event)
+            if answer is not None:
+                said, fault = self._checked(answer)
+                del answer  # what its end runs is run in the hook's time
+        except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
+            fault = traces.fault(error, hook)
+        try:
+            ticket.pop()
+        except IndexError:
+            return False
+        self._ended(seat, said, fault, clock() - start)
+        return True
+
+    def _checked(self, answer: object) -> tuple[Said | Veto | None, Fault | None]:
+        try:
+            return taken(answer, self.event), None
+        except Exception as error:  # noqa: BLE001 - an answer may raise what it likes when it is read
+            return None, Fault("answer", traces.said(error) or "its answer cannot be read")
+
+    def _begin(self, seat: Seat) -> bool:
+        """Have a coroutine run on the hook's loop; False: there is none, and the call is still ours."""
+        try:
+            errand = Errand(seat.looper())
+            now, ticket = self._shared.clock(), [True]
+            self._hold(Held(ticket, seat, errand, self._deadline(seat, now)))
+            errand.looper.start(partial(self._await, seat, errand, ticket, now), errand.tasks)
+        except (RuntimeError, OSError) as error:
+            self.held = Held([], None, None, self._end)
+            self._ended(seat, None, Fault("error", f"it cannot be called: {error}"), None)
+            return False
+        return True
+
+    async def _await(self, seat: Seat, errand: Errand, ticket: list[bool], start: float) -> None:
+        hook = seat.hook
+        said: Said | Veto | None = None
+        fault: Fault | None = None
+        try:
+            handler = hook.handlers[self.event.NAME]
+            answer = await (
+                handler(self.event, self._claims.merged()) if hook.echoes else handler(self.event)
+            )
+            said, fault = self._checked(answer)
+        except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
+            fault = traces.fault(error, hook)
+        try:
+            ticket.pop()
+        except IndexError:
+            errand.ended = True
+            seat.came_back(errand)
+            return
+        try:
+            self._ended(seat, said, fault, self._shared.clock() - start)
+            self.go_on()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the call hanging
+            self.broke(error, None)
+            self.settle()
+
+    def _hold(self, held: Held) -> None:
+        """A hook has the call; who follows the call with a timer is told if that is too late for this one."""
+        self.held = held
+        if held.deadline < self.due:
+            self._shared.post(self.look)
+
+    # What has come of it.
+
+    def _ended(self, seat: Seat, said: Said | Veto | None, fault: Fault | None, took: float | None) -> None:
+        """A hook has answered, or failed; whoever says so has the call."""
+        if isinstance(said, Veto):
+            seat.refused()
+            self._refusal = f"cannot {task(self.event)}: hook {seat.hook.name}: {said.reason}"
+        elif said is not None and (clash := self._claims.claim(seat.hook.name, said)):
+            fault = Fault("conflict", clash)
+        seat.leave(self._token, took, fault, self._shared.clock())
+        if fault is not None:
+            self._failed(seat, fault, noted=True)
+        else:
+            self._at += 1
+
+    def _failed(self, seat: Seat, fault: Fault, noted: bool = False) -> None:
+        self._at += 1
+        if not noted:
+            seat.note(fault)
+        strict = seat.hook.policy is Policy.FAIL and self.event.VETO
+        if fault.kind != "open":
+            self.notes.append((seat, fault))
+        if strict and not self._refusal:
+            self._refusal = f"cannot {task(self.event)}: hook {seat.hook.name}: {fault.text}"
+
+    def _conclude(self) -> None:
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        if self._refusal:
+            self.outcome = Outcome(refusal=self._refusal)
+        elif self._adjustment:
+            self.outcome = Outcome(self._adjustment, self._claims.owners)
+        else:
+            self.outcome = AS_IT_IS
+
+    def look(self) -> None:
+        """See who has the call, and whether for too long; on the loop."""
+        raise NotImplementedError
+
+    def came_back(self, runner: Runner) -> None:
+        """A runner that was abandoned with this call is back."""
+        raise NotImplementedError
+
+    def turn(self) -> bool:
+        """There is a place; False if it is not waited for any more."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Go on with a place."""
+        raise NotImplementedError
+
+    def broke(self, error: BaseException, runner: Runner | None) -> Way:
+        """Our own code has failed."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Tell who waits that there is an outcome; from any thread."""
+        raise NotImplementedError

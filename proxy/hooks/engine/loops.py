@@ -1,0 +1,105 @@
+"""Event loops for hooks that are coroutine functions: one for each such hook, in a thread of its own.
+
+A hook that blocks its loop blocks nobody else's. A coroutine that is past its deadline is cancelled; if its
+loop does not even get to do that, the thread is abandoned (see ``runners``) and the next call makes a new
+one. Tasks that a hook starts live on its loop, until the hook goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from proxy.hooks.engine.runners import OverdueError
+
+_END_S = 1.0
+"""Tasks that are cancelled when a hook goes have so long to end."""
+
+
+class Looper:
+    """One loop in a thread."""
+
+    __slots__ = ("_complain", "_gone", "_loop", "back", "ended", "gone", "ident", "lost")
+
+    def __init__(self, name: str, complain: Callable[[str], None], gone: Callable[[], None]) -> None:
+        self._complain = complain
+        self._gone = gone
+        self.back = False
+        self.gone = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._unhandled)
+        self.ident = 0
+        self.lost = False
+        self.ended = False
+        threading.Thread(target=self._live, name=f"hooks-{name}"[:15], daemon=True).start()
+
+    def _live(self) -> None:
+        self.ident = threading.get_ident()
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        while not self.ended and not self.lost:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - a task wants the process to exit, or is overdue
+                if not isinstance(error, OverdueError):
+                    self._complain(f"a task of it has ended with {type(error).__name__}")
+        self.back = True
+        try:
+            self._clear(loop)
+        except BaseException:  # noqa: BLE001 - tasks may raise what they like
+            self.lost = True  # nothing more can be done for its tasks
+        finally:
+            self.gone = True
+            self._gone()
+
+    def _clear(self, loop: asyncio.AbstractEventLoop) -> None:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        try:
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=_END_S))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        what = type(error).__name__ if error is not None else str(context.get("message"))[:100]
+        self._complain(f"a task of it has failed: {what}")
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, None]], keep: list[asyncio.Task[None]]) -> None:
+        """Run a coroutine; its task is put into ``keep``."""
+
+        def begin() -> None:
+            keep.append(self._loop.create_task(make()))
+
+        self._loop.call_soon_threadsafe(begin)
+
+    def cancel(self, keep: list[asyncio.Task[None]], reached: Callable[[], None]) -> None:
+        """Cancel a coroutine; ``reached`` is called on its loop once that has been said to it."""
+
+        def end() -> None:
+            for task in keep:
+                task.cancel()
+            reached()
+
+        self._say(end)
+
+    def abandon(self) -> None:
+        """It is blocked: end when it is not."""
+        self.lost = True
+        self._say(self._loop.stop)
+
+    def close(self) -> None:
+        """Cancel what runs on it and end."""
+        self.ended = True
+        self._say(self._loop.stop)
+
+    def _say(self, what: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            return  # it has been closed in this moment

@@ -1,0 +1,119 @@
+"""How a hook stands: what it has been asked, how it did, and whether it is asked at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+QUICK_S = 0.0001
+"""A hook whose answers usually take less than this may be waited for at once."""
+SLOW_S = 0.0003
+"""One answer that takes longer than this, and nobody waits for the next ones."""
+AGAIN = 20
+"""So many quick answers, and it is waited for again."""
+_WEIGHT = 0.125
+_KEPT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class HookReport:
+    """What is known of a hook.
+
+    Attributes:
+        name, source, policy, remote: As in ``Hook``.
+        points: What it handles.
+        timeout: Seconds for one answer.
+        state: ``ok``; ``failing``: its last calls have failed; ``open``: it is not asked for a while;
+            ``probing``: one call tries whether it is well again; ``hangs``: it is not asked until calls that
+            have not come back do.
+        retry_in: Seconds until it is tried again, where it is ``open``.
+        calls: How often it was called.
+        failures: How often it failed, by kind: ``error``, ``answer``, ``conflict``, ``timeout``, ``hangs``,
+            ``queue``.
+        conflicts: How often it said what another hook had said.
+        vetoes: How often it has refused a call.
+        skipped: How often it was not asked, because it is ``open``.
+        lost: Events that it was not told, because too many waited.
+        waiting: Events that wait to be told.
+        running: Calls that it works on.
+        hung: Calls that have not come back after their deadline.
+        quiet: Records of its log that were left out.
+        last_error: The last failure, in words; empty if there was none. ``last_trace`` is its traceback.
+        last_error_at: When, in seconds since the epoch; 0 if there was none.
+        p50_s, max_s: Seconds of one answer: in the middle of the last ones, and the longest ever.
+    """
+
+    name: str
+    source: str
+    points: tuple[str, ...]
+    policy: str
+    timeout: float
+    remote: bool = False
+    state: str = "ok"
+    retry_in: float = 0.0
+    calls: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    conflicts: int = 0
+    vetoes: int = 0
+    skipped: int = 0
+    lost: int = 0
+    waiting: int = 0
+    running: int = 0
+    hung: int = 0
+    quiet: int = 0
+    last_error: str = ""
+    last_trace: str = ""
+    last_error_at: float = 0.0
+    p50_s: float = 0.0
+    max_s: float = 0.0
+
+
+class Standing:
+    """Counters of one hook; whoever changes them holds the lock of its seat."""
+
+    __slots__ = (
+        "calls", "failures", "last_error", "last_error_at", "last_trace", "longest", "lost", "skipped",
+        "times", "usual", "vetoes", "well",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.failures: dict[str, int] = {}
+        self.vetoes = 0
+        self.skipped = 0
+        self.lost = 0
+        self.last_error = ""
+        self.last_trace = ""
+        self.last_error_at = 0.0
+        self.times: deque[float] = deque(maxlen=_KEPT)
+        self.longest = 0.0
+        self.usual = 1.0
+        self.well = AGAIN
+
+    def took(self, seconds: float) -> None:
+        """An answer took so long."""
+        if self.calls:
+            self.usual += (seconds - self.usual) * _WEIGHT
+        else:
+            self.usual = seconds
+        self.calls += 1
+        self.times.append(seconds)
+        if seconds > self.longest:
+            self.longest = seconds
+        self.well = self.well + 1 if seconds < SLOW_S else 0
+
+    def failed(self, kind: str, text: str, trace: str, now: float) -> None:
+        """A call has failed, or could not be made (``now`` in seconds since the epoch)."""
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.last_error, self.last_trace, self.last_error_at = text, trace, now
+
+    @property
+    def quick(self) -> bool:
+        """Whether it has been quick lately."""
+        return self.usual < QUICK_S and self.well >= AGAIN
+
+    def middle(self) -> float:
+        """Give the middle of the last answers' times."""
+        times = sorted(self.times)
+        return times[len(times) // 2] if times else 0.0
