@@ -4,8 +4,8 @@ The channel is opened with the first call. Messages are made and read by the cal
 by grpc, which would write what it cannot decode to a log of its own.
 
 A call does not wait for a server to come: a socket without a server is an error at once. A server that comes
-back is seen within a second. An answer that does not come is given up shortly before the hook's own deadline,
-so that it is the call that ends and not the thread that waits for it.
+back is seen within a second. The deadline is the hook's own; who asks waits a little longer than that, so
+that it is the call that ends, with a reason, and not the thread that waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ LARGEST: Final = 16 << 20
 SERVICE: Final = "/runtime.v1alpha1.RuntimeHookService/"
 """Path of the methods."""
 
-_EARLIER = 0.98
 _LONGEST_WORDS = 300
 
 _OPTIONS = (
@@ -72,7 +71,7 @@ class Client:
         self._calls.add(mark)  # before the look at _closed: one of the two sides sees the other
         try:
             send: Any = self._open().unary_unary(SERVICE + method)
-            answer: bytes = send(request, timeout=self._timeout * _EARLIER)
+            answer: bytes = send(request, timeout=self._timeout)
         except grpc.RpcError as error:
             raise HookError(f"cannot ask {method} at {self.path}: {self._cause(error)}") from None
         except ValueError:  # how grpc says that the channel is closed

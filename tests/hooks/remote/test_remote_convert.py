@@ -1,0 +1,136 @@
+"""What servers are told: what will be, with what hooks before have set, and only what is text."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from proxy.hooks.answers import CLEAR, Adjustment
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
+from proxy.hooks.points import PreCreateContainer, PreRunPodSandbox, PreUpdateContainerResources
+from proxy.hooks.remote.convert import container_request, sandbox_request
+from proxy.model.idset import CpuSet, Mask
+
+POD = PodFacts(
+    sandbox_id="s1",
+    uid="u1",
+    namespace="shop",
+    name="db",
+    attempt=3,
+    runtime_handler="kata",
+    cgroup_parent="/kubepods/pod1",
+    labels={"app": "db"},
+    annotations={"note": "x"},
+)
+ASKED = Resources(
+    cpu_period=100_000,
+    cpu_quota=200_000,
+    cpu_shares=1024,
+    memory_limit=1 << 30,
+    memory_swap_limit=1 << 31,
+    oom_score_adj=900,
+    cpuset_cpus="0-1",
+    cpuset_mems="1",
+    hugepage_limits={"2MB": 5},
+    unified={"memory.high": "9"},
+)
+CONTAINER = ContainerFacts(
+    id="c1", name="main", attempt=2, annotations={"a": "1"}, envs={"PATH": "/bin"}, resources=ASKED
+)
+DECIDED = Decision(cpus=CpuSet.parse("4-5"), mems=Mask((0,)), unlimited=True, allowed=CpuSet.parse("4-5"))
+
+
+def resources(event: Any, so_far: Adjustment | None = None) -> Any:
+    request = container_request(event) if so_far is None else container_request(event, so_far)
+    return request.container_resources
+
+
+def test_a_sandbox() -> None:
+    told = sandbox_request(PreRunPodSandbox(POD))
+    meta = told.pod_meta
+    assert (meta.name, meta.namespace, meta.uid, meta.attempt) == ("db", "shop", "u1", 3)
+    assert (told.runtime_handler, told.cgroup_parent) == ("kata", "/kubepods/pod1")
+    assert (dict(told.labels), dict(told.annotations)) == ({"app": "db"}, {"note": "x"})
+    assert not told.HasField("resources")
+    assert sandbox_request(PreRunPodSandbox(POD, ASKED)).resources.cpu_shares == 1024
+
+
+def test_a_sandbox_with_what_hooks_before_have_set() -> None:
+    so_far = Adjustment(labels={"app": CLEAR, "b": "2"}, annotations={"note": "y"}, cgroup_parent="/else")
+    told = sandbox_request(PreRunPodSandbox(POD), so_far)
+    assert (dict(told.labels), dict(told.annotations)) == ({"b": "2"}, {"note": "y"})
+    assert told.cgroup_parent == "/else"
+    assert sandbox_request(PreRunPodSandbox(POD), Adjustment(cgroup_parent=CLEAR)).cgroup_parent == ""
+
+
+def test_a_container_before_anything_is_decided() -> None:
+    told = container_request(PreCreateContainer(POD, CONTAINER, Decision()))
+    assert (told.pod_meta.uid, told.pod_cgroup_parent) == ("u1", "/kubepods/pod1")
+    meta = told.container_meta
+    assert (meta.name, meta.attempt, meta.id) == ("main", 2, "c1")
+    assert (dict(told.pod_labels), dict(told.pod_annotations)) == ({"app": "db"}, {"note": "x"})
+    assert dict(told.container_annotations) == {"a": "1"}
+    assert dict(told.container_envs) == {"PATH": "/bin"}
+    asked = told.container_resources
+    numbers = asked.cpu_period, asked.cpu_quota, asked.cpu_shares, asked.oom_score_adj
+    assert numbers == (100_000, 200_000, 1024, 900)
+    assert (asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes) == (1 << 30, 1 << 31)
+    assert (asked.cpuset_cpus, asked.cpuset_mems) == ("0-1", "1")
+    assert [(page.page_size, page.limit) for page in asked.hugepage_limits] == [("2MB", 5)]
+    assert dict(asked.unified) == {"memory.high": "9"}
+
+
+def test_what_the_engine_has_decided_is_what_servers_see() -> None:
+    told = resources(PreCreateContainer(POD, CONTAINER, DECIDED))
+    assert (told.cpuset_cpus, told.cpuset_mems, told.cpu_quota) == ("4-5", "0", -1)
+
+
+def test_a_container_with_what_hooks_before_have_set() -> None:
+    so_far = Adjustment(
+        cpus=CpuSet.parse("5"),
+        mems=Mask((1,)),
+        cpu_quota=7000,
+        cpu_shares=CLEAR,
+        memory_limit=11,
+        memory_swap_limit=12,
+        cpu_period=13,
+        oom_score_adj=14,
+        unified={"memory.high": CLEAR, "memory.low": "1"},
+        annotations={"a": CLEAR, "b": "2"},
+        envs={"PATH": CLEAR, "HOME": "/"},
+    )
+    event = PreCreateContainer(POD, CONTAINER, DECIDED)
+    told = container_request(event, so_far)
+    has = told.container_resources
+    assert (has.cpuset_cpus, has.cpuset_mems, has.cpu_quota, has.cpu_shares) == ("5", "1", 7000, 0)
+    assert (has.memory_limit_in_bytes, has.memory_swap_limit_in_bytes) == (11, 12)
+    assert (has.cpu_period, has.oom_score_adj, dict(has.unified)) == (13, 14, {"memory.low": "1"})
+    assert dict(told.container_annotations) == {"b": "2"}
+    assert dict(told.container_envs) == {"HOME": "/"}
+    cleared = resources(event, Adjustment(cpus=CLEAR, mems=CLEAR))
+    assert (cleared.cpuset_cpus, cleared.cpuset_mems) == ("", "")
+
+
+def test_an_update_is_told_with_all_that_was_asked_before() -> None:
+    asked = Resources(cpu_shares=2, cpuset_cpus="7", unified={"memory.low": "1"}, oom_score_adj=5)
+    event = PreUpdateContainerResources(POD, CONTAINER, Decision(), asked, {"new": "1"})
+    told = container_request(event)
+    has = told.container_resources
+    assert (has.cpu_shares, has.cpu_period, has.cpuset_cpus, has.cpuset_mems) == (2, 100_000, "7", "1")
+    assert has.oom_score_adj == 900
+    assert dict(has.unified) == {"memory.high": "9", "memory.low": "1"}
+    assert dict(told.container_annotations) == {"a": "1", "new": "1"}
+    assert resources(dataclasses.replace(event, decision=DECIDED)).cpuset_cpus == "4-5"
+
+
+@pytest.mark.parametrize("odd", ["\udcff", "a\udc80b"])
+def test_what_is_no_text_is_not_told(odd: str) -> None:
+    envs = {"A": "1", "ODD": odd, "é": "ü", odd: "x", "Z": "2"}
+    told = container_request(
+        PreCreateContainer(POD, dataclasses.replace(CONTAINER, envs=envs), Decision()),
+        Adjustment(envs={"B": odd, "C": "3"}),
+    )
+    assert dict(told.container_envs) == {"A": "1", "é": "ü", "Z": "2", "C": "3"}
+    told.SerializeToString()

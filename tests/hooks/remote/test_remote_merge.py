@@ -1,0 +1,140 @@
+"""Koordinator's merge rules, field by field (reference a.7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.remote.merge import merge_answer, merge_resources, merge_update
+from proxy.model.errors import HookError
+
+R = pb.LinuxContainerResources
+HAD: dict[str, Any] = {
+    "cpu_period": 100_000,
+    "cpu_quota": 200_000,
+    "cpu_shares": 1024,
+    "memory_limit_in_bytes": 1 << 30,
+    "memory_swap_limit_in_bytes": 1 << 31,
+    "oom_score_adj": 900,
+    "cpuset_cpus": "0-3",
+    "cpuset_mems": "0",
+    "unified": {"memory.high": "1"},
+    "hugepage_limits": [pb.HugepageLimit(page_size="2MB", limit=4)],
+}
+POSITIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes")
+
+
+def merged(**said: Any) -> R:
+    """Merge an answer that echoes all but what is given."""
+    after = merge_resources(R(**HAD), R(**{**HAD, **said}))
+    assert after is not None
+    return after
+
+
+def updated(**asked: Any) -> R:
+    after = merge_update(R(**HAD), R(**asked))
+    assert after is not None
+    return after
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_only_values_above_zero_count(name: str) -> None:
+    for value, kept in ((7, 7), (0, HAD[name]), (-1, HAD[name])):
+        assert getattr(merged(**{name: value}), name) == kept
+        assert getattr(updated(**{name: value}), name) == kept
+
+
+@pytest.mark.parametrize(("quota", "kept"), [(7, 7), (-1, -1), (0, 200_000)])
+def test_a_quota_counts_if_it_is_said(quota: int, kept: int) -> None:
+    assert merged(cpu_quota=quota).cpu_quota == kept
+    assert updated(cpu_quota=quota).cpu_quota == kept
+
+
+@pytest.mark.parametrize(("score", "kept"), [(-1000, -1000), (1000, 1000), (0, 0), (-1001, 900), (1001, 900)])
+def test_a_score_counts_if_it_is_one_and_in_no_update(score: int, kept: int) -> None:
+    assert merged(oom_score_adj=score).oom_score_adj == kept
+    assert updated(oom_score_adj=score).oom_score_adj == 900
+
+
+def test_sets_of_an_answer_always_count_those_of_an_update_if_there() -> None:
+    both = merged(cpuset_cpus="", cpuset_mems="")
+    assert (both.cpuset_cpus, both.cpuset_mems) == ("", "")
+    both = merged(cpuset_cpus="5", cpuset_mems="1")
+    assert (both.cpuset_cpus, both.cpuset_mems) == ("5", "1")
+    both = updated()
+    assert (both.cpuset_cpus, both.cpuset_mems) == ("0-3", "0")
+    both = updated(cpuset_cpus="5", cpuset_mems="1")
+    assert (both.cpuset_cpus, both.cpuset_mems) == ("5", "1")
+
+
+def test_maps_are_joined_and_huge_pages_kept() -> None:
+    pages = [pb.HugepageLimit(page_size="1GB", limit=9)]
+    more = {"memory.high": "2", "memory.low": "3"}
+    for after in (
+        merged(unified=more, hugepage_limits=pages),
+        updated(unified=more, hugepage_limits=pages),
+    ):
+        assert dict(after.unified) == more
+        assert [(page.page_size, page.limit) for page in after.hugepage_limits] == [("2MB", 4)]
+    assert dict(merged(unified={}).unified) == HAD["unified"]
+
+
+def test_what_one_side_does_not_know_changes_nothing() -> None:
+    assert merge_resources(None, R(cpu_shares=5)) is None
+    assert merge_update(None, R(cpu_shares=5)) is None
+    for merge in (merge_resources, merge_update):
+        kept = merge(R(**HAD), None)
+        assert kept == R(**HAD)
+
+
+def test_inputs_stay_as_they_are() -> None:
+    had, said = R(**HAD), R(cpu_shares=5, unified={"a": "b"})
+    merge_resources(had, said)
+    merge_update(had, said)
+    assert had == R(**HAD)
+    told = pb.ContainerResourceHookRequest(container_envs={"A": "1"}, container_resources=had)
+    merge_answer(told, pb.ContainerResourceHookResponse(container_envs={"B": "1"}, container_resources=said))
+    assert dict(told.container_envs) == {"A": "1"}
+    assert told.container_resources == R(**HAD)
+
+
+def test_a_sandbox() -> None:
+    told = pb.PodSandboxHookRequest(
+        labels={"a": "1", "b": "1"}, annotations={"a": "1"}, cgroup_parent="/old", runtime_handler="kata"
+    )
+    answer = pb.PodSandboxHookResponse(
+        labels={"b": "2"}, annotations={"c": "3"}, cgroup_parent="/new", resources=R(cpu_shares=5)
+    )
+    assert merge_answer(told, answer) == pb.PodSandboxHookRequest(
+        labels={"a": "1", "b": "2"}, annotations={"a": "1", "c": "3"}, cgroup_parent="/new",
+        runtime_handler="kata",
+    )  # fmt: skip
+    assert merge_answer(told, pb.PodSandboxHookResponse()) == told
+
+
+def test_a_container() -> None:
+    told = pb.ContainerResourceHookRequest(
+        container_annotations={"a": "1"}, container_envs={"A": "1", "B": "1"}, pod_cgroup_parent="/old",
+        container_resources=R(cpu_shares=5),
+    )  # fmt: skip
+    answer = pb.ContainerResourceHookResponse(
+        container_annotations={"b": "2"}, container_envs={"B": "2"}, pod_cgroup_parent="/new",
+        container_resources=R(cpu_shares=6),
+    )  # fmt: skip
+    assert merge_answer(told, answer) == pb.ContainerResourceHookRequest(
+        container_annotations={"a": "1", "b": "2"}, container_envs={"B": "2"}, pod_cgroup_parent="/new",
+        container_resources=R(cpu_shares=6),
+    )  # fmt: skip
+    assert merge_answer(told, pb.ContainerResourceHookResponse()) == told
+    told.ClearField("container_resources")
+    assert not merge_answer(told, answer).HasField("container_resources")
+
+
+def test_an_answer_to_another_question() -> None:
+    words = "a PodSandboxHookResponse is none to a ContainerResourceHookRequest"
+    with pytest.raises(HookError, match=words):
+        merge_answer(pb.ContainerResourceHookRequest(), pb.PodSandboxHookResponse())
+    with pytest.raises(HookError):
+        merge_answer(pb.PodSandboxHookRequest(), pb.ContainerResourceHookResponse())

@@ -1,0 +1,163 @@
+"""Files that name hook servers, good and bad (reference a.5)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.config.fixed import Fixed
+from proxy.config.hooks import HooksConfig, HookSettings
+from proxy.config.words import FailurePolicy
+from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.remote.servers import server_of
+from proxy.model.errors import HookError
+
+KOORDLET = {
+    "remote-endpoint": "/var/run/koordlet/koordlet.sock",
+    "failure-policy": "Ignore",
+    "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"],
+}
+FILE = Path("/etc/runtime/hookserver.d/koordlet.json")
+
+
+def made(data: object, config: HooksConfig | None = None, told: list[str] | None = None) -> Hook:
+    content = data if isinstance(data, bytes) else json.dumps(data).encode()
+    sentences: list[str] = [] if told is None else told
+    return server_of("koordlet", FILE, content, config or HooksConfig(), sentences.append)
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    entries = {**KOORDLET, **{name.replace("_", "-"): value for name, value in fields.items()}}
+    return {name: value for name, value in entries.items() if value is not ...}
+
+
+def test_koordlets_own_file() -> None:
+    told: list[str] = []
+    hook = made(KOORDLET, told=told)
+    assert hook.name == "koordlet"
+    assert set(hook.handlers) == {
+        "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources", "shutdown",
+    }  # fmt: skip
+    assert (hook.policy, hook.timeout, hook.remote, hook.echoes) == (Policy.IGNORE, 0.5, True, True)
+    assert hook.source == f"{FILE} (/var/run/koordlet/koordlet.sock)"
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("said", "policy", "sentences"),
+    [("Fail", "Fail", 0), ("Ignore", "Ignore", 0), ("", "Ignore", 0), (None, "Ignore", 0), (..., "Ignore", 0),
+     ("fail", "Ignore", 1), ("None", "Ignore", 1)],
+)  # fmt: skip
+def test_only_the_exact_word_fails_calls(said: object, policy: str, sentences: int) -> None:
+    told: list[str] = []
+    assert made(changed(failure_policy=said), told=told).policy == policy
+    assert len(told) == sentences
+    assert all(repr(said) in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("address", ["/run/x.sock", "unix:///run/x.sock", "unix:/run/x.sock"])
+def test_addresses(address: str) -> None:
+    assert made(changed(remote_endpoint=address)).source.endswith(" (/run/x.sock)")
+
+
+def test_all_hooks_of_koordinator() -> None:
+    told: list[str] = []
+    names = ["PreRunPodSandbox", "PostStopPodSandbox", "PreCreateContainer", "PreStartContainer"]
+    names += ["PostStartContainer", "PostStopContainer", "PreUpdateContainerResources"]
+    hook = made(changed(runtime_hooks=[*names, "PreRemoveRunPodSandbox", names[0]]), told=told)
+    assert len(hook.handlers) == 8
+    assert not told
+
+
+def test_unknown_hooks_are_told_and_left_out() -> None:
+    told: list[str] = []
+    hook = made(changed(runtime_hooks=["PreDance", "PostStopContainer", "precreatecontainer"]), told=told)
+    assert set(hook.handlers) == {"post_stop_container", "shutdown"}
+    assert len(told) == 1
+    assert "'PreDance', 'precreatecontainer'" in told[0]
+    empty: tuple[object, ...] = (None, [], ...)
+    assert all(set(made(changed(runtime_hooks=none)).handlers) == {"shutdown"} for none in empty)
+
+
+def test_keys_are_read_as_go_reads_them() -> None:
+    data = {key.title(): value for key, value in KOORDLET.items()} | {"more": 1}
+    assert len(made(data).handlers) == 4
+
+
+def test_settings_go_before_the_file() -> None:
+    settings = Fixed({"koordlet": HookSettings(timeout=2.0, policy=FailurePolicy.FAIL)})
+    hook = made(KOORDLET, HooksConfig(settings=settings))
+    assert (hook.timeout, hook.policy) == (2.0, Policy.FAIL)
+    settings = Fixed({"koordlet": HookSettings(policy=FailurePolicy.IGNORE)})
+    hook = made(changed(failure_policy="Fail"), HooksConfig(timeout=0.1, settings=settings))
+    assert (hook.timeout, hook.policy) == (0.1, Policy.IGNORE)
+    other = Fixed({"other": HookSettings(timeout=9.0, policy=FailurePolicy.FAIL)})
+    hook = made(KOORDLET, HooksConfig(settings=other))
+    assert (hook.timeout, hook.policy) == (0.5, Policy.IGNORE)
+
+
+def test_pods_with_the_label_are_left_out() -> None:
+    skip = made(KOORDLET).skip
+    assert skip is not None
+    label = "runtimeproxy.koordinator.sh/skip-hookserver"
+    assert skip({"a": "b", label: "true"})
+    assert not skip({label: "false"})
+    assert not skip({})
+    assert made(KOORDLET, HooksConfig(skip_label="")).skip is None
+    empty = made(KOORDLET, HooksConfig(skip_label="quiet=")).skip
+    assert empty is not None
+    assert empty({"quiet": ""})
+    assert not empty({})
+
+
+def test_our_own_socket_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    config = HooksConfig(serve=tmp_path / "real" / "hook.sock")
+    for path in (f"{tmp_path}/real/hook.sock", f"unix://{tmp_path}/link/../real//hook.sock"):
+        with pytest.raises(HookError, match=r"is our own hooks\.serve, and we would ask ourselves"):
+            made(changed(remote_endpoint=path), config)
+    assert made(changed(remote_endpoint=f"{tmp_path}/other.sock"), config)
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"", "it is empty"),
+        (b" \n\0"[:2], "it is empty"),
+        (b'{"remote-endpoint": "/run/x', "it is not JSON: "),
+        (b"[" * 100_000, "it is not JSON: "),
+        (b'{"remote-endpoint": "\xff"}', "it is not JSON: it is not UTF-8"),
+        (b"1" * 5000, "it is not JSON: "),
+        (b"null", "it is JSON, but not an object"),
+        (b'["x"]', "it is JSON, but not an object"),
+        (b"7", "it is JSON, but not an object"),
+        ({}, "it has no remote-endpoint"),
+        (changed(remote_endpoint=...), "it has no remote-endpoint"),
+        (changed(remote_endpoint=None), "it has no remote-endpoint"),
+        (changed(remote_endpoint=" "), "it has no remote-endpoint"),
+        (changed(remote_endpoint=7), "remote-endpoint must be a text, not 7"),
+        (changed(remote_endpoint=["/run/x.sock"]), 'remote-endpoint must be a text, not ["/run/x.sock"]'),
+        (changed(remote_endpoint="run/x.sock"), "the path of the socket must be absolute"),
+        (changed(remote_endpoint="tcp://127.0.0.1:1"), "only unix sockets are served, not tcp:"),
+        (changed(remote_endpoint="/run/\0x"), "this cannot be the name of a socket"),
+        (changed(remote_endpoint="/run/\ud800"), "remote-endpoint: "),
+        (changed(remote_endpoint="/" + "x" * 200), "unix sockets end at 107"),
+        (changed(failure_policy=True), "failure-policy must be a text, not true"),
+        (changed(runtime_hooks="PreCreateContainer"), "runtime-hooks must be a list of texts"),
+        (changed(runtime_hooks=[1]), "runtime-hooks must be a list of texts, not [1]"),
+        (changed(runtime_hooks={"PreCreateContainer": True}), "runtime-hooks must be a list of texts"),
+    ],
+)
+def test_files_that_name_no_server(data: object, cause: str) -> None:
+    """Koordinator's proxy dies of some of these at its next call (a.10, 2)."""
+    with pytest.raises(HookError) as raised:
+        made(data)
+    words = str(raised.value)
+    assert words.startswith(f"cannot use the hook server of {FILE}: ")
+    assert cause in words
+    assert "\n" not in words
+    assert len(words) < 600
