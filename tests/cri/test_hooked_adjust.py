@@ -81,8 +81,7 @@ def slow_list(old: list[tuple[str, bytes]], wanted: Mapping[str, bytes | None]) 
 def slow_create(body: bytes, want: Adjustment) -> bytes:
     request = pb.CreateContainerRequest.FromString(body)
     config = request.config
-    if any(getattr(want, name) is not LEAVE for name in (*NUMBERS, "cpus", "mems")) or want.unified:
-        slow_resources(config.linux.resources, want)
+    slow_resources(config.linux.resources, want)
     replace_map(config.labels, want.labels)
     replace_map(config.annotations, want.annotations)
 
@@ -145,9 +144,16 @@ def slow_update(body: bytes, want: Adjustment) -> bytes:
 
 
 def same(kind: type[_M], one: bytes, other: bytes) -> bool:
-    """Compare what two requests say, unknown fields, too."""
-    plain = [kind.FromString(body).SerializeToString(deterministic=True) for body in (one, other)]
-    return plain[0] == plain[1]
+    """Compare what two requests say, unknown fields, too; an empty message says as much as none."""
+    plain = [kind.FromString(body) for body in (one, other)]
+    for message in plain:
+        if isinstance(message, pb.CreateContainerRequest):
+            message.config.linux.resources.SetInParent()
+        elif isinstance(message, pb.RunPodSandboxRequest):
+            message.config.linux.SetInParent()
+        else:
+            message.linux.SetInParent()
+    return plain[0].SerializeToString(deterministic=True) == plain[1].SerializeToString(deterministic=True)
 
 
 # -- requests and adjustments -------------------------------------------------------------------------------

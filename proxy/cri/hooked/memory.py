@@ -10,7 +10,7 @@ annotations alone; and of these what is too large goes, largest first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from proxy.cri.hooked.parts import image_of
@@ -22,6 +22,8 @@ CONTAINER_BYTES = 16 << 10
 """The most that is kept of a container's configuration."""
 POD_BYTES = 64 << 10
 """The most that is kept of a pod's: users annotate pods, and Kubernetes lets them write 256 KiB."""
+_AROUND = 6
+"""The least bytes that an entry of a map takes beside its key and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +137,17 @@ class Memory:
 
 
 def _fitting(config: pb.PodSandboxConfig | pb.ContainerConfig, limit: int) -> bytes:
-    """Encode labels and annotations; while they are too large, the largest annotation is left out.
+    """Encode labels and annotations.
 
-    Then labels are.
+    While they are too large, the largest annotation is left out; then labels are.
     """
-    raw = config.SerializeToString()
+    excess = config.ByteSize() - limit
     for entries in (config.annotations, config.labels):
-        if len(raw) > limit:
-            raw = _trimmed(config, entries, limit)
-    return raw
-
-
-def _trimmed(
-    config: pb.PodSandboxConfig | pb.ContainerConfig, entries: MutableMapping[str, str], limit: int
-) -> bytes:
-    spare = config.ByteSize() - limit
-    for key in sorted(entries, key=lambda each: -len(entries[each])):
-        if spare <= 0:
-            break
-        before = config.ByteSize()
-        del entries[key]
-        spare -= before - config.ByteSize()
+        if excess > 0:
+            sizes = {key: len(key) + len(value) for key, value in entries.items()}
+            for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
+                del entries[key]
+                excess -= sizes[key] + _AROUND
+                if excess <= 0:
+                    break
     return config.SerializeToString()
