@@ -109,6 +109,7 @@ lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary hooks/*.py
 	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said"; exit 1; }
 	@echo "lint: clean"
 

@@ -48,6 +48,13 @@ def test_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.endswith(".pyc")]
 
 
+def test_holds_the_shipped_hooks_where_the_command_looks_for_them(wheel: zipfile.ZipFile) -> None:
+    files = {f"proxy/hooks/shipped/{path.name}": path for path in (ROOT / "hooks").glob("*.py")}
+    assert {name for name in wheel.namelist() if name.startswith("proxy/hooks/shipped/")} == set(files)
+    assert "proxy/hooks/shipped/00-template.py" in files
+    assert all(wheel.read(name) == path.read_bytes() for name, path in files.items())
+
+
 def test_metadata(wheel: zipfile.ZipFile) -> None:
     lines = metadata(wheel, "METADATA").splitlines()
     assert f"Version: {proxy.__version__}" in lines

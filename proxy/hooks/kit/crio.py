@@ -1,0 +1,95 @@
+"""What CRI-O's annotations for low latency say (crio.conf(5); its high-performance runtime handler hooks)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SUFFIX = ".crio.io"
+_OFF = ("disable", "true")
+_LONGEST_US = 10_000_000
+_GOVERNOR = re.compile(r"[a-z][a-z_]{0,30}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a pod wishes for its containers that own CPUs.
+
+    Attributes:
+        quota_off: No CFS quota.
+        irqs: Empty; ``disable``: no interrupts on its CPUs; ``housekeeping``: only on the first core's.
+        balance_off: No load balancing.
+        latency: What ``pm_qos_resume_latency_us`` of its CPUs shall hold; empty for nothing.
+        governor: Frequency governor; empty for nothing.
+    """
+
+    quota_off: bool = False
+    irqs: str = ""
+    balance_off: bool = False
+    latency: str = ""
+    governor: str = ""
+
+
+def wish_of(annotations: Mapping[str, str]) -> tuple[Wish, list[str]]:
+    """Read a pod's annotations.
+
+    Returns:
+        What it wishes, and what of it cannot be followed, in sentences.
+    """
+    problems: list[str] = []
+    said = {key.removesuffix(SUFFIX): value for key, value in annotations.items() if key.endswith(SUFFIX)}
+    problems += [
+        f"{key}: a hook cannot add CPUs to what was decided"
+        for key, value in annotations.items()
+        if key.startswith(f"cpu-shared{SUFFIX}/") and value == "enable"
+    ]
+    wish = Wish(
+        quota_off=_off(said, "cpu-quota", problems),
+        irqs=_irqs(said, problems),
+        balance_off=_off(said, "cpu-load-balancing", problems),
+        latency=_latency(said, problems),
+        governor=_governor(said, problems),
+    )
+    return wish, problems
+
+
+def _wrong(name: str, value: str, problems: list[str], wants: str) -> None:
+    problems.append(f"{name}{SUFFIX} is {value[:40]!r}, and can be {wants}")
+
+
+def _off(said: Mapping[str, str], name: str, problems: list[str]) -> bool:
+    value = said.get(name)
+    if value is None or value in _OFF:
+        return value is not None
+    _wrong(name, value, problems, "disable")
+    return False
+
+
+def _irqs(said: Mapping[str, str], problems: list[str]) -> str:
+    value = said.get("irq-load-balancing", "")
+    if value in ("", "housekeeping"):
+        return value
+    return "disable" if _off(said, "irq-load-balancing", problems) else ""
+
+
+def _latency(said: Mapping[str, str], problems: list[str]) -> str:
+    """Give what the kernel's file shall hold: ``n/a`` is no latency at all, 0 is no limit."""
+    value = said.get("cpu-c-states")
+    if value is None:
+        return ""
+    if value in ("enable", "disable"):
+        return "0" if value == "enable" else "n/a"
+    head, _, number = value.partition("max_latency:")
+    if not head and re.fullmatch(r"[0-9]{1,8}", number) and 0 < int(number) <= _LONGEST_US:
+        return str(int(number))
+    _wrong("cpu-c-states", value, problems, "enable, disable or max_latency:MICROSECONDS")
+    return ""
+
+
+def _governor(said: Mapping[str, str], problems: list[str]) -> str:
+    value = said.get("cpu-freq-governor", "")
+    if not value or _GOVERNOR.fullmatch(value):
+        return value
+    _wrong("cpu-freq-governor", value, problems, "the name of a governor")
+    return ""

@@ -1,0 +1,123 @@
+"""The CPUs that each container has, followed by what a hook is told.
+
+Theory. What a container has is exact whenever an event about itself comes (create, start, update, all that
+exists). In between only the pools change: an owner is told of by its id; who had all of a pool goes on having
+all of it; who had a part of one (aligned to a NUMA node, narrowed by a hook) has what is still in the pool of
+that part, or all of the pool where nothing is.
+
+Feed it ``synchronize``, ``post_create_container``, ``post_start_container``,
+``post_update_container_resources``, ``pools_changed``, ``post_stop_container`` and ``post_remove_container``.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools
+from proxy.hooks.points import (
+    Point,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostStartContainer,
+    PostStopContainer,
+    PostUpdateContainerResources,
+    Synchronize,
+)
+from proxy.model.idset import CpuSet, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A container and its CPUs.
+
+    Attributes:
+        uid, name, attempt: Its pod's uid; its own name and attempt.
+        pool: As in ``Decision``.
+        cpus: Those that it has now; ``own`` those of them that nobody else runs on.
+        mems: Its memory nodes, None for any.
+        part: What it had of its pool where that was not all of it; None where it was.
+    """
+
+    uid: str
+    name: str
+    attempt: int
+    pool: str
+    cpus: CpuSet
+    own: CpuSet
+    mems: Mask | None
+    part: CpuSet | None
+
+
+class Known:
+    """All containers that have not ended. Calls from several threads wait for each other."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._pools: Pools | None = None
+        self._lock = threading.Lock()
+
+    def hear(self, event: Point) -> list[Member]:
+        """Take in what an event says, and give those who are new, or have other CPUs, or are gone."""
+        with self._lock:
+            match event:
+                case Synchronize():
+                    self._pools, self._members = event.pools, {}
+                    for one in event.containers:
+                        if one.container.phase != "exited":
+                            self._enter(one.pod, one.container, one.decision)
+                    return list(self._members.values())
+                case PostCreateContainer() | PostStartContainer() | PostUpdateContainerResources():
+                    return self._enter(event.pod, event.container, event.decision)
+                case PostStopContainer() | PostRemoveContainer():
+                    gone = self._members.pop(event.container.id, None)
+                    return [gone] if gone is not None else []
+                case PoolsChanged():
+                    return self._follow(event.after)
+        return []
+
+    def of_pod(self, uid: str) -> list[Member]:
+        """Give the containers of a pod; nothing for an empty uid, which is no pod's name."""
+        with self._lock:
+            return [member for member in self._members.values() if uid and member.uid == uid]
+
+    def _enter(self, pod: PodFacts, container: ContainerFacts, decision: Decision) -> list[Member]:
+        pool = _pool(decision.pool, self._pools)
+        whole = pool is None or pool == decision.cpus
+        member = Member(
+            pod.uid,
+            container.name,
+            container.attempt,
+            decision.pool,
+            decision.cpus,
+            decision.own,
+            decision.mems,
+            None if whole else decision.cpus,
+        )
+        before = self._members.get(container.id)
+        self._members[container.id] = member
+        return [member] if member != before else []
+
+    def _follow(self, pools: Pools) -> list[Member]:
+        self._pools = pools
+        changed: list[Member] = []
+        for container_id, member in self._members.items():
+            now = _moved(member, pools.owners.get(container_id), _pool(member.pool, pools))
+            if now != member:
+                self._members[container_id] = now
+                changed.append(now)
+        return changed
+
+
+def _pool(name: str, pools: Pools | None) -> CpuSet | None:
+    return {"shared": pools.shared, "be": pools.be}.get(name) if pools is not None else None
+
+
+def _moved(member: Member, own: CpuSet | None, pool: CpuSet | None) -> Member:
+    if pool is not None:
+        part = member.part & pool if member.part is not None else None
+        return replace(member, cpus=part or pool, own=CpuSet())
+    if own is not None and own != member.own:
+        return replace(member, cpus=(member.cpus - member.own) | own, own=own)
+    return member

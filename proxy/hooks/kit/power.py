@@ -1,0 +1,72 @@
+"""How deep CPUs may sleep and how they choose their frequency, while a container owns them.
+
+The kernel's files (``/sys/devices/system/cpu/cpuN``): ``power/pm_qos_resume_latency_us`` holds the longest
+time to wake up, 0 for no limit and ``n/a`` for none at all; ``cpufreq/scaling_governor`` one of those that
+``scaling_available_governors`` lists.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+from proxy.hooks.kit.crio import Wish
+from proxy.hooks.kit.irqs import READ_ONLY
+from proxy.hooks.kit.knobs import Knobs, Put, put
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet
+
+
+class Power:
+    """Settings of a machine's CPUs that are made for owners and given back.
+
+    Args:
+        sysfs: Where the kernel describes the hardware: ``/sys``.
+        state: Where is remembered what the files held.
+        put: Writes a file of the kernel.
+    """
+
+    def __init__(self, sysfs: Path, state: Path, put: Put = put) -> None:
+        self._cpus = sysfs / "devices/system/cpu"
+        self._knobs = Knobs(state, put)
+
+    def hold(self, owners: Iterable[tuple[CpuSet, Wish]]) -> None:
+        """Set what owners wish for their CPUs, and give all other CPUs back what they had.
+
+        Raises:
+            HookError: What some files shall hold they do not; all others do.
+        """
+        wishes: dict[Path, str] = {}
+        lacks: list[str] = []
+        for cpus, wish in owners:
+            for cpu in cpus:
+                self._of_cpu(self._cpus / f"cpu{cpu}", wish, wishes, lacks)
+        try:
+            held = self._knobs.hold(wishes)
+        except OSError as error:
+            raise HookError(f"cannot remember how CPUs sleep: {error}") from error
+        for file, refusal in held.refused.items():
+            more = f"; {READ_ONLY}" if refusal.errno in (errno.EROFS, errno.EACCES) else ""
+            lacks.append(f"cannot write {file}: {refusal.strerror}{more}")
+        if lacks:
+            raise HookError(lacks[0])
+
+    @staticmethod
+    def _of_cpu(folder: Path, wish: Wish, wishes: dict[Path, str], lacks: list[str]) -> None:
+        latency = folder / "power/pm_qos_resume_latency_us"
+        if wish.latency:
+            if latency.exists():
+                wishes[latency] = wish.latency
+            else:
+                lacks.append(f"cannot say how deep CPUs sleep: there is no {latency}")
+        if wish.governor:
+            try:
+                offered = (folder / "cpufreq/scaling_available_governors").read_text().split()
+            except (OSError, ValueError):
+                offered = []
+            if wish.governor in offered:
+                wishes[folder / "cpufreq/scaling_governor"] = wish.governor
+            else:
+                has = " ".join(offered) or "none"
+                lacks.append(f"cannot set the governor {wish.governor}: {folder.name} has {has}")
