@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 from proxy.report.parts import as_list, as_map, cut, one_line
 
-WELL = frozenset({"running", "masked"})
-"""States of hooks that need no words."""
+_WELL = frozenset({"running", "masked", "disabled", "being read", "loads", "not enabled", ""})
+_ASKED = {
+    "failing": "fails",
+    "open": "not asked for now",
+    "probing": "tried again now",
+    "hangs": "not asked, as its calls hang",
+}
 
 
 def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
@@ -23,7 +29,7 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
         return
     asked = sum(bool(as_list(entry.get("points"))) for entry in entries)
     yield ""
-    yield f"Hooks ({asked} asked)"
+    yield f"Hooks ({asked})"
     for entry in entries:
         if words := trouble(entry):
             yield cut(f"  {one_line(entry.get('name')) or '?'}: {words}", width)
@@ -33,11 +39,39 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 def trouble(entry: Mapping[str, object]) -> str:
     """Say what is wrong with a hook; nothing where all is well."""
-    state = one_line(entry.get("state"))
-    why = one_line(entry.get("trouble") or entry.get("last_error"))
-    if state in WELL or not state:
-        return ""
-    return f"{state}: {why}" if why else state
+    state, asked = one_line(entry.get("state")), one_line(entry.get("asked"))
+    parts = []
+    if state not in _WELL or entry.get("error"):
+        parts.append(_because(state, one_line(entry.get("error"))))
+    if asked in _ASKED:
+        parts.append(_because(_ASKED[asked], last_error(entry)))
+    return "; ".join(parts)
+
+
+def last_error(entry: Mapping[str, object], now: float | None = None) -> str:
+    """Say how a hook failed last, and when; nothing if it never did.
+
+    Args:
+        entry: What is told of it.
+        now: Seconds since the epoch.
+    """
+    words, when = one_line(entry.get("last_error")), entry.get("last_error_at")
+    if not words or not isinstance(when, int | float):
+        return words
+    ago = max(0.0, (time.time() if now is None else now) - when)
+    return f"{words} ({age(ago)} ago)"
+
+
+def age(seconds: float) -> str:
+    """Say how long that is, in one unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _because(what: str, why: str) -> str:
+    return f"{what}: {why}" if why else what
 
 
 def _serving(served: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.files.trust import Trust
+from proxy.model.errors import HookError
 
 _HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
 _NULL = os.makedev(1, 3)
@@ -85,6 +86,25 @@ def survey(config: HooksConfig) -> Survey:
             _put(found, candidate)
     found.candidates = dict(sorted(found.candidates.items()))
     return found
+
+
+def alone(path: Path) -> Candidate:
+    """Look at one file, wherever it is, as if it were in a folder of hooks; for commands.
+
+    Raises:
+        HookError: By its name or its type it would be left alone there.
+    """
+    server = path.name.endswith("json")
+    if not server and not _HOOK.fullmatch(path.name):
+        raise HookError(
+            f"cannot use hook {path}: it is not called NN-name.py (two digits, -, then of a-z, 0-9 and -)"
+        )
+    name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
+    candidate = _look(path, name or path.name, Trust(), server=server)
+    if candidate is None:
+        there = "it is no file" if path.exists() else "there is no such file"
+        raise HookError(f"cannot read {'hook server' if server else 'hook'} {path}: {there}")
+    return candidate
 
 
 def _put(found: Survey, candidate: Candidate) -> None:

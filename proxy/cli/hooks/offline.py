@@ -1,0 +1,114 @@
+"""What the daemon would make of the folders of hooks, found out without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.config.schema import HooksConfig
+from proxy.hooks.files.entries import Entry, State
+from proxy.hooks.files.folders import Candidate, survey
+from proxy.hooks.files.loading import Loaded, load
+from proxy.hooks.files.reading import read_settled
+from proxy.hooks.files.schema import keys_of
+from proxy.hooks.files.trust import UntrustedError
+from proxy.hooks.page import hooks_page
+from proxy.model.errors import HookError
+
+LOADS = "loads"
+"""The state of a hook that would run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What comes of a file, and what can be set for the hook: ``name``, ``value``, ``wants``, ``help``."""
+
+    entry: Entry
+    settings: list[dict[str, str]] = field(default_factory=list)
+
+
+def from_folders(config: HooksConfig) -> list[dict[str, Any]]:
+    """Look at all files as the daemon would, and run those that it would run; no hook is asked anything."""
+    found = survey(config)
+    entries = [examined(candidate, config).entry for candidate in found.candidates.values()]
+    entries += [
+        Entry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+        for c, by in found.masked
+    ]
+    entries.sort(key=lambda entry: (entry.name, entry.state is State.MASKED))
+    page = hooks_page(entries, ())
+    for entry in page:
+        entry["state"] = LOADS if entry["state"] == State.RUNNING else entry["state"]
+    return page
+
+
+def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> Examined:
+    """Read and load one file, and say what comes of it.
+
+    Args:
+        candidate: The file.
+        config: What is configured for hooks.
+        trusted: Only root may have written it.
+    """
+    entry = Entry(candidate.name, str(candidate.path), State.DISABLED, server=candidate.server)
+    try:
+        loaded = _loaded(candidate, config, trusted=trusted)
+        settings = _settings(loaded) if loaded is not None else []
+    except UntrustedError as error:
+        return Examined(replace(entry, state=State.UNTRUSTED, error=str(error)))
+    except HookError as error:
+        return Examined(replace(entry, state=State.BROKEN, error=str(error)))
+    if loaded is None:
+        return Examined(entry)
+    hook = loaded.hook
+    points = tuple(sorted(hook.handlers))
+    entry = replace(entry, state=State.RUNNING, points=points, policy=str(hook.policy), timeout=hook.timeout)
+    loaded.unload()
+    return Examined(entry, settings)
+
+
+def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Loaded | None:
+    """Make a hook of a file; None where the file disables hooks of its name.
+
+    Raises:
+        HookError: It cannot be used.
+    """
+    path, what = candidate.path, "hook server" if candidate.server else "hook"
+    if trusted and candidate.lack:
+        raise UntrustedError(f"cannot trust {what} {path}: {candidate.lack}")
+    if candidate.null:
+        return None
+    if candidate.cause:
+        raise HookError(f"cannot read {what} {path}: {candidate.cause}")
+    data = read_settled(path, what, trusted=trusted).data
+    if candidate.server:
+        from proxy.hooks.remote.servers import server_of
+
+        return Loaded(server_of(candidate.name, path, data, config))
+    if not data:
+        return None
+    return load(candidate.name, path, data, config)
+
+
+def _settings(loaded: Loaded) -> list[dict[str, str]]:
+    """Say what can be set for a hook, and what is."""
+    if loaded.settings is None:
+        return []
+    return [
+        {
+            "name": key.name,
+            "value": _value(getattr(loaded.settings, key.name)),
+            "wants": key.wants,
+            "help": key.help,
+        }
+        for key in keys_of(type(loaded.settings))
+    ]
+
+
+def _value(value: Any) -> str:
+    """Write a setting as it stands in a configuration."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value)

@@ -1,0 +1,103 @@
+"""Hooks asked once by the real engine, outside of a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.hooks.answers import CLEAR, LEAVE, MAPS, Adjustment, Update
+from proxy.hooks.engine.engine import Engine
+from proxy.hooks.engine.standing import HookReport
+from proxy.hooks.facts import Device, Mount
+from proxy.hooks.files.loading import Loaded
+from proxy.hooks.hook import Outcome
+from proxy.hooks.points import VALIDATES, Configure, Point, Shutdown
+from proxy.model.errors import HookError
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What came of it.
+
+    Attributes:
+        outcome: Of the call.
+        reports: How each hook did.
+    """
+
+    outcome: Outcome
+    reports: Sequence[HookReport]
+
+    @property
+    def failed(self) -> list[HookReport]:
+        """Hooks that did not answer as they should have."""
+        return [report for report in self.reports if report.failures]
+
+
+async def rehearse(hooks: Sequence[Loaded], event: Point) -> Rehearsed:
+    """Configure hooks, ask them about one event, and shut them down.
+
+    Args:
+        hooks: As they were loaded.
+        event: What they are asked, or told. ``configure`` and ``shutdown`` they are told in any case.
+
+    Raises:
+        HookError: One cannot be configured; the daemon would not use it.
+    """
+    engine = Engine(lambda _: None, lambda _, __: None)
+    try:
+        for loaded in hooks:
+            error = await engine.tell_one(loaded.hook, Configure(loaded.settings, loaded.hook.name))
+            if error is not None:
+                raise HookError(f"cannot configure hook {loaded.hook.source}: {error}")
+        engine.use([loaded.hook for loaded in hooks])
+        outcome = Outcome()
+        if not isinstance(event, Configure | Shutdown):
+            answers = engine.ask(event)
+            outcome = answers.outcome or await answers.wait()
+        for loaded in hooks:
+            await engine.tell_one(loaded.hook, Shutdown("stop"))
+        reports = engine.report()
+    finally:
+        engine.close()
+    return Rehearsed(outcome, reports)
+
+
+def handled(hooks: Sequence[Loaded], event: Point) -> bool:
+    """Tell whether any of the hooks is asked about an event."""
+    names = {event.NAME, VALIDATES.get(event.NAME)}
+    return any(names & loaded.hook.handlers.keys() for loaded in hooks)
+
+
+def fields_of(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
+    """Walk what an adjustment says: the field as it is owned, and the value in words."""
+    for name, value in adjustment.said():
+        if name == "updates":
+            for container_id, update in value.items():  # type: ignore[attr-defined]
+                for field, said in _of_update(update):
+                    yield f"updates[{container_id}].{field}", said
+        elif name in MAPS:
+            for key, entry in value.items():  # type: ignore[attr-defined]
+                yield f"{name}[{key}]", _shown(entry)
+        else:
+            yield name, _shown(value)
+
+
+def _of_update(update: Update) -> Iterator[tuple[str, str]]:
+    for name in Update.__slots__:
+        value = getattr(update, name)
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                yield f"{name}[{key}]", _shown(entry)
+        elif value is not LEAVE:
+            yield name, _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if value is CLEAR:
+        return "cleared"
+    if isinstance(value, Mount):
+        return f"{value.host_path}{' (read-only)' if value.readonly else ''}"
+    if isinstance(value, Device):
+        return f"{value.host_path} ({value.permissions})"
+    return str(value)

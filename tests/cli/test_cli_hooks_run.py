@@ -1,0 +1,253 @@
+"""``topoproxy hooks validate`` and ``run``: files that are loaded, and asked by the real engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli.hooks import shipped
+from proxy.cli.main import command_line
+
+Run = Callable[..., tuple[int, str, str]]
+PINNED = """
+from dataclasses import dataclass, field
+from typing import Literal
+from proxy.hooks.api import CLEAR, Adjustment, Configure, Update, Veto
+
+API_VERSION = 1
+
+@dataclass
+class Settings:
+    name: str = field(default="PINNED", metadata={"help": "The variable."})
+    loud: bool = False
+    mode: Literal["a", "b"] = "a"
+    words: tuple[str, ...] = ("x", "y")
+
+def configure(event):
+    global settings
+    settings = event.settings
+
+def pre_create_container(event):
+    if event.pod.labels.get("no"):
+        return Veto("not here")
+    return Adjustment(envs={settings.name: str(event.decision.own)}, cpu_quota=CLEAR,
+                      updates={"c1": Update(cpu_shares=2, unified={"memory.high": "max"})})
+"""
+SECOND = """
+from proxy.hooks.api import Adjustment
+API_VERSION = 1
+FAILURE_POLICY = "Fail"
+async def pre_create_container(event):
+    return Adjustment(envs={"PINNED": "all"})
+def post_stop_container(event):
+    return None
+"""
+BROKEN = "API_VERSION = 1\ndef pre_create_container(event):\n    return 1 / 0\n"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def started(*words: object) -> tuple[int, str, str]:
+        code = command_line(["hooks", *map(str, words)])
+        said = capsys.readouterr()
+        assert isinstance(code, int)
+        return code, said.out, said.err
+
+    return started
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, text in (("50-pinned", PINNED), ("60-second", SECOND), ("70-broken", BROKEN)):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "c.yaml").write_text("hooks: {settings: {50-pinned: {timeout: 2s, config: {name: CPUS}}}}\n")
+    return tmp_path
+
+
+def test_a_good_file_is_described(files: Path, run: Run) -> None:
+    code, said, errors = run("validate", files / "50-pinned.py", "--config", files / "c.yaml")
+    assert (code, errors) == (0, "")
+    assert said == (
+        f"{files}/50-pinned.py: good\n"
+        "  handles   configure, pre_create_container\n"
+        "  timeout   2 s\n"
+        "  policy    Ignore\n"
+        "  settings  name=CPUS  (text: The variable.)\n"
+        "            loud=false  (true or false)\n"
+        "            mode=a  (one of a, b)\n"
+        "            words=[x, y]  (a list of texts)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("50-x.py", "API_VERSION = 1\ndef (", "SyntaxError"),
+        ("50-x.py", "API_VERSION = 9\n", "its API_VERSION is 9"),
+        (
+            "50-x.py",
+            "API_VERSION = 1\ndef pre_create_contaner(event): ...\n",
+            "did you mean pre_create_container?",
+        ),
+        ("x.py", BROKEN, "it is not called NN-name.py"),
+        ("50-pinned.py", PINNED, "hooks.settings.50-pinned.config.nmae: unknown key"),
+        ("koordlet.json", "{", "it is not JSON"),
+    ],
+)
+def test_faults_are_named(files: Path, run: Run, name: str, text: str, said: str) -> None:
+    (files / name).write_text(text)
+    (files / "c.yaml").write_text("hooks: {settings: {50-pinned: {config: {nmae: CPUS}}}}\n")
+    code, out, errors = run("validate", files / name, "--config", files / "c.yaml")
+    assert code == 65
+    assert out.startswith(f"{files}/{name}: broken\n  cannot ")
+    assert said in out
+    assert errors == "topoproxy: cannot use the hook file: see above\n"
+
+
+def test_who_may_write_counts_unless_it_is_left_for_the_node(files: Path, run: Run) -> None:
+    (files / "60-second.py").chmod(0o666)
+    code, said, errors = run("validate", files / "60-second.py", files / "50-pinned.py", "--json")
+    assert (code, errors) == (65, "topoproxy: cannot use 1 of 2 hook files: see above\n")
+    second, pinned = json.loads(said)
+    assert second["state"] == "untrusted"
+    assert second["error"].endswith(f"chmod go-w {files}/60-second.py")
+    assert (pinned["state"], pinned["points"], pinned["policy"]) == (
+        "loads",
+        ["configure", "pre_create_container"],
+        "Ignore",
+    )
+    assert run("validate", files / "60-second.py", "--untrusted")[0] == 0
+
+
+def test_a_server_and_a_mask_are_files_too(files: Path, run: Run) -> None:
+    server = {
+        "remote-endpoint": "/run/x.sock",
+        "failure-policy": "Fail",
+        "runtime-hooks": ["PreRunPodSandbox"],
+    }
+    (files / "koordlet.json").write_text(json.dumps(server))
+    (files / "10-none.py").symlink_to("/dev/null")
+    code, said, _ = run("validate", files / "koordlet.json", files / "10-none.py")
+    assert code == 0
+    assert "koordlet.json: good\n  handles   pre_run_pod_sandbox, shutdown\n" in said
+    assert "  policy    Fail\n" in said
+    assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorFolder\n" in said
+
+
+def test_a_file_that_is_not_there(files: Path, run: Run) -> None:
+    code, said, _ = run("validate", files / "11-gone.py")
+    assert (code, said.splitlines()[1]) == (
+        65,
+        f"  cannot read hook {files}/11-gone.py: there is no such file",
+    )
+
+
+def example(files: Path, run: Run, **pod: Any) -> Path:
+    code, said, _ = run("run", "--print-example", "pre_create_container")
+    assert code == 0
+    event = json.loads(said)
+    event["pod"] |= pod
+    (files / "event.json").write_text(json.dumps(event))
+    return files / "event.json"
+
+
+def test_what_a_hook_wants_is_shown(files: Path, run: Run) -> None:
+    pinned, event = files / "50-pinned.py", example(files, run)
+    code, said, errors = run("run", pinned, "--event", event)
+    assert (code, errors) == (0, "")
+    assert said == (
+        "pre_create_container, shop/db-0/main:\n"
+        "  FIELD                             VALUE    HOOK\n"
+        "  cpu_quota                         cleared  50-pinned\n"
+        "  envs[PINNED]                      2-5      50-pinned\n"
+        "  updates[c1].cpu_shares            2        50-pinned\n"
+        "  updates[c1].unified[memory.high]  max      50-pinned\n"
+    )
+    assert run("run", pinned, "--example", "pre_create_container")[1] == said
+
+
+def test_settings_come_from_the_configuration_and_from_the_command_line(files: Path, run: Run) -> None:
+    words = [files / "50-pinned.py", "--example", "pre_create_container", "--config", files / "c.yaml"]
+    assert "envs[CPUS]" in run("run", *words)[1]
+    assert "envs[MINE]" in run("run", *words, "--set", "name=MINE", "--set", "loud=true")[1]
+    code, _, errors = run("run", *words, "--set", "loud=perhaps")
+    assert (code, "config.loud: wants true or false, not text" in errors) == (65, True)
+    assert run("run", *words, "--set", "loud")[0] == 2
+    assert run("run", *words, files / "60-second.py", "--set", "loud=true")[0] == 2
+
+
+def test_a_refusal_is_an_answer(files: Path, run: Run) -> None:
+    code, said, _ = run("run", files / "50-pinned.py", "--event", example(files, run, labels={"no": "1"}))
+    assert code == 0
+    assert said == (
+        "pre_create_container, shop/db-0/main: refused\n"
+        "  cannot create container shop/db-0/main: hook 50-pinned: not here\n"
+    )
+
+
+def test_a_conflict_names_both_and_the_policy_decides(files: Path, run: Run) -> None:
+    words = ["--example", "pre_create_container"]
+    code, said, _ = run("run", files / "60-second.py", files / "50-pinned.py", *words)
+    assert code == 1
+    assert said.startswith("pre_create_container, shop/db-0/main: refused\n")
+    assert "FAILED 60-second (policy Fail): cannot set envs[PINNED]: hook 50-pinned has set it" in said
+
+
+def test_a_failure_shows_the_hooks_own_lines(files: Path, run: Run) -> None:
+    code, said, _ = run("run", files / "70-broken.py", "--example", "pre_create_container")
+    assert code == 1
+    assert said.startswith(
+        "pre_create_container, shop/db-0/main: nothing to change\nFAILED 70-broken (policy "
+    )
+    assert f'  File "{files}/70-broken.py", line 3, in pre_create_container\n' in said
+
+
+def test_all_of_it_as_data(files: Path, run: Run) -> None:
+    _, said, _ = run("run", files / "60-second.py", "--example", "pre_create_container", "--json")
+    data = json.loads(said)
+    assert data["outcome"]["adjustment"] == {"envs": {"PINNED": "all"}}
+    assert data["outcome"]["owners"] == {"envs[PINNED]": "60-second"}
+    assert data["event"]["point"] == "pre_create_container"
+    (hook,) = data["hooks"]
+    assert (hook["name"], hook["calls"], hook["failures"], hook["asked"]) == ("60-second", 1, {}, "ok")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "name a file"),
+        (
+            ["60-second.py"],
+            2,
+            "give --event or --example, one of them (post_stop_container, pre_create_container",
+        ),
+        (["60-second.py", "--example", "pre_create_container", "--event", "-"], 2, "one of them"),
+        (["60-second.py", "--example", "shutdown"], 2, "cannot run hooks at shutdown: post_stop_container, "),
+        (["60-second.py", "--example", "pre_create"], 65, "no such hook point"),
+        (["60-second.py", "--event", "none.json"], 65, "cannot read the event none.json: No such file"),
+        (["60-second.py", "--event", "60-second.py"], 65, "it is not JSON"),
+        (["gone.py", "--example", "shutdown"], 65, "cannot read hook gone.py"),
+    ],
+)
+def test_what_cannot_be_run(
+    files: Path, run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
+) -> None:
+    monkeypatch.chdir(files)
+    ended = run("run", *words)
+    assert (ended[0], said in ended[2]) == (code, True), ended
+
+
+def test_a_hook_that_cannot_be_configured_is_not_asked(files: Path, run: Run) -> None:
+    (files / "50-no.py").write_text(f"{BROKEN}def configure(event):\n    raise ValueError('no disk')\n")
+    code, said, errors = run("run", files / "50-no.py", "--example", "pre_create_container")
+    assert (code, said) == (1, "")
+    assert errors.startswith(f"topoproxy: cannot configure hook {files}/50-no.py: ValueError: no disk")
+
+
+@pytest.mark.parametrize("path", shipped.shipped().values(), ids=lambda path: path.stem)
+def test_shipped_hooks_are_good(path: Path, run: Run) -> None:
+    assert run("validate", path, "--untrusted")[0] == 0
