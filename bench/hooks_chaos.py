@@ -34,9 +34,9 @@ from proxy.demo.client import CriClient
 
 CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.1
 CALLS_OF_A_COUNT = 2
-"""Creates, updates and removals are counted while they are made; sandboxes, starts and ends come to as many."""
+"""Creates, updates and removals are counted as they are made; sandboxes, starts and ends come to as many."""
 HUNG_S = 10.0
-"""A call that takes longer hangs: its hooks may take a second together, and a create waits for another one's."""
+"""A call that takes longer hangs: its hooks may take a second together, and creates wait for each other."""
 
 HEAD_OF_ALL = """
 import random, threading, time
@@ -100,7 +100,8 @@ class Odd(BaseException):
 
 def bad(event):
     if now_and_then():
-        how = one_of(ValueError("x" * 100000), SystemExit(3), KeyboardInterrupt(), Odd(), MemoryError(), "deep")
+        odd = (ValueError("x" * 100000), SystemExit(3), KeyboardInterrupt(), Odd(), MemoryError())
+        how = one_of(*odd, "deep")
         if how == "deep":
             return bad_again(event)
         raise how
@@ -115,14 +116,16 @@ def bad(event):
     decision = getattr(event, "decision", None)
     others = CpuSet(range(16)) - decision.allowed if decision is not None else CpuSet()
     return one_of(
-        7, "no", object(), [], Adjustment, Veto, Veto(None), Adjustment(cpus="0-3"), Adjustment(cpus=CpuSet()),
-        Adjustment(cpus=others or CpuSet((999,))), Adjustment(cpus=CpuSet((1023,))), Adjustment(mems=Mask((60,))),
-        Adjustment(mems=Mask()), Adjustment(cpu_quota=True), Adjustment(cpu_quota=-7), Adjustment(envs={1: 2}),
-        Adjustment(envs={"A=B": "c"}), Adjustment(annotations={"good": "no"}), Adjustment(cgroup_parent="/"),
+        7, "no", object(), [], Adjustment, Veto, Veto(None),
+        Adjustment(cpus="0-3"), Adjustment(cpus=CpuSet()), Adjustment(cpus=others or CpuSet((999,))),
+        Adjustment(cpus=CpuSet((1023,))), Adjustment(mems=Mask((60,))), Adjustment(mems=Mask()),
+        Adjustment(cpu_quota=True), Adjustment(cpu_quota=-7), Adjustment(oom_score_adj=10**30),
+        Adjustment(envs=None), Adjustment(envs={1: 2}), Adjustment(envs={"A=B": "c"}),
+        Adjustment(annotations={"good": "no"}), Adjustment(labels={"a": "b\\0"}),
+        Adjustment(cgroup_parent="/"),
         Adjustment(unified={"cpuset.cpus": "0-15"}), Adjustment(unified={"../cpuset.cpus": "0-15"}),
-        Adjustment(updates={"nobody": Update(cpus=CpuSet((0,)))}),
-        Adjustment(oom_score_adj=10**30), Adjustment(mounts={"x": None}), Adjustment(devices={"/dev/x": 3}),
-        Adjustment(envs=None), Adjustment(updates=7), Adjustment(labels={"a": "b\\0"}),
+        Adjustment(updates=7), Adjustment(updates={"nobody": Update(cpus=CpuSet((0,)))}),
+        Adjustment(mounts={"x": None}), Adjustment(devices={"/dev/x": 3}),
     )
 """
 FLOODS = """
@@ -146,7 +149,8 @@ def bad(event):
     if how == "many":
         return Adjustment(annotations={str(number): "x" for number in range(100000)})
     if how == "updates":
-        return Adjustment(updates={one: Update(cpus=CpuSet(range(16)), cpu_shares=100) for one in list(KNOWN)})
+        everything = Update(cpus=CpuSet(range(16)), cpu_shares=100)
+        return Adjustment(updates={one: everything for one in list(KNOWN)})
     if how == "memory":
         return Adjustment(annotations={"a": str([0] * 300000)[:10]})
 """
