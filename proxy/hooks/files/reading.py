@@ -118,15 +118,20 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
     if age <= -_AHEAD_S:  # the clock was set back: watch it instead
         time.sleep(SETTLED_S)
     with _nobody_writes(descriptor):
-        parts = []
-        while part := os.read(descriptor, LIMIT):
-            parts.append(part)
+        data = _all(descriptor, before.st_size)
         after = os.fstat(descriptor)
-    data = b"".join(parts)
     if _seen(before) != _seen(after) or len(data) != after.st_size:
         raise Unsettled("it was written while it was read")
     version = (after.st_dev, after.st_ino, after.st_mtime_ns, hashlib.sha256(data).digest())
     return Content(data, version)
+
+
+def _all(descriptor: int, size: int) -> bytes:
+    """Read to the end, or to where it should have ended: who goes on writing keeps nobody busy."""
+    data = b""
+    while len(data) <= size and (part := os.read(descriptor, size + 1 - len(data))):
+        data += part
+    return data
 
 
 def _seen(found: os.stat_result) -> tuple[int, ...]:

@@ -1,0 +1,114 @@
+"""Only root can have written what runs as root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from proxy.hooks.files.trust import Trust, steps
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to others")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "hooks.d"
+    made.mkdir(mode=0o755)
+    return made
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    made = folder / "10-a.py"
+    made.write_text("x = 1\n")
+    made.chmod(0o644)
+    return made
+
+
+def test_what_only_root_can_write_is_trusted(file: Path) -> None:
+    assert Trust().file(file) == ""
+    file.chmod(0o400)
+    assert Trust().file(file) == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (0o664, "can be written by its group (mode 0664): chmod g-w {}"),
+        (0o646, "can be written by others (mode 0646): chmod o-w {}"),
+        (0o777, "can be written by its group and others (mode 0777): chmod go-w {}"),
+    ],
+)
+def test_who_else_can_write_a_file_is_said_with_the_command(file: Path, mode: int, words: str) -> None:
+    file.chmod(mode)
+    assert Trust().file(file) == f"{file} {words.format(file)}"
+
+
+@as_root
+def test_a_file_of_somebody_else_is_told_with_the_command(file: Path) -> None:
+    os.chown(file, 1234, 0)
+    assert Trust().file(file) == f"{file} is owned by user 1234: chown root {file}"
+
+
+@as_root
+def test_a_folder_of_somebody_else_counts_and_so_do_those_above(file: Path, tmp_path: Path) -> None:
+    os.chown(file.parent, 1234, 0)
+    assert Trust().file(file) == f"the folder {file.parent} is owned by user 1234: chown root {file.parent}"
+    os.chown(file.parent, 0, 0)
+    os.chown(tmp_path, 1234, 0)
+    assert (
+        Trust().folder(file.parent) == f"the folder {tmp_path} is owned by user 1234: chown root {tmp_path}"
+    )
+
+
+def test_a_folder_that_others_can_write_to_counts_and_so_do_those_above(file: Path, tmp_path: Path) -> None:
+    file.parent.chmod(0o775)
+    words = f"the folder {file.parent} can be written by its group (mode 0775): chmod g-w {file.parent}"
+    assert Trust().file(file) == words
+    file.parent.chmod(0o755)
+    tmp_path.chmod(0o757)
+    words = f"the folder {tmp_path} can be written by others (mode 0757): chmod o-w {tmp_path}"
+    assert Trust().file(file) == words
+
+
+def test_a_sticky_folder_is_no_harm_above_and_harm_right_there(file: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    assert Trust().file(file) == ""
+    tmp_path.chmod(0o755)
+    file.parent.chmod(0o1777)
+    assert "can be written by its group and others (mode 1777)" in Trust().file(file)
+
+
+def test_each_link_on_the_way_counts_with_its_folder(file: Path, tmp_path: Path) -> None:
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    (open_folder / "middle").symlink_to(file)
+    first = file.parent / "20-b.py"
+    first.symlink_to("../open/middle")
+    assert Trust().file(first) == ""
+    assert [step.name for step in steps(first)] == ["20-b.py", "middle", "10-a.py"]
+    open_folder.chmod(0o777)
+    assert f"the folder {open_folder} can be written" in Trust().file(first)
+    open_folder.chmod(0o755)
+    file.chmod(0o666)
+    assert f"{file} can be written" in Trust().file(first)
+
+
+def test_a_folder_reached_through_a_link_is_the_real_one(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(file.parent)
+    file.parent.chmod(0o777)
+    assert f"the folder {file.parent} can be written" in Trust().folder(tmp_path / "link")
+
+
+def test_what_is_no_regular_file_is_not_trusted(folder: Path) -> None:
+    os.mkfifo(folder / "10-a.py", 0o600)
+    assert Trust().file(folder / "10-a.py") == f"{folder}/10-a.py is no regular file"
+
+
+def test_links_in_a_ring_end(folder: Path) -> None:
+    (folder / "a").symlink_to("b")
+    (folder / "b").symlink_to("a")
+    with pytest.raises(OSError, match="links in a row"):
+        Trust().file(folder / "a")
