@@ -104,13 +104,18 @@ class Call(Course):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for seat, fault in self.notes:
+        for seat, fault in self._tally.notes:
             self._shared.note(seat, fault)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
         if self._then is not None:
             self._then(self)
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong last, in words."""
+        return self._tally.notes[-1][1].text if self._tally.notes else None
 
     # Deadlines.
 
@@ -162,12 +167,13 @@ class Call(Course):
         """The hook that has the call is out of time; the call is ours now."""
         seat, where = held.seat, held.where
         if seat is None or where is None:
-            self._failed(self._seat, Fault("queue", "its turn did not come: it is busy with other calls"))
+            self._left_out(self._seat, Fault("queue", "its turn did not come: it is busy with other calls"))
         else:
             given = max(seat.hook.timeout, self._always)
             fault = Fault("timeout", f"no answer within {seconds(given)} at {self.event.NAME}")
             seat.leave(self._token, given, fault, now, astray=where)
-            self._failed(seat, fault, noted=True)
+            self._at += 1
+            self._tally.failed(seat, fault, self.event)
             abandon(self._shared, seat, where)
         self.go_on()
 

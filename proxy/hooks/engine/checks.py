@@ -25,6 +25,7 @@ MOST_ENTRIES: Final = 256
 """Entries of one map."""
 MOST_TEXT: Final = 256 * 1024
 """Characters of all keys and values of one answer together."""
+_SURELY_FEW: Final = 3
 LONGEST_REASON: Final = 1024
 """Characters of a veto's reason; the rest is cut off."""
 
@@ -67,13 +68,17 @@ def taken(answer: object, event: Point) -> Said | Veto | None:
             f"{', a Veto' if event.VETO else ''} or None, not {type(answer).__name__}"
         )
     said: dict[str, Any] = {}
+    entries = 0
     for field, value in zip(FIELDS, _OF_ADJUSTMENT(answer), strict=True):
-        if value is LEAVE or (field in MAPS and type(value) is dict and not value):
+        if value is LEAVE or (type(value) is dict and not value and field in MAPS):
             continue
         checked = _field(field, value, event)
-        if field not in MAPS or checked:
+        if field not in MAPS:
             said[field] = checked
-    if said and MAPS.intersection(said):
+        elif checked:
+            said[field] = checked
+            entries += len(checked) if field != "updates" else MOST_ENTRIES
+    if entries > _SURELY_FEW:
         _measure(said, event)
     return said or None
 

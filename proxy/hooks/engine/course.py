@@ -17,20 +17,17 @@ from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 
-from proxy.hooks.answers import NOTHING, Adjustment, Veto
-from proxy.hooks.engine import traces
-from proxy.hooks.engine.checks import taken
-from proxy.hooks.engine.claims import Claims, Said
+from proxy.hooks.answers import Veto
+from proxy.hooks.engine import calling
+from proxy.hooks.engine.claims import Said
 from proxy.hooks.engine.runners import Runner, Way
 from proxy.hooks.engine.seats import Seat
 from proxy.hooks.engine.shared import Errand, Held, Shared
+from proxy.hooks.engine.tally import Tally
 from proxy.hooks.engine.traces import Fault
-from proxy.hooks.engine.words import pod_of, task
-from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Outcome, Policy
+from proxy.hooks.hook import LONGEST_S, Outcome
 from proxy.hooks.points import POINTS, VALIDATES, Point
 
-MOST_STUCK = 64
-"""Threads of all hooks that may hang before no hook is asked."""
 SPARE_S = 0.1
 """A server's own deadline is the same as ours, and its error says more: it is waited for a little."""
 
@@ -45,8 +42,8 @@ class Course:
     """One event, its hooks, and what has come of them so far; from any thread."""
 
     __slots__ = (
-        "_adjustment", "_always", "_at", "_claims", "_end", "_lost", "_open", "_queued", "_refusal", "_seat",
-        "_seats", "_shared", "_token", "_validators", "due", "event", "held", "notes", "outcome",
+        "_always", "_at", "_end", "_lost", "_open", "_queued", "_seat", "_seats", "_shared", "_tally",
+        "_token", "_validators", "due", "event", "held", "outcome",
     )  # fmt: skip
 
     def __init__(
@@ -60,13 +57,10 @@ class Course:
         self._shared = shared
         self.event = event
         self.outcome: Outcome | None = None
-        self.notes: list[tuple[Seat, Fault]] = []
         self._seats = seats
         self._validators = validators or None
         self._always = always
-        self._claims = Claims()
-        self._adjustment: Adjustment = NOTHING
-        self._refusal = ""
+        self._tally = Tally()
         self._at = 0
         self._seat: Seat
         self._token = 0
@@ -103,7 +97,6 @@ class Course:
     def run(self, runner: Runner) -> Way:
         """Call hooks in a runner, as long as they are plain functions."""
         ready = self._permitted(self._seat) if self._queued else True
-        self._queued = False
         while True:
             if ready:
                 if self.event.NAME in self._seat.coroutines:
@@ -120,53 +113,51 @@ class Course:
             ready = True
 
     def _advance(self) -> _Step:
-        while not self._refusal:
+        while not self._tally.refusal:
             if self._at == len(self._seats) and not self._to_validation():
                 break
             seat = self._seats[self._at]
-            if self._skips(seat):
+            if seat.hook.skip is not None and calling.skips(seat.hook, self.event):
                 self._at += 1
                 continue
             now = self._shared.clock()
             if now >= self._end:
-                self._failed(seat, Fault("queue", "no time was left for it: the hooks before it took all"))
+                self._left_out(seat, Fault("queue", "no time was left for it: the hooks before it took all"))
                 continue
-            self._seat, self._queued = seat, True
-            self.held = Held([True], None, None, self._end)
-            if not seat.enter(self):
+            self._seat = seat
+            permit = seat.enter(self, now, self._always > 0, self._shared.runners.crowded)
+            if permit is None:
                 return _Step.WAITS
-            self._queued = False
-            self.held = Held([], None, None, self._end)
-            if self._permitted(seat):
+            if isinstance(permit, int):
+                self._token = permit
                 return _Step.READY
+            self._left_out(seat, permit)
         return _Step.DONE
 
+    def waits(self) -> None:
+        """It has no place yet."""
+        self._queued = True
+        self.held = Held([True], None, None, self._end)
+
     def _permitted(self, seat: Seat) -> bool:
+        """Ask whether the hook may be called now that there is a place."""
+        self._queued = False
         now = self._shared.clock()
-        permit = seat.permit(now, self._always > 0, self._shared.runners.stuck >= MOST_STUCK)
+        permit = seat.permit(now, self._always > 0, self._shared.runners.crowded)
         if isinstance(permit, int):
             self._token = permit
             return True
         seat.leave(0, None, None, now)
-        self._failed(seat, permit)
+        self._left_out(seat, permit)
         return False
 
     def _to_validation(self) -> bool:
-        self._adjustment = self._claims.merged()
         if self._validators is None:
             return False
         point = POINTS[VALIDATES[self.event.NAME]]
-        self.event = point(self.event, self._adjustment, self._claims.owners)  # type: ignore[call-arg]
+        self.event = point(self.event, self._tally.adjustment, self._tally.owners)  # type: ignore[call-arg]
         self._seats, self._validators, self._at = self._validators, None, 0
         return True
-
-    def _skips(self, seat: Seat) -> bool:
-        if seat.hook.skip is None or (pod := pod_of(self.event)) is None:
-            return False
-        try:
-            return bool(seat.hook.skip(pod.labels))
-        except Exception:  # noqa: BLE001 - whatever it is: who cannot tell is asked
-            return False
 
     # Calling.
 
@@ -176,32 +167,17 @@ class Course:
 
     def _call(self, seat: Seat, runner: Runner) -> bool:
         """Call a function and take its answer; False: it took too long, and the call is somebody else's."""
-        clock, hook = self._shared.clock, seat.hook
+        clock = self._shared.clock
         start = clock()
         ticket = [True]
         self._hold(Held(ticket, seat, runner, self._deadline(seat, start)))
-        said: Said | Veto | None = None
-        fault: Fault | None = None
-        try:
-            handler = hook.handlers[self.event.NAME]
-            answer = handler(self.event, self._claims.merged()) if hook.echoes else handler(self.event)
-            if answer is not None:
-                said, fault = self._checked(answer)
-                del answer  # what its end runs is run in the hook's time
-        except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
-            fault = traces.fault(error, hook)
+        said, fault = calling.function(seat.hook, self.event, self._tally)
         try:
             ticket.pop()
         except IndexError:
             return False
         self._ended(seat, said, fault, clock() - start)
         return True
-
-    def _checked(self, answer: object) -> tuple[Said | Veto | None, Fault | None]:
-        try:
-            return taken(answer, self.event), None
-        except Exception as error:  # noqa: BLE001 - an answer may raise what it likes when it is read
-            return None, Fault("answer", traces.said(error) or "its answer cannot be read")
 
     def _begin(self, seat: Seat) -> bool:
         """Have a coroutine run on the hook's loop; False: there is none, and the call is still ours."""
@@ -217,17 +193,7 @@ class Course:
         return True
 
     async def _await(self, seat: Seat, errand: Errand, ticket: list[bool], start: float) -> None:
-        hook = seat.hook
-        said: Said | Veto | None = None
-        fault: Fault | None = None
-        try:
-            handler = hook.handlers[self.event.NAME]
-            answer = await (
-                handler(self.event, self._claims.merged()) if hook.echoes else handler(self.event)
-            )
-            said, fault = self._checked(answer)
-        except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
-            fault = traces.fault(error, hook)
+        said, fault = await calling.coroutine(seat.hook, self.event, self._tally)
         try:
             ticket.pop()
         except IndexError:
@@ -251,38 +217,25 @@ class Course:
 
     def _ended(self, seat: Seat, said: Said | Veto | None, fault: Fault | None, took: float | None) -> None:
         """A hook has answered, or failed; whoever says so has the call."""
-        if isinstance(said, Veto):
-            seat.refused()
-            self._refusal = f"cannot {task(self.event)}: hook {seat.hook.name}: {said.reason}"
-        elif said is not None and (clash := self._claims.claim(seat.hook.name, said)):
-            fault = Fault("conflict", clash)
+        if said is not None:
+            fault = self._tally.said(seat, said, self.event)
         seat.leave(self._token, took, fault, self._shared.clock())
-        if fault is not None:
-            self._failed(seat, fault, noted=True)
-        else:
-            self._at += 1
-
-    def _failed(self, seat: Seat, fault: Fault, noted: bool = False) -> None:
         self._at += 1
-        if not noted:
-            seat.note(fault)
-        strict = seat.hook.policy is Policy.FAIL and self.event.VETO
-        if fault.kind != "open":
-            self.notes.append((seat, fault))
-        if strict and not self._refusal:
-            self._refusal = f"cannot {task(self.event)}: hook {seat.hook.name}: {fault.text}"
+        if fault is not None:
+            self._tally.failed(seat, fault, self.event)
+
+    def _left_out(self, seat: Seat, fault: Fault) -> None:
+        """A hook is not called."""
+        seat.note(fault)
+        self._at += 1
+        self._tally.failed(seat, fault, self.event)
 
     def _conclude(self) -> None:
         try:
             self._open.pop()
         except IndexError:
             return
-        if self._refusal:
-            self.outcome = Outcome(refusal=self._refusal)
-        elif self._adjustment:
-            self.outcome = Outcome(self._adjustment, self._claims.owners)
-        else:
-            self.outcome = AS_IT_IS
+        self.outcome = self._tally.outcome()
 
     def look(self) -> None:
         """See who has the call, and whether for too long; on the loop."""

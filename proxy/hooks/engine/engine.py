@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
 from proxy.hooks.engine.chain import Call
+from proxy.hooks.engine.chatter import Chatter
 from proxy.hooks.engine.claims import Claims
 from proxy.hooks.engine.complaints import Complaints
 from proxy.hooks.engine.seats import Seat
@@ -96,6 +97,7 @@ class Engine:
         self._clock = clock
         self._updated = updated
         self._complaints = Complaints(complain, clock)
+        self._chatter = Chatter()
         self._shared = Shared(clock, self._complaints.note)
         self._hooks: tuple[Hook, ...] = ()
         self._tellers: dict[Hook, Teller] = {}
@@ -113,6 +115,7 @@ class Engine:
             self._retire(hook)
         seats = [self._teller(hook).seat for hook in self._hooks]
         self._complaints.forget({hook.name for hook in self._hooks})
+        self._chatter.keep(self._tellers)
         by_point: dict[str, list[Seat]] = {}
         for seat in seats:
             for name in seat.hook.handlers:
@@ -127,14 +130,17 @@ class Engine:
         if teller is None:
             seat = Seat(hook, lambda text: self._shared.post(self._complaints.complain, hook.name, text))
             teller = self._tellers[hook] = Teller(self._shared, seat, self._updated)
+            self._chatter.know((hook,))
+            if hook not in self._hooks:
+                self._retire(hook)
         return teller
 
-    def _retire(self, hook: Hook) -> None:
-        """Keep a hook that is not asked any more for a while, so that it can be told so."""
-        if self._shared.loop is None:
-            self._drop(hook)
+    def _retire(self, hook: Hook, after: float = _LINGER_S) -> None:
+        """Keep a hook that is not asked (any more) for a while: it is told so, and calls in it end."""
+        if self._shared.loop is not None:
+            self._shared.loop.call_later(after, self._drop, hook)
         else:
-            self._shared.loop.call_later(_LINGER_S, self._drop, hook)
+            self._drop(hook)
 
     def _drop(self, hook: Hook) -> None:
         if hook not in self._hooks and (teller := self._tellers.pop(hook, None)) is not None:
@@ -182,14 +188,17 @@ class Engine:
             done = loop.create_future()
             done.set_result(None)
         if last:
-            done.add_done_callback(lambda _: self._drop(hook))
+            done.add_done_callback(lambda _: self._retire(hook, hook.timeout + 1.0))
         return done
 
     def report(self) -> list[HookReport]:
         """Tell how each hook stands, in order."""
         now = self._clock()
         tellers = [self._tellers[hook] for hook in self._hooks]
-        return [teller.seat.report(now, teller.waiting) for teller in tellers]
+        return [
+            teller.seat.report(now, teller.waiting, self._chatter.quiet(teller.seat.hook.name))
+            for teller in tellers
+        ]
 
     def close(self) -> None:
         """Ask nobody any more; threads end when their hooks do, or with the process."""
@@ -200,6 +209,7 @@ class Engine:
         for hook in list(self._tellers):
             self._drop(hook)
         self._shared.runners.close()
+        self._chatter.close()
 
 
 def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _Line:

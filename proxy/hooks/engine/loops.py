@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from proxy.hooks.engine.runners import OverdueError
+from proxy.hooks.engine.pace import OverdueError
 
 _END_S = 1.0
 """Tasks that are cancelled when a hook goes have so long to end."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.hooks.engine.runners import Runner, Target
+from proxy.hooks.engine.pace import Target
+from proxy.hooks.engine.runners import Runner
 from proxy.hooks.engine.seats import Seat
 from proxy.hooks.engine.shared import Errand, Shared
 

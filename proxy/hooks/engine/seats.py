@@ -30,7 +30,10 @@ _BLAMELESS = frozenset(("conflict", "hangs", "queue", "open"))
 
 
 class Waiter(Protocol):
-    """A call that waits for a place."""
+    """A call that may have to wait for a place."""
+
+    def waits(self) -> None:
+        """It does, from now on."""
 
     def turn(self) -> bool:
         """It may have a place now; False if it does not wait any more."""
@@ -67,17 +70,24 @@ class Seat:
         self._astray: set[Astray] = set()
         self._looper: Looper | None = None
 
-    def enter(self, waiter: Waiter) -> bool:
-        """Take a place, or wait for one; False: it waits."""
+    def enter(self, waiter: Waiter, now: float, always: bool, crowded: bool) -> int | Fault | None:
+        """Take a place and ask whether to call it now, or wait for a place.
+
+        Returns:
+            As ``permit``, and there is a place if that is a token; None: it waits, and is resumed.
+        """
         with self._lock:
             if self._inside >= PLACES:
+                waiter.waits()
                 self._queue.append(waiter)
-                return False
-            self._inside += 1
-            return True
+                return None
+            permit = self._permit(now, always, crowded)
+            if isinstance(permit, int):
+                self._inside += 1
+            return permit
 
-    def permit(self, now: float, always: bool, crowded: bool = False) -> int | Fault:
-        """Ask whether to call it now; whoever asks has a place.
+    def permit(self, now: float, always: bool, crowded: bool) -> int | Fault:
+        """Ask whether to call it now; whoever asks has a place, and gives it back if not.
 
         Args:
             now: Seconds of the engine's clock.
@@ -88,19 +98,22 @@ class Seat:
             The breaker's token (0 if it does not count), or why it is not called.
         """
         with self._lock:
-            if crowded or len(self._astray) >= MOST_ASTRAY:
-                whose = "of all hooks" if crowded else f"of it ({len(self._astray)})"
-                return Fault("hangs", f"it is not asked: too many calls {whose} have not come back")
-            if always:
-                return 0
-            if token := self.breaker.permit(now):
-                return token
-            left = seconds(self.breaker.left(now))
-            return Fault(
-                "open",
-                f"it is not asked after {self.breaker.failures} failures in a row, but again in {left}; "
-                f"the last one: {self.standing.last_error}",
-            )  # fmt: skip
+            return self._permit(now, always, crowded)
+
+    def _permit(self, now: float, always: bool, crowded: bool) -> int | Fault:
+        if crowded or len(self._astray) >= MOST_ASTRAY:
+            whose = "of all hooks" if crowded else f"of it ({len(self._astray)})"
+            return Fault("hangs", f"it is not asked: too many calls {whose} have not come back")
+        if always:
+            return 0
+        if token := self.breaker.permit(now):
+            return token
+        left = seconds(self.breaker.left(now))
+        return Fault(
+            "open",
+            f"it is not asked after {self.breaker.failures} failures in a row, but again in {left}; "
+            f"the last one: {self.standing.last_error}",
+        )  # fmt: skip
 
     def leave(
         self,
@@ -125,9 +138,13 @@ class Seat:
                 self.standing.took(took)
             if fault is not None:
                 self._note(fault)
-            self._judge(token, took, fault, now)
+            if token:
+                self._judge(token, took, fault, now)
             if astray is not None and not astray.back:
                 self._astray.add(astray)
+            if not self._queue:
+                self._inside -= 1
+                return
             while self._queue:
                 if (candidate := self._queue.popleft()).turn():
                     following = candidate
@@ -138,8 +155,6 @@ class Seat:
             following.resume()
 
     def _judge(self, token: int, took: float | None, fault: Fault | None, now: float) -> None:
-        if not token:
-            return
         if took is None:
             self.breaker.unused(token)
         elif fault is None or fault.kind in _BLAMELESS:

@@ -101,9 +101,7 @@ class Teller:
         Call(self._shared, item.event, (self.seat,), then=then, always=item.always).start(inline=False)
 
     def _told(self, item: _Item, call: Call) -> None:
-        outcome, error = call.outcome, None
-        if call.notes:
-            error = call.notes[-1][1].text
+        outcome, error = call.outcome, call.error
         if outcome is not None and outcome.adjustment.updates:
             clash = item.claims.claim(self.seat.hook.name, said_by(outcome.adjustment))
             if clash:

@@ -1,0 +1,107 @@
+"""What hooks write with ``logging``, in our log under their names, and not more than can be read.
+
+A hook file writes with ``logging.getLogger(__name__)``. Records of all hook files come to one handler, by
+the name that their modules begin with. It has no lock: a hook that is thrown out while it writes leaves
+none held.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from proxy.hooks.engine.traces import said
+from proxy.hooks.hook import Hook
+from proxy.logs import log
+
+PREFIX = "_topoproxy_hooks"
+"""The name that hook files' modules begin with."""
+MOST = 20
+"""Records of one hook in a second; the rest is counted."""
+LONGEST = 1000
+"""Characters of one record."""
+
+
+class Chatter(logging.Handler):
+    """Takes the records of hooks; from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._names: dict[str, str] = {}
+        self._windows: dict[str, list[float]] = {}
+        self._quiet: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+
+    def createLock(self) -> None:  # noqa: N802 - the name of logging
+        """Have no lock: nothing here needs one."""
+        self.lock = None
+
+    def know(self, hooks: Iterable[Hook]) -> None:
+        """Take records of these hooks."""
+        logger = logging.getLogger(PREFIX)
+        if self not in logger.handlers:
+            logger.addHandler(self)
+            logger.setLevel(logging.DEBUG)
+            logger.propagate = False
+        self._names |= {hook.source: hook.name for hook in hooks}
+
+    def keep(self, hooks: Iterable[Hook]) -> None:
+        """Forget all others."""
+        self._names = {hook.source: hook.name for hook in hooks}
+        names = set(self._names.values())
+        for known in (self._windows, self._quiet, self._told):
+            for name in known.keys() - names:
+                del known[name]
+
+    def quiet(self, hook: str) -> int:
+        """Tell how many records of a hook were left out."""
+        return self._quiet.get(hook, 0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless there are too many."""
+        name = self._names.get(record.pathname) or record.name.removeprefix(f"{PREFIX}.")
+        if not self._may(name):
+            self._quiet[name] = self._quiet.get(name, 0) + 1
+            return
+        context: dict[str, object] = {"hook": name}
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            context["error"] = f"{type(error).__name__}: {said(error)}"
+        if left_out := self._quiet.get(name, 0) - self._told.get(name, 0):
+            context["left_out"] = left_out
+            self._told[name] = self._quiet[name]
+        _write(record.levelno, _text(record), context)
+
+    def _may(self, name: str) -> bool:
+        now = self._clock()
+        window = self._windows.setdefault(name, [now, 0])
+        if now - window[0] >= 1.0:
+            window[0], window[1] = now, 0
+        window[1] += 1
+        return window[1] <= MOST
+
+    def close(self) -> None:
+        """Take no records any more."""
+        logging.getLogger(PREFIX).removeHandler(self)
+        super().close()
+
+
+def _text(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception:  # noqa: BLE001 - arguments of hooks may be anything
+        text = str(record.msg)
+    return text[:LONGEST]
+
+
+def _write(level: int, text: str, context: dict[str, object]) -> None:
+    if level >= logging.ERROR:
+        log.error(text, **context)
+    elif level >= logging.WARNING:
+        log.warning(text, **context)
+    elif level >= logging.INFO:
+        log.info(text, **context)
+    else:
+        log.debug(text, **context)

@@ -1,0 +1,102 @@
+"""Threads whose hooks take long: shorter turns of the interpreter, and an exception when their time is over.
+
+A hook that spins in Python takes every other turn of the interpreter: whoever wakes waits up to the switch
+interval, 5 ms. So the interval is made short while a hook takes long.
+
+``OverdueError`` is thrown into a thread that is past its deadline, again and again with longer pauses,
+until it comes back. It is thrown only while the innermost frame is the hook's own or one of a library, and
+never in one that holds locks which others need (logging, imports, threads, asyncio, gRPC): there an
+exception between a lock's acquisition and the ``try`` after it would leave the lock held for ever.
+
+What remains. A thread that sits in a call of C (``time.sleep``, a read) gets the exception when that
+returns. One in C code that keeps the interpreter's lock (a regular expression that backtracks without end)
+stops the whole daemon until it is done: nothing in this process can do anything about it. Neither can a
+hook's ``os._exit`` or a crash in C be helped. A hook that eats memory eats the daemon's. Who must be safe
+from that makes a hook server of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import PurePath
+from typing import Protocol
+
+_HURRIED_S = 0.0005
+_STILL_S = 1.0
+_OURS = str(PurePath(__file__).parent)
+_DELICATE = frozenset(
+    ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
+)
+    ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
+)
+_FROZEN = "<frozen importlib"
+
+
+class OverdueError(BaseException):
+    """Thrown into a hook that is past its deadline; it must let it pass."""
+
+
+class Target(Protocol):
+    """A thread that an exception may be thrown into."""
+
+    ident: int
+    """Its id, as ``threading.get_ident`` gives it; 0 until it runs."""
+    back: bool
+    """It is out of the hook."""
+
+
+class Pace:
+    """The interpreter's switch interval: short while a hook takes long, else as it was."""
+
+    def __init__(self) -> None:
+        self._usual = sys.getswitchinterval()
+        self._slow: set[Target] = set()
+        self._lock = threading.Lock()
+
+    def hurry(self, target: Target) -> None:
+        """A thread's hook takes long."""
+        with self._lock:
+            if not self._slow:
+                sys.setswitchinterval(_HURRIED_S)
+            self._slow.add(target)
+
+    def throw(self, target: Target) -> None:
+        """Throw ``OverdueError`` into a thread that is out of time, if it is where that does no harm."""
+        with self._lock:
+            sys.setswitchinterval(_STILL_S)  # nobody else runs between the look and the throw
+            try:
+                if not target.back:
+                    _throw(target.ident)
+            finally:
+                sys.setswitchinterval(_HURRIED_S if self._slow else self._usual)
+
+    def calm(self, target: Target) -> None:
+        """A thread is out of its hook."""
+        if target not in self._slow:
+            return
+        with self._lock:
+            self._slow.discard(target)
+            if not self._slow:
+                sys.setswitchinterval(self._usual)
+
+
+def _throw(ident: int) -> None:
+    """Throw ``OverdueError`` into a thread if it is where that does no harm."""
+    import ctypes
+
+    if _may(ident):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(OverdueError))
+
+
+def _may(ident: int) -> bool:
+    """Tell whether a thread is in code that an exception may hit anywhere."""
+    frame = sys._current_frames().get(ident)
+    if frame is None or frame.f_code.co_filename.startswith(_OURS):
+        return False
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in _DELICATE or frame.f_code.co_filename.startswith(_FROZEN):
+            return False
+        frame = frame.f_back
+    return True
