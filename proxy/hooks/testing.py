@@ -1,0 +1,245 @@
+'''For tests of hooks: load a file, make events, ask it, look at what came of it.
+
+A hook is asked by the engine that the daemon has, so its deadline, the checks of its answer, conflicts with
+other hooks and its vetoes are the real ones. No daemon, no root and no cgroup is needed, and nothing is
+waited for longer than the hook's own time. A whole test::
+
+    >>> from pathlib import Path
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "50-pinned.py"
+    >>> _ = path.write_text("""
+    ... from proxy.hooks.api import Adjustment
+    ...
+    ... API_VERSION = 1
+    ...
+    ... def pre_create_container(event):
+    ...     if event.pod.labels.get("app") == "db" and event.decision.own:
+    ...         return Adjustment(envs={"PINNED": str(event.decision.own)})
+    ... """)
+
+    >>> from proxy.hooks import testing
+    >>> hook = testing.load(path)
+    >>> event = testing.event(
+    ...     "pre_create_container",
+    ...     pod=testing.pod(labels={"app": "db"}),
+    ...     decision=testing.decision("own", cpus="2-3"),
+    ... )
+    >>> outcome = testing.run(hook, event)
+    >>> outcome.adjustment.envs
+    {'PINNED': '2-3'}
+    >>> dict(outcome.owners)
+    {'envs[PINNED]': '50-pinned'}
+
+    >>> sharing = testing.event("pre_create_container", decision=testing.decision("shared"))
+    >>> testing.run(hook, sharing).adjustment == testing.NOTHING
+    True
+
+A hook that fails ends the test with its own words::
+
+    >>> _ = path.write_text("""
+    ... API_VERSION = 1
+    ...
+    ... def pre_create_container(event):
+    ...     return {"PINNED": "2-3"}
+    ... """)
+    >>> testing.run(testing.load(path), event)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    AssertionError: hook 50-pinned: cannot use its answer at pre_create_container: it must be an Adjustment...
+
+``topoproxy hooks run`` does the same with events in JSON files.
+'''
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from proxy.config.fixed import Fixed
+from proxy.config.hooks import HooksConfig, HookSettings
+from proxy.hooks import samples
+from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
+from proxy.hooks.engine import Engine
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
+from proxy.hooks.files.loading import Loaded, load_file
+from proxy.hooks.hook import Hook, Outcome
+from proxy.hooks.points import POINTS, Configure, Point
+from proxy.model.errors import HookError, InputError
+from proxy.model.idset import CpuSet, Mask
+
+__all__ = [
+    "CLEAR",
+    "LEAVE",
+    "NOTHING",
+    "Adjustment",
+    "Loaded",
+    "Outcome",
+    "Update",
+    "Veto",
+    "container",
+    "decision",
+    "event",
+    "load",
+    "pod",
+    "run",
+    "running",
+]
+
+Hooks: TypeAlias = Loaded | Hook | Sequence[Loaded | Hook]
+
+
+def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
+    """Load a hook file as the daemon does, whoever owns it, and configure it.
+
+    Args:
+        path: The file; the hook has its name.
+        config: What would stand in ``hooks.settings.NAME.config``.
+
+    Raises:
+        HookError: It is no hook, or does not take this configuration; in the words of the daemon's log.
+    """
+    path = Path(path)
+    mine = HookSettings(config=None if config is None else _fixed(config))
+    loaded = load_file(path, HooksConfig(settings=Fixed({path.stem: mine})), trusted=False)
+    loaded.show_lines()
+    _, failure = _asked([loaded.hook], Configure(loaded.settings, loaded.hook.name))
+    if failure:
+        raise HookError(failure)
+    return loaded
+
+
+def run(hooks: Hooks, event: Point, *, allow_failures: bool = False) -> Outcome:
+    """Ask hooks about an event, in order of their names, and those that validate after them.
+
+    Args:
+        hooks: One or several.
+        event: What they are told.
+        allow_failures: Give what comes of it when hooks fail, by their policy, as the daemon would.
+
+    Raises:
+        AssertionError: A hook failed: it raised, was too late, or its answer cannot be.
+    """
+    several: Sequence[Loaded | Hook] = [hooks] if isinstance(hooks, Loaded | Hook) else hooks
+    outcome, failure = _asked([one.hook if isinstance(one, Loaded) else one for one in several], event)
+    if failure and not allow_failures:
+        raise AssertionError(failure)
+    return outcome
+
+
+def event(point: str, **fields: Any) -> Any:
+    """Make an event of a point: the sample's, but for what is given.
+
+    Args:
+        point: The name of its handlers: ``pre_create_container``.
+        fields: Fields of the event: ``pod=pod(...)``, ``container=container(...)``, ``decision=...``.
+
+    Raises:
+        InputError: There is no such point.
+        TypeError: It has no such field.
+    """
+    if point not in POINTS:
+        raise InputError(f"cannot make an event of {point!r}: no such hook point")
+    return dataclasses.replace(samples.sample(point), **fields)
+
+
+def pod(**fields: Any) -> PodFacts:
+    """Make a pod: an LSR one, without annotations and with no labels, but for what is given."""
+    return dataclasses.replace(samples.POD, **{"labels": {}, "annotations": {}, **fields})
+
+
+def container(**fields: Any) -> ContainerFacts:
+    """Make a container that is about to be created, but for what is given.
+
+    ``resources`` may be a mapping of what differs from the sample's. Give an ``id`` for one that exists.
+    """
+    resources = fields.get("resources")
+    if isinstance(resources, Mapping):
+        fields["resources"] = dataclasses.replace(samples.CONTAINER.resources, **resources)
+    if fields.get("id"):
+        fields.setdefault("phase", "running")
+    plain: dict[str, Any] = {
+        "envs": {},
+        "annotations": {},
+        "labels": {},
+        "mounts": (),
+        "devices": (),
+        "command": (),
+        "args": (),
+    }
+    return dataclasses.replace(samples.CONTAINER, **{**plain, **fields})
+
+
+def decision(
+    pool: str = "own", cpus: str | CpuSet | None = None, mems: str | Mask | None = None, **fields: Any
+) -> Decision:
+    """Make what the engine has decided.
+
+    Args:
+        pool: ``own``, ``shared``, ``be`` or ``system``.
+        cpus: Its CPUs, as a list such as ``2-5``; all of them are its own where the pool is ``own``.
+        mems: Its memory nodes.
+        fields: Other fields; ``allowed`` is ``cpus`` if it is not given, and ``allowed_mems`` is ``mems``.
+    """
+    usual = {"own": samples.OWN, "be": samples.BE}.get(pool, samples.SHARED)
+    given: dict[str, Any] = {"pool": pool}
+    if cpus is not None:
+        given["cpus"] = given["allowed"] = CpuSet.parse(cpus) if isinstance(cpus, str) else cpus
+        given["own"] = given["cpus"] if pool == "own" else CpuSet()
+    if mems is not None:
+        given["mems"] = given["allowed_mems"] = Mask.parse(mems) if isinstance(mems, str) else mems
+    return dataclasses.replace(usual, **{**given, **fields})
+
+
+def running(
+    container_id: str = "c1",
+    *,
+    pod: PodFacts | None = None,
+    container: ContainerFacts | None = None,
+    decision: Decision | None = None,
+) -> Running:
+    """Make a container that exists, for ``event("synchronize", containers=[...])``."""
+    made = container if container is not None else samples.existing()
+    made = dataclasses.replace(made, id=container_id, phase="running" if not made.id else made.phase)
+    return Running(pod or samples.POD, made, decision or samples.OWN)
+
+
+def _fixed(value: Any) -> Any:
+    """Make plain values what the configuration makes of them."""
+    if isinstance(value, Mapping):
+        return Fixed({str(key): _fixed(entry) for key, entry in value.items()})
+    return tuple(_fixed(entry) for entry in value) if isinstance(value, list | tuple) else value
+
+
+def _asked(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
+    """Ask in a thread of its own, so that a test that is a coroutine can do it as well."""
+    came: list[tuple[Outcome, str]] = []
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            came.append(asyncio.run(_ask(hooks, event)))
+        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, name="hooks tested", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return came[0]
+
+
+async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
+    engine = Engine(lambda text: None, lambda updates, owners: None)
+    try:
+        engine.use(hooks)
+        outcome = await engine.ask(event).wait()
+        failed = [one for one in engine.report() if one.last_error]
+    finally:
+        engine.close()
+    return outcome, "\n".join(
+        f"hook {one.name}: {one.last_error}\n{one.last_trace}".strip() for one in failed
+    )

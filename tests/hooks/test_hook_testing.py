@@ -1,0 +1,139 @@
+"""The kit for tests of hooks, as their authors use it."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+from pathlib import Path
+
+import pytest
+
+from proxy.hooks import testing
+from proxy.hooks.hook import Hook
+from proxy.hooks.points import POINTS
+from proxy.hooks.samples import existing, sample
+from proxy.model.errors import HookError, InputError
+from proxy.model.idset import CpuSet, Mask
+
+
+def written(folder: Path, body: str, name: str = "50-tried.py", head: str = "API_VERSION = 1") -> Path:
+    path = folder / name
+    path.write_text(f"from proxy.hooks.api import *\n{head}\n{body}\n")
+    return path
+
+
+def test_the_example_in_its_documentation_works() -> None:
+    came = doctest.testmod(testing)
+    assert came.attempted > 5
+    assert came.failed == 0
+
+
+@pytest.mark.parametrize("name", sorted(POINTS))
+def test_a_hook_can_be_asked_about_every_point(name: str) -> None:
+    heard: list[object] = []
+    event = testing.event(name)
+    assert testing.run(Hook("x", "x", {name: heard.append}), event) == testing.Outcome()
+    assert heard == [event] == [sample(name)]
+
+
+def test_settings_reach_the_hook_before_anything_else(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Settings:\n    names: tuple[str, ...] = ()\n    deep: dict[str, str] | None = None\n"
+        "mine = None\n"
+        "def configure(event):\n    global mine\n    mine = (event.name, event.settings)\n"
+        "def pre_create_container(event):\n"
+        "    return Adjustment(envs={'A': f'{mine[0]} {mine[1].names} {mine[1].deep}'})",
+    )
+    hook = testing.load(path, {"names": ["a", "b"], "deep": {"k": "v"}})
+    said = testing.run(hook, testing.event("pre_create_container")).adjustment.envs["A"]
+    assert said == "50-tried ('a', 'b') {'k': 'v'}"
+    with pytest.raises(HookError, match=r"hooks\.settings\.50-tried\.config\.nams: unknown key"):
+        testing.load(path, {"nams": []})
+
+
+def test_a_file_that_is_no_hook_or_does_not_configure_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HookError, match="has no API_VERSION"):
+        testing.load(written(tmp_path, "def shutdown(event): pass", head=""))
+    with pytest.raises(HookError, match="no, thanks"):
+        testing.load(written(tmp_path, "def configure(event):\n    raise ValueError('no, thanks')"))
+
+
+def test_several_hooks_are_asked_in_order_and_conflicts_are_failures(tmp_path: Path) -> None:
+    one = written(
+        tmp_path, "def pre_create_container(event):\n    return Adjustment(cpu_shares=2)", "20-b.py"
+    )
+    two = written(
+        tmp_path, "def pre_create_container(event):\n    return Adjustment(cpu_shares=4)", "10-a.py"
+    )
+    hooks = [testing.load(one), testing.load(two)]
+    with pytest.raises(AssertionError, match=r"hook 20-b: .*cpu_shares.*10-a"):
+        testing.run(hooks, testing.event("pre_create_container"))
+    outcome = testing.run(hooks, testing.event("pre_create_container"), allow_failures=True)
+    assert outcome.adjustment.cpu_shares == 4
+    assert dict(outcome.owners) == {"cpu_shares": "10-a"}
+
+
+def test_a_hook_that_raises_shows_its_own_lines(tmp_path: Path) -> None:
+    path = written(tmp_path, "def pre_create_container(event):\n    return event.pod.labels['app']")
+    with pytest.raises(AssertionError, match=r"(?s)hook 50-tried: .*KeyError.*event\.pod\.labels\['app'\]"):
+        testing.run(testing.load(path), testing.event("pre_create_container", pod=testing.pod()))
+
+
+def test_the_deadline_is_the_real_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "import time\nTIMEOUT = 0.05\ndef shutdown(event):\n    time.sleep(0.5)")
+    with pytest.raises(AssertionError, match="hook 50-tried"):
+        testing.run(testing.load(path), testing.event("shutdown"))
+
+
+def test_vetoes_and_validation_are_in_the_outcome(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "def pre_create_container(event):\n    return Adjustment(envs={'A': 'b'})\n"
+        "def validate_create_container(event):\n    return Veto('no ' + event.adjustment.envs['A'])",
+    )
+    outcome = testing.run(testing.load(path), testing.event("pre_create_container"))
+    assert "50-tried" in outcome.refusal
+    assert "no b" in outcome.refusal
+
+
+def test_coroutines_are_asked_also_from_a_coroutine(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "import asyncio\n"
+        "async def post_start_container(event):\n"
+        "    await asyncio.sleep(0)\n    return Adjustment(updates={'c2': Update(cpus=CpuSet((1,)))})",
+    )
+
+    async def inside() -> testing.Outcome:
+        return testing.run(testing.load(path), testing.event("post_start_container"))
+
+    assert asyncio.run(inside()).adjustment.updates["c2"].cpus == CpuSet((1,))
+
+
+def test_builders_say_what_is_given_and_sensible_things_else() -> None:
+    decision = testing.decision("own", "2-3", "1")
+    assert (decision.own, decision.allowed) == (CpuSet((2, 3)), CpuSet((2, 3)))
+    assert decision.allowed_mems == Mask((1,))
+    shared = testing.decision("shared", cpus=CpuSet((4,)), unlimited=True)
+    assert (shared.own, shared.allowed, shared.unlimited) == (CpuSet(), CpuSet((4,)), True)
+    assert testing.decision("be").pool == "be"
+    assert testing.decision("system", "0").pool == "system"
+    assert testing.pod().annotations == {}
+    assert testing.pod(qos="BE", annotations={"a": "b"}).annotations == {"a": "b"}
+    container = testing.container(resources={"cpu_quota": 5})
+    assert (container.resources.cpu_quota, container.resources.cpu_shares) == (5, 4096)
+    assert (container.phase, container.id, container.envs) == ("creating", "", {})
+    assert testing.container(id="c").phase == "running"
+    one = testing.running("c9", container=existing(testing.container(name="x"), "c0"))
+    assert (one.container.id, one.container.name, one.container.phase) == ("c9", "x", "running")
+    assert testing.event("synchronize", containers=(one,)).containers == (one,)
+
+
+def test_what_is_no_event_is_told() -> None:
+    with pytest.raises(InputError, match="'pre_lunch'"):
+        testing.event("pre_lunch")
+    with pytest.raises(TypeError, match="podd"):
+        testing.event("pre_create_container", podd=testing.pod())
