@@ -100,6 +100,7 @@ class Desk:
             RefusedError: It is not to be.
         """
         try:
+            await self.under_way.settle_creates()  # who was made may run already, where others are to leave
             found = await self._sandbox(asked.pod_meta)
         except (UnavailableError, RuntimeCallError) as error:
             return self._undecided(asked, str(error))
@@ -223,23 +224,20 @@ class Desk:
     async def _name(self, container_id: str) -> None:
         """See which container it is that somebody names, if it was made by an answer of ours.
 
-        What the runtime has saved for it is what it says itself: others may have changed the request.
+        What the runtime has saved for it is what it says itself.
         """
         keeper = self._keeper
-        if container_id in keeper.state.containers or not self.under_way.creates:
-            return
-        seen = await self._seen(container_id)
-        for one in seen or ():
-            self.under_way.see_container(one)
+        if container_id not in keeper.state.containers and self.under_way.creates:
+            for one in await self._seen(container_id) or ():
+                self.under_way.see_container(one)
         container = keeper.state.containers.get(container_id)
-        if container is None:
+        if container is None or container.phase is not Phase.CREATED or container_id in keeper.saved:
             return
         try:
             detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
             saved = CpuSet.parse(detail.cpuset_cpus)
         except (UnavailableError, RuntimeCallError, ValueError):
-            keeper.saved.pop(container_id, None)
-            return
+            return  # it is told today's set, whatever it has
         keeper.saved[container_id] = saved
         if detail.cpu_quota > 0 > keeper.quotas.carried(container):
             keeper.quotas.untold.add(container_id)

@@ -12,9 +12,33 @@ from proxy.keeper.tending import tended
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from proxy.config.schema import Config
     from proxy.hooks.serving.call import Wire
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
+    from proxy.keeper.sync import Sync
+
+
+def serving_of(
+    config: Config, keeper: Keeper, sync: Sync, launch: Launch, wire: Wire | None = None
+) -> Serving | None:
+    """Make what serves hooks; None where the configuration names no socket for it.
+
+    Args:
+        config: What to do.
+        keeper: Whose node it is.
+        sync: Looks up containers that a question names and nobody knows.
+        launch: Watches over starts and updates.
+        wire: Who decides on the calls that pass through us, so that the same hooks are asked; somebody who
+            asks none if None.
+    """
+    if config.hooks.serve is None:
+        return None
+    if wire is None:
+        from proxy.cri.interceptors import Interceptors
+
+        wire = Interceptors(keeper, sync, launch)
+    return Serving(config.hooks.serve, keeper, launch, wire)
 
 
 class Serving:

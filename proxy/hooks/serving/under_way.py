@@ -25,10 +25,12 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.workload import Phase
 
 POD_PATIENCE_S, CREATE_PATIENCE_S, START_PATIENCE_S = 120.0, 30.0, 10.0
 """How long a call may be under way: a network plugin may take a minute, a busy disk some seconds."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.3, 2.0
+BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 LIMIT = 512
 """So many of a kind are remembered; the oldest are lost first."""
 
@@ -128,10 +130,11 @@ class UnderWay:
         """Ask the runtime what has become of what is under way; who is out of time is lost."""
         keeper, ask = self._keeper, self._launch.lookups.run
         try:
+            await self.settle_creates()
             if self.pods:
                 for pod in await ask(keeper.runtime.list_pods):
                     self.see_pod(pod)
-            if self.creates or self.starts:
+            if self.starts:
                 for container in await ask(keeper.runtime.list_containers):
                     self.see_container(container)
         except (UnavailableError, RuntimeCallError) as error:
@@ -139,22 +142,33 @@ class UnderWay:
         for calls in (self.pods, self.creates, self.starts):
             calls.expire()
 
+    async def settle_creates(self) -> None:
+        """Ask what has become of creates.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime does not tell.
+        """
+        if self.creates:
+            for container in await self._launch.lookups.run(self._keeper.runtime.list_containers):
+                self.see_container(container)
+
     def see_pod(self, pod: RuntimePod) -> None:
         """The runtime lists a sandbox."""
-        if pod.ready and pod.uid in self.pods and pod.id not in self._keeper.state.pods:
-            call = self.pods.take(pod.uid)
-            assert call is not None
+        there = pod.ready and pod.id not in self._keeper.state.pods
+        call = self.pods.take(pod.uid) if there else None
+        if call is not None:
             call.answered(cri.RunPodSandboxResponse(pod_sandbox_id=pod.id).SerializeToString())
 
     def see_container(self, container: RuntimeContainer) -> None:
         """The runtime lists a container."""
-        key = Creation(container.sandbox_id, container.name, container.attempt)
-        if key in self.creates:
-            call = self.creates.take(key)
-            assert call is not None
-            if container.id in self._keeper.state.containers:
-                call.lost()  # known already: it has passed through us, too
-            else:
-                call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
+        call = self.creates.take(Creation(container.sandbox_id, container.name, container.attempt))
+        if call is not None and container.id in self._keeper.state.containers:
+            call.lost()  # known already: it has passed through us, too
+        elif call is not None:
+            call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
+            self._keeper.saved.pop(container.id, None)  # others may have changed the request after us
+            if container.state in BEGUN:  # by a start about which nobody has asked
+                self._keeper.phase(container.id, BEGUN[container.state])
+                self._keeper.later([container.id])
         if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
             start.over(0)  # it runs, or has run

@@ -1,0 +1,138 @@
+"""The socket of the hook server, and the file that names it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.config.load import parse
+from proxy.hooks.serving.place import Place
+from proxy.hooks.serving.registration import STAGES, registration
+from proxy.hooks.serving.server import questions
+from proxy.model.errors import CannotCreateError, ConfigError
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tp-") as made:
+        yield Path(made)
+
+
+def binder(held: list[socket.socket]) -> Callable[[str], int]:
+    """Bind as the library does: at once, with the mode that new files get."""
+
+    def bind(path: str) -> int:
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].bind(path)
+        held[-1].listen()
+        mode = stat.S_IMODE(Path(path).parent.stat().st_mode)
+        assert mode == 0o700, "others could reach it before it has its mode"
+        return 1
+
+    return bind
+
+
+@pytest.fixture
+def bind() -> Iterator[Callable[[str], int]]:
+    held: list[socket.socket] = []
+    yield binder(held)
+    for one in held:
+        one.close()
+
+
+def reach(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def test_it_has_its_mode_from_the_first_moment(folder: Path, bind: Any) -> None:
+    place = Place(folder / "hooks.sock")
+    place.take(bind)
+    assert stat.S_IMODE((folder / "hooks.sock").stat().st_mode) == 0o600
+    reach(folder / "hooks.sock")
+    assert os.listdir(folder) == ["hooks.sock"]
+    place.give_back()
+    assert not os.listdir(folder)
+
+
+def test_a_dead_socket_is_replaced_and_others_are_left_alone(folder: Path, bind: Any) -> None:
+    path = folder / "hooks.sock"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    place = Place(path)
+    place.take(bind)
+    with pytest.raises(CannotCreateError, match="somebody answers there"):
+        Place(path).take(bind)
+    reach(path)
+    path.unlink()
+    path.write_text("another's")
+    place.give_back()
+    assert path.read_text() == "another's"
+    with pytest.raises(CannotCreateError, match="a file stands there"):
+        Place(path).take(bind)
+    assert os.listdir(folder) == ["hooks.sock"]
+
+
+def test_it_says_why_it_cannot(folder: Path, bind: Any) -> None:
+    with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
+        Place(folder / "no" / "hooks.sock").take(bind)
+    deep = folder / ("d" * (98 - len(str(folder))))
+    deep.mkdir()
+    with pytest.raises(CannotCreateError, match="too long"):
+        Place(deep / "s").take(bind)
+
+    def broken(_: str) -> int:
+        raise RuntimeError("no luck")
+
+    with pytest.raises(CannotCreateError, match="cannot be bound: no luck"):
+        Place(folder / "s").take(broken)
+    with pytest.raises(CannotCreateError, match=r"cannot be bound$"):
+        Place(folder / "s").take(lambda _: 0)
+    assert os.listdir(folder) == [deep.name]
+
+
+def test_a_second_one_does_not_take_the_socket(node: Any, live: Callable[..., None]) -> None:
+    async def day(node: Any) -> None:
+        assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
+        again = type(node.serving)(node.socket, node.keeper, node.daemon._launch, None)
+        with pytest.raises(CannotCreateError, match="somebody answers there"):
+            await again.start()
+        await again.stop()
+        await asyncio.to_thread(reach, node.socket)
+
+    live(day)
+    assert not node.socket.exists()
+
+
+def test_the_file_names_all_that_is_answered() -> None:
+    config = parse("hooks: {serve: /run/topoproxy/hooks.sock}", "test")
+    entry = json.loads(registration(config))
+    assert entry == {
+        "remote-endpoint": "/run/topoproxy/hooks.sock",
+        "failure-policy": "Fail",
+        "runtime-hooks": list(STAGES),
+    }
+
+
+def test_no_file_without_a_socket() -> None:
+    with pytest.raises(ConfigError, match=r"hooks\.serve"):
+        registration(parse("", "test"))
+
+
+def test_every_stage_has_its_answer() -> None:
+    class Anybody:
+        def __getattr__(self, name: str) -> str:
+            return name
+
+    desk: Any = Anybody()
+    assert {name.removesuffix("Hook") for name in questions(desk)} == set(STAGES)
