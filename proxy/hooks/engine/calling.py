@@ -20,7 +20,7 @@ def function(hook: Hook, event: Point, tally: Tally) -> Answered:
     """Call a plain function. All that is the hook's own code is run here: also that of its answer."""
     try:
         handler = hook.handlers[event.NAME]
-        answer = handler(event, tally.adjustment) if hook.echoes else handler(event)
+        answer = handler(event, tally.shown()) if hook.echoes else handler(event)
         return _checked(answer, event) if answer is not None else (None, None)
     except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
         return None, traces.fault(error, hook)
@@ -30,7 +30,7 @@ async def coroutine(hook: Hook, event: Point, tally: Tally) -> Answered:
     """Call a coroutine function."""
     try:
         handler = hook.handlers[event.NAME]
-        answer = await (handler(event, tally.adjustment) if hook.echoes else handler(event))
+        answer = await (handler(event, tally.shown()) if hook.echoes else handler(event))
         return _checked(answer, event)
     except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
         return None, traces.fault(error, hook)

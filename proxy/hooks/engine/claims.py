@@ -95,8 +95,11 @@ class Claims:
         return MappingProxyType(self._owners)
 
     def merged(self) -> Adjustment:
-        """Give what the hooks want together."""
-        return Adjustment(**self._merged) if self._merged else NOTHING
+        """Give what the hooks want together, as values of its own."""
+        if not self._merged:
+            return NOTHING
+        merged = self._merged.items()
+        return Adjustment(**{name: dict(value) if name in MAPS else value for name, value in merged})
 
 
 def _joined(one: Update, other: Update) -> Update:

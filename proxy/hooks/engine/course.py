@@ -155,7 +155,7 @@ class Course:
         if self._validators is None:
             return False
         point = POINTS[VALIDATES[self.event.NAME]]
-        self.event = point(self.event, self._tally.adjustment, self._tally.owners)  # type: ignore[call-arg]
+        self.event = point(self.event, self._tally.shown(), self._tally.owners)  # type: ignore[call-arg]
         self._seats, self._validators, self._at = self._validators, None, 0
         return True
 

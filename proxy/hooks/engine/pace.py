@@ -28,8 +28,6 @@ _OURS = str(PurePath(__file__).parent)
 _DELICATE = frozenset(
     ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
 )
-    ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
-)
 _FROZEN = "<frozen importlib"
 
 

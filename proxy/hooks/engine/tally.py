@@ -16,20 +16,16 @@ from proxy.hooks.points import Point
 class Tally:
     """The sum of the answers; whoever has the call adds to it."""
 
-    __slots__ = ("_adjustment", "_claims", "notes", "refusal")
+    __slots__ = ("_claims", "notes", "refusal")
 
     def __init__(self) -> None:
         self._claims = Claims()
-        self._adjustment: Adjustment | None = None
         self.refusal = ""
         self.notes: list[tuple[Seat, Fault]] = []
 
-    @property
-    def adjustment(self) -> Adjustment:
-        """What hooks want together so far."""
-        if self._adjustment is None:
-            self._adjustment = self._claims.merged()
-        return self._adjustment
+    def shown(self) -> Adjustment:
+        """Give a copy of what hooks want together so far: what a hook does to it changes nothing."""
+        return self._claims.merged()
 
     @property
     def owners(self) -> Mapping[str, str]:
@@ -44,7 +40,6 @@ class Tally:
             return None
         if clash := self._claims.claim(seat.hook.name, said):
             return Fault("conflict", clash)
-        self._adjustment = None
         return None
 
     def failed(self, seat: Seat, fault: Fault, event: Point) -> None:
@@ -58,5 +53,5 @@ class Tally:
         """Give what comes of it."""
         if self.refusal:
             return Outcome(refusal=self.refusal)
-        adjustment = self.adjustment
+        adjustment = self._claims.merged()
         return Outcome(adjustment, self.owners) if adjustment is not NOTHING else AS_IT_IS
