@@ -22,7 +22,7 @@ def _words(error: BaseException) -> str:
         words = str(error).strip()
     except BaseException:  # noqa: BLE001 - its own words are the hook's code, too
         return f"{name}, whose words cannot be had"
-    first = words.splitlines()[0][:_LONGEST] if words else ""
+    first = words.splitlines()[0][:_LONGEST].rstrip() if words else ""
     return f"{name}: {first}" if first else name
 
 

@@ -152,7 +152,7 @@ def _refusal(path: Path, error: BaseException) -> HookError:
 
 def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
     module = ModuleType(f"_topoproxy_hooks.{re.sub('[^a-z0-9]', '_', name)}_{next(_generations)}")
-    module.__file__ = str(path)
+    module.__file__, module.__package__ = str(path), ""
     sys.modules[module.__name__] = module  # dataclasses and type hints look their module up
     try:
         # Annotations and such are the file's own business, not of this module.

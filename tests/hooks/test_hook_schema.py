@@ -1,0 +1,184 @@
+"""A hook's own settings."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config.fixed import Fixed
+from proxy.hooks.files.schema import keys_of, settings_of
+from proxy.model.errors import HookError
+
+WHERE = "hooks.settings.10-x.config"
+
+
+class Level(enum.StrEnum):
+    LOW = "low"
+    HIGH = "high"
+
+
+@dataclass(frozen=True)
+class Settings:
+    percent: int
+    share: float = 0.5
+    on: bool = False
+    name: str = field(default="x", metadata={"help": "What it is called."})
+    names: list[str] = field(default_factory=list)
+    fixed: tuple[str, ...] = ()
+    keys: dict[str, str] = field(default_factory=dict)
+    mode: Literal["soft", "hard", 3] = "soft"
+    level: Level = Level.LOW
+    maybe: int | None = None
+    made: str = field(init=False, default="made")
+
+    def __post_init__(self) -> None:
+        if self.percent > 100:
+            raise ValueError(f"percent is {self.percent}, more than all")
+
+
+def refused(given: dict[str, Any] | None, of: Any = Settings) -> str:
+    with pytest.raises(HookError) as caught:
+        settings_of(of, given, WHERE)
+    return str(caught.value)
+
+
+def test_what_is_not_given_is_the_default() -> None:
+    made = settings_of(Settings, {"percent": 5}, WHERE)
+    assert made == Settings(5)
+    assert (made.names, made.maybe, made.made) == ([], None, "made")
+
+
+def test_every_type_arrives() -> None:
+    given = {
+        "percent": 5, "share": 1, "on": True, "name": "n", "names": ("a", "b"), "fixed": ["c"],
+        "keys": Fixed({"a": "b"}), "mode": 3, "level": "high", "maybe": 7,
+    }  # fmt: skip
+    made = settings_of(Settings, given, WHERE)
+    assert made == Settings(5, 1.0, True, "n", ["a", "b"], ("c",), {"a": "b"}, 3, Level.HIGH, 7)
+    kinds = [type(getattr(made, name)) for name in ("share", "names", "fixed", "keys", "mode", "level")]
+    assert kinds == [float, list, tuple, dict, int, Level]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "percent: is missing, and wants a whole number"),
+        (None, "percent: is missing, and wants a whole number"),
+        ({"percent": "5"}, "percent: wants a whole number, not text ('5')"),
+        ({"percent": True}, "percent: wants a whole number, not true or false ('True')"),
+        ({"percent": 5.0}, "percent: wants a whole number, not a number ('5.0')"),
+        ({"share": "a"}, "share: wants a number, not text ('a')"),
+        ({"share": True}, "share: wants a number, not true or false ('True')"),
+        ({"on": 1}, "on: wants true or false, not a whole number ('1')"),
+        ({"name": 1.1}, "name: wants text, not a number ('1.1'): put it in quotes"),
+        ({"name": True}, "name: wants text, not true or false ('True'): put it in quotes"),
+        ({"name": ("a",)}, "name: wants text, not a list"),
+        ({"names": "a"}, "names: wants a list of texts, not text ('a')"),
+        ({"names": ("a", 2)}, "names[1]: wants text, not a whole number ('2'): put it in quotes"),
+        ({"fixed": Fixed()}, "fixed: wants a list of texts, not keys with values"),
+        ({"keys": ("a",)}, "keys: wants keys with texts, not a list"),
+        ({"keys": {"a": 1}}, "keys[a]: wants text, not a whole number ('1'): put it in quotes"),
+        ({"mode": "hart"}, "mode: wants one of soft, hard, 3, not text ('hart'); did you mean hard?"),
+        ({"mode": "3"}, "mode: wants one of soft, hard, 3, not text ('3')"),
+        ({"mode": 3.0}, "mode: wants one of soft, hard, 3, not a number ('3.0')"),
+        ({"level": "LOW"}, "level: wants one of low, high, not text ('LOW'); did you mean low?"),
+        ({"maybe": "x"}, "maybe: wants a whole number, not text ('x')"),
+        ({"percents": 1}, "percents: unknown key; did you mean percent?"),
+        ({"q": 1}, "q: unknown key (there are: percent, share, on, name, names, fixed, keys, mode, level,"),
+        ({"made": "x"}, "made: unknown key"),
+    ],
+)  # fmt: skip
+def test_every_fault_names_its_key(given: dict[str, Any] | None, words: str) -> None:
+    if given and "percent" not in given:
+        given = {"percent": 5, **given}
+    assert refused(given).startswith(f"{WHERE}.{words}")
+
+
+def test_all_faults_are_told_together() -> None:
+    assert refused({"on": 5, "x": 1}).count(WHERE) == 3
+
+
+def test_the_hook_may_look_at_the_whole() -> None:
+    assert refused({"percent": 101}) == f"{WHERE}: percent is 101, more than all"
+
+
+def test_a_key_that_must_be_there_says_its_help() -> None:
+    @dataclass
+    class Needs:
+        port: int = field(metadata={"help": "Where it listens."})
+
+    assert refused({}, Needs) == f"{WHERE}.port: is missing, and wants a whole number (Where it listens.)"
+
+
+def test_a_hook_without_settings_takes_none() -> None:
+    assert settings_of(None, None, WHERE) is None
+    assert settings_of(None, {}, WHERE) is None
+    assert refused({"a": 1, "b": 2}, None) == f"{WHERE}: this hook has no settings, and a, b is given"
+
+
+class NoDataclass:
+    a: int = 1
+
+
+@dataclass
+class Sets:
+    a: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Both:
+    a: int | str = 1
+
+
+@dataclass
+class Unknown:
+    a: Nowhere = 1  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (NoDataclass, "Settings is no dataclass: put @dataclass above it"),
+        (Settings(1), "Settings is no dataclass: put @dataclass above it"),
+        (Sets, "Settings.a is a set[str]; it can be bool, int, float, str, list[str], "),
+        (Both, "Settings.a is a int | str; it can be bool"),
+        (Unknown, "the types of Settings cannot be read: name 'Nowhere' is not defined"),
+    ],
+)
+def test_what_cannot_be_declared_is_told(settings: Any, words: str) -> None:
+    assert refused({}, settings).startswith(words)
+
+
+def test_what_is_declared_can_be_listed() -> None:
+    listed = {key.name: key for key in keys_of(Settings)}
+    assert list(listed)[:3] == ["percent", "share", "on"]
+    assert (listed["percent"].required, listed["share"].required) == (True, False)
+    assert (listed["name"].default, listed["name"].help) == ("x", "What it is called.")
+    assert (listed["names"].default, listed["level"].wants) == ([], "one of low, high")
+
+
+PLAIN: st.SearchStrategy[Any] = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([key.name for key in keys_of(Settings)]) | st.text(max_size=3), PLAIN))
+def test_whatever_is_configured_is_of_its_type_or_refused(given: dict[str, Any]) -> None:
+    try:
+        made = settings_of(Settings, {"percent": 1, **given}, WHERE)
+    except HookError:
+        return
+    assert type(made.percent) is int
+    assert type(made.share) is float
+    assert type(made.on) is bool
+    assert type(made.name) is str
+    assert all(type(name) is str for name in (*made.names, *made.fixed, *made.keys, *made.keys.values()))
+    assert made.mode in ("soft", "hard", 3)
+    assert made.level in Level
