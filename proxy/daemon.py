@@ -25,6 +25,7 @@ from proxy.topology.reader import read_machine
 if TYPE_CHECKING:
     from proxy.admin.server import AdminServer
     from proxy.cri.wire import Front
+    from proxy.hooking import Hooking
     from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.kernel_ports import Cgroups
@@ -81,6 +82,7 @@ class Daemon:
         self._takeover: Late | None = None
         self._suppression: Suppression | None = None
         self._leaving: Leaving | None = None
+        self.hooking: Hooking | None = None
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -149,6 +151,12 @@ class Daemon:
         self._leaving = Leaving(config, keeper, self._suppression)
         self._leaving.recover(entries)
         interceptors = Interceptors(keeper, self.sync, launch)
+        if enforce and (config.hooks.enabled or config.hooks.serve is not None):
+            from proxy.hooking import Hooking
+
+            self.hooking = Hooking(config.hooks, keeper, self.sync, launch, interceptors)
+            self._task(self.hooking.run)
+            self._task(self.hooking.serve)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
@@ -268,10 +276,9 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._admin is not None:
-            await self._admin.stop()
-        if self._leaving is not None:
-            await self._leaving.stop()
+        for server in (self._admin, self._leaving, self.hooking):
+            if server is not None:
+                await server.stop()
         if self.keeper is not None:
             if self._suppression is not None:
                 await self._suppression.stop()

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from proxy.apply.detail import parse_detail
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.runtime_ports import SOURCE, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import SOURCE, Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.pools.facts import POD_KEYS
@@ -133,6 +133,33 @@ class GrpcRuntime:
             request.linux.cpuset_mems = str(mems)
         request.linux.cpu_quota = cpu_quota
         self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+
+    def update_limits(
+        self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
+    ) -> None:
+        """Change what a container may use; see ``proxy.keeper.runtime_ports.Runtime``."""
+        linux = pb.LinuxContainerResources(
+            cpu_period=limits.cpu_period,
+            cpu_quota=limits.cpu_quota,
+            cpu_shares=limits.cpu_shares,
+            memory_limit_in_bytes=limits.memory_limit,
+            memory_swap_limit_in_bytes=limits.memory_swap_limit,
+            oom_score_adj=limits.oom_score_adj,
+            cpuset_cpus=str(cpus or ""),
+            cpuset_mems=str(mems or ""),
+            unified=limits.unified,
+        )
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        what = f"update container {container_id}"
+        self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+
+    def raw_lists(self) -> tuple[bytes, bytes]:
+        """List all sandboxes and containers; see ``proxy.keeper.runtime_ports.Runtime``."""
+        asked, wanted = pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
+        pods = self._call("list pods", "ListPodSandbox", asked, wanted)
+        every, all_of = pb.ListContainersRequest(), pb.ListContainersResponse
+        containers = self._call("list containers", "ListContainers", every, all_of)
+        return pods.SerializeToString(), containers.SerializeToString()
 
     def close(self) -> None:
         """Close the channel; calls after that fail as unavailable."""

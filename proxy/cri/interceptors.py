@@ -30,7 +30,11 @@ from proxy.pools.claims import STRICT
 
 
 class Interceptors:
-    """The handler of all intercepted calls."""
+    """The handler of all intercepted calls.
+
+    Attributes:
+        awaited: What calls wait for at a start, after the first comparison; None for nothing.
+    """
 
     def __init__(self, keeper: Keeper, sync: Sync, launch: Launch) -> None:
         """Prepare to decide.
@@ -41,6 +45,7 @@ class Interceptors:
             launch: Watches over starts and updates.
         """
         self.keeper = keeper
+        self.awaited: asyncio.Event | None = None
         pods, creates = PodCalls(keeper, self._hold), CreateCalls(keeper, self._hold)
         containers = ContainerCalls(keeper, sync, launch, self._hold)
         self._parts = (pods, creates, containers)
@@ -64,7 +69,7 @@ class Interceptors:
         """A call is held: decide, and send it on now or later."""
         if self.keeper.enforcer.paused:
             call.release()  # the node is released: this is only a relay
-        elif self.keeper.synced.is_set():
+        elif self.awaited is None and self.keeper.synced.is_set():
             self._handle(call)
         else:
             self._hold(call, self._when_synced(call))
@@ -133,6 +138,8 @@ class Interceptors:
                 return
             call.release()
             return
+        if self.awaited is not None:
+            await self.awaited.wait()
         if not call.done:
             self._handle(call)
 

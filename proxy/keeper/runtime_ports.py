@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from proxy.model.idset import CpuSet, Mask
@@ -59,6 +59,19 @@ class RuntimeDetail:
     pid: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an update may say beside CPUs and memory nodes, as in LinuxContainerResources; 0 to leave it."""
+
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpu_shares: int = 0
+    memory_limit: int = 0
+    memory_swap_limit: int = 0
+    oom_score_adj: int = 0
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
 class Runtime(Protocol):
     """Calls that we make ourselves at the container runtime.
 
@@ -90,6 +103,14 @@ class Runtime(Protocol):
             mems: The memory nodes; None to leave them.
             cpu_quota: A CFS quota that goes with it (-1 for none); 0 to leave it.
         """
+
+    def update_limits(
+        self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
+    ) -> None:
+        """Change what a container may use: UpdateContainerResources; what is None or 0 is left."""
+
+    def raw_lists(self) -> tuple[bytes, bytes]:
+        """List all sandboxes and containers; the runtime's answers to ListPodSandbox and ListContainers."""
 
     def close(self) -> None:
         """Close the channel."""

@@ -16,7 +16,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.kernel_ports import CpusetValue
 from proxy.keeper.launch import Launch
 from proxy.keeper.options import Options, Voice
-from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.scout import Scout
 from proxy.keeper.sync import Sync
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
@@ -168,6 +168,7 @@ class PlayedRuntime:
         self.down = False
         self.update_error: Exception | None = None
         self.on_update: Callable[[str], None] | None = None
+        self.told: list[tuple[str, str, Limits]] = []
 
     def _up(self) -> None:
         if self.down:
@@ -218,6 +219,47 @@ class PlayedRuntime:
         self.log.append(f"runtime {container_id} {cpus}" + (f" quota {cpu_quota}" if cpu_quota else ""))
         if container_id in self.cgroups.sets:
             self.cgroups.sets[container_id] = cpus
+
+    def update_limits(
+        self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
+    ) -> None:
+        self._up()
+        if self.update_error is not None:
+            raise self.update_error
+        self.told.append((container_id, "" if cpus is None else str(cpus), limits))
+        self.limit(container_id, limits.cpu_quota)
+        if cpus is not None and container_id in self.cgroups.sets:
+            self.cgroups.sets[container_id] = cpus
+
+    def raw_lists(self) -> tuple[bytes, bytes]:
+        self._up()
+        pods = [
+            pb.PodSandbox(
+                id=p.id,
+                metadata=pb.PodSandboxMetadata(
+                    name=p.name, uid=p.uid, namespace=p.namespace, attempt=p.attempt
+                ),
+                state=pb.SANDBOX_READY if p.ready else pb.SANDBOX_NOTREADY,
+                labels=p.labels,
+                annotations=p.annotations,
+                runtime_handler="handled",
+            )
+            for p in self.pods.values()
+        ]
+        containers = [
+            pb.Container(
+                id=c.id,
+                pod_sandbox_id=c.sandbox_id,
+                metadata=pb.ContainerMetadata(name=c.name, attempt=c.attempt),
+                image=pb.ImageSpec(image="listed"),
+                labels={"listed": c.name},
+            )
+            for c in self.containers.values()
+        ]
+        return (
+            pb.ListPodSandboxResponse(items=pods).SerializeToString(),
+            pb.ListContainersResponse(containers=containers).SerializeToString(),
+        )
 
     def close(self) -> None:
         pass

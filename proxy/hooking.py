@@ -1,0 +1,274 @@
+"""Hooks put together, where there are any.
+
+Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three folders, a few
+times a second and in a thread, is all there is. As soon as there is a file that may be a hook, the engine,
+the library and what stands in the way of calls are made and connected; they stay as long as the daemon
+runs.
+
+Calls that come before the hooks of the first look are in use wait for them: a restart must not let a
+container slip by the hooks. That wait has a limit, as a hook may take long to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
+
+if TYPE_CHECKING:
+    from proxy.config.hooks import HooksConfig
+    from proxy.cri.hooked.following import Following
+    from proxy.cri.hooked.updates import Updates
+    from proxy.cri.interceptors import Interceptors
+    from proxy.hooks.engine.engine import Engine
+    from proxy.hooks.library import Library
+    from proxy.hooks.serving.server import Server
+    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.launch import Launch
+    from proxy.keeper.sync import Sync
+
+LOOK_S: Final = 0.4
+"""Between two looks for a first hook; one that is dropped is to be in use a second after."""
+FIRST_S: Final = 10.0
+"""So long calls wait at most for the hooks that are there at a start."""
+STOP_S: Final = 8.0
+"""So long hooks may take to be told that the daemon ends."""
+PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
+"""Before the runtime is asked again for what hooks are to know; the last again and again."""
+_IMPORTED: Final = (
+    "proxy.cri.hooked.calls",
+    "proxy.cri.hooked.following",
+    "proxy.cri.hooked.updates",
+    "proxy.hooks.engine.engine",
+    "proxy.hooks.library",
+)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What there is once there are hooks."""
+
+    engine: Engine
+    library: Library
+    following: Following
+    updates: Updates
+    worker: Worker
+
+
+class Hooking:
+    """The hooks of a daemon.
+
+    Attributes:
+        config: The section ``hooks`` of the configuration.
+        server: Where our own placement is offered as a hook server; None where it is not.
+    """
+
+    def __init__(
+        self, config: HooksConfig, keeper: Keeper, sync: Sync, launch: Launch, interceptors: Interceptors
+    ) -> None:
+        """Ask nobody yet; calls wait until ``run`` has had its first look.
+
+        Args:
+            config: Where hooks are, and how they are asked.
+            keeper: Whose node it is.
+            sync: Looks up containers that a call names and nobody knows.
+            launch: Watches over updates.
+            interceptors: Who decides on calls.
+        """
+        self.config = config
+        self.server: Server | None = None
+        self._keeper = keeper
+        self._sync = sync
+        self._launch = launch
+        self._interceptors = interceptors
+        self._parts: _Parts | None = None
+        self._learning = False
+        self._ready = asyncio.Event()
+        if config.enabled:
+            interceptors.awaited = self._ready
+
+    @property
+    def engine(self) -> Engine | None:
+        """Who asks hooks; None as long as there are none."""
+        return None if self._parts is None else self._parts.engine
+
+    @property
+    def library(self) -> Library | None:
+        """What became of the files of hooks; None as long as there are none."""
+        return None if self._parts is None else self._parts.library
+
+    # -- run ----------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Offer our placement as a hook server, where that is configured."""
+        path = self.config.serve
+        if path is None or self.server is not None:
+            return
+        server = await asyncio.to_thread(self._server, path)
+        try:
+            await asyncio.to_thread(server.open)
+        except TopoproxyError as error:
+            self._keeper.problems.note(str(error))
+            return
+        self.server = server
+
+    def _server(self, path: Path) -> Server:
+        from proxy.hooks.serving.desk import Desk
+        from proxy.hooks.serving.server import Server
+
+        return Server(path, self._keeper, Desk(self._keeper, self._launch, self._interceptors))
+
+    async def run(self) -> None:
+        """Wait for a first hook, and then keep hooks to what is in the folders."""
+        if not self.config.enabled:
+            return
+        try:
+            while self._parts is None:
+                if await asyncio.to_thread(may_be_hooks, self.config):
+                    await self._begin()
+                else:
+                    self._let_go()
+                    await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    await self._keeper.synced.wait()
+                    await self._learn_once()
+                    await self._parts.library.look_once(FIRST_S)
+        finally:
+            self._let_go()
+        await self._parts.library.run()
+
+    def _let_go(self) -> None:
+        """Calls wait for hooks no more."""
+        self._ready.set()
+        self._interceptors.awaited = None
+
+    async def _begin(self) -> None:
+        """Make all that hooks need, and connect it."""
+        await asyncio.to_thread(_import)  # it takes a tenth of a second, and calls go on
+        from proxy.cri.hooked.calls import Hooked
+        from proxy.cri.hooked.following import Following
+        from proxy.cri.hooked.updates import Updates
+        from proxy.hooks.engine.engine import Engine
+        from proxy.hooks.library import Library
+
+        keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
+        updates = Updates(keeper, self._launch, owned_cpus=owned)
+        engine = Engine(keeper.problems.note, updates.take)
+        following = Following(keeper, engine, self._resumed, owned_cpus=owned)
+        library = Library(
+            config,
+            engine,
+            lambda: following.everything() if keeper.synced.is_set() else None,
+            keeper.problems.note,
+            keeper.voice.info,
+        )
+        adopt = self._sync.adoption.adopt_one
+        hold = self._interceptors.hold
+        hooked = Hooked(keeper, engine, following, updates, adopt, hold, owned_cpus=owned)
+        self._parts = _Parts(engine, library, following, updates, Worker("hooks-learn", keeper.broken))
+        keeper.onlooker = following
+        self._interceptors.hook(hooked)
+
+    # -- what hooks are to know ---------------------------------------------------------------------------
+
+    async def _learn_once(self) -> None:
+        """Learn of what was made before; where the runtime does not answer, go on with that later."""
+        if not await self._learned():
+            self._learn_later()
+
+    async def _learned(self) -> bool:
+        parts = self._parts
+        if parts is None:
+            return True
+        try:
+            pods, containers = await parts.worker.run(self._keeper.runtime.raw_lists)
+            parts.following.learn(pods, containers)
+        except (UnavailableError, RuntimeCallError) as error:
+            self._keeper.problems.note(f"hooks lack labels and annotations of what was there before: {error}")
+            return False
+        return True
+
+    def _learn_later(self) -> None:
+        if not self._learning:
+            self._learning = True
+            self._keeper.spawn(self._go_on_learning())
+
+    async def _go_on_learning(self) -> None:
+        try:
+            tries = 0
+            while True:
+                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+                if await self._learned():
+                    return
+                tries += 1
+        finally:
+            self._learning = False
+
+    def _resumed(self) -> None:
+        """The node is ours again: hooks have missed what happened meanwhile."""
+        self._keeper.spawn(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        parts = self._parts
+        if parts is not None:
+            await self._learn_once()
+            parts.engine.tell(parts.following.everything())
+
+    # -- for people ---------------------------------------------------------------------------------------
+
+    def page(self) -> dict[str, object]:
+        """Give what ``topoproxy status`` shows of hooks."""
+        parts, page = self._parts, dict[str, object]()
+        if parts is not None:
+            from proxy.hooks.page import hooks_page
+
+            page["hooks"] = hooks_page(parts.library.entries, parts.engine.report())
+        if self.server is not None:
+            page["serving"] = {"socket": str(self.config.serve)}
+        return page
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Tell hooks that the daemon ends, and end what runs for them; ``run`` has been cancelled."""
+        self._let_go()
+        server, self.server = self.server, None
+        if server is not None:
+            await asyncio.to_thread(server.close)
+        parts = self._parts
+        if parts is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await parts.library.close()
+        parts.engine.close()
+        for worker in (parts.updates, parts.worker):
+            await asyncio.to_thread(worker.close)
+
+
+def may_be_hooks(config: HooksConfig) -> bool:
+    """Tell whether there is a file that may be a hook; runs in a thread."""
+    folders = ((config.folder, ".py"), (config.vendor_folder, ".py"), (config.server_folder, "json"))
+    return any(folder is not None and _holds(folder, ending) for folder, ending in folders)
+
+
+def _holds(folder: Path, ending: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(ending) for entry in entries)
+    except OSError:
+        return False
+
+
+def _import() -> None:
+    import importlib
+
+    for name in _IMPORTED:
+        importlib.import_module(name)
