@@ -161,7 +161,9 @@ def same(kind: type[_M], one: bytes, other: bytes) -> bool:
 keys = st.sampled_from(["A", "B", "AB", "PATH", "a.b/c", "ü", "memory.high"])
 texts = st.sampled_from(["", "A", "PATH", "1", "ü", "/data"])
 values = st.one_of(st.binary(max_size=4), st.sampled_from([b"A", b"/data", b"\xff\xfe"]))
-paths = st.sampled_from(["/data", "/data/", "//data", "/x/../data", "/data/x", "/data/./x", "/dev/a", "/"])
+paths = st.sampled_from(
+    ["/data", "/data/", "//data", "/x/../data", "/data/y/..", "/data/x", "/data/./x", "/dev/a", "/", "/y/.."]
+)
 maps = st.dictionaries(keys, texts, max_size=4)
 changes = st.dictionaries(keys, st.one_of(texts, st.just(CLEAR)), max_size=3)
 unknown = st.sampled_from([b"", UNKNOWN])

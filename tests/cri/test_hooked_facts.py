@@ -177,7 +177,8 @@ def test_a_container_that_is_being_made_has_no_id() -> None:
 def test_a_remembered_container_is_told_as_it_was_made() -> None:
     memory = Memory()
     memory.created("c1", request().SerializeToString())
-    told = existing_facts(owning("c1", own("0-1")), memory.container("c1"))
+    container = dataclasses.replace(owning("c1", own("0-1")), request=Request(memory_limit=4096))
+    told = existing_facts(container, memory.container("c1"))
     made = container_facts(request().SerializeToString())
     assert told == dataclasses.replace(made, id="c1", phase="running", attempt=0)
 

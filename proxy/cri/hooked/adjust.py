@@ -14,7 +14,7 @@ Mounts and devices are the same if their paths in the container are, however the
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -133,12 +133,12 @@ def _may_hold(body: bytes, names: Iterable[str]) -> bool:
     return any(name.encode() in body for name in names)
 
 
-def _may_hold_paths(body: bytes, paths: Collection[str]) -> bool:
+def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
     """Tell whether the request may have an entry for a path, however that is spelled there.
 
-    The last name of a path is in it as it is in any spelling, unless there is a ``..``.
+    The last name of a path is part of every spelling.
     """
-    return bool(paths) and (b".." in body or _may_hold(body, [path.rpartition("/")[2] for path in paths]))
+    return _may_hold(body, [path.rpartition("/")[2] for path in paths])
 
 
 def _take_out(entries: MutableMapping[str, str], wanted: Mapping[str, str | Presence]) -> None:
