@@ -90,6 +90,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "koord_cgroup_paths": {"expected": "77"},
     "koord_cgroup_v2_values": {"expected": 77},
     "koord_cpuset_hook": {"expected": "77"},
+    "koord_cri_merge": {"expected": {"cpu_period": 77}},
     "koord_cpuset_rule": {"expected": "77"},
     "koord_extension": {"expected_count": 77},
     "koord_nrt": {"expected": "77"},
@@ -188,14 +189,14 @@ def test_a_case_that_cannot_be_used_fails_alone(tmp_path: Path) -> None:
 
 
 def test_what_we_cannot_do_yet_is_skipped_and_said(tmp_path: Path) -> None:
-    later = write(tmp_path / "later.json", schema="koord_cri_merge", cases=[{}, {}])
+    later = write(tmp_path / "later.json", schema="koord_of_tomorrow", cases=[{}, {}])
     case = {**own_cases("cpu_take.json")[1], "algorithm": "scattered"}
     take = write(tmp_path / "take.json", schema="cpu_take", cases=[case])
     status, lines, _ = conformance(tmp_path)
     assert status == 0
     assert lines == [
         f"{later}: 2 skipped",
-        "  skipped 2: Koordinator's hook protocol: not supported yet",
+        "  skipped 2: Koordinator's rules: not supported yet",
         f"{take}: 1 skipped",
         "  skipped 1: algorithm 'scattered' is not built yet",
         "3 skipped",
