@@ -30,7 +30,10 @@ def varint(number: int) -> bytes:
 
 def field(number: int, payload: bytes) -> bytes:
     """Encode a field that is a text or a message; numbers up to 15."""
-    return bytes((number << 3 | 2,)) + varint(len(payload)) + payload
+    size = len(payload)
+    if size < 0x80:  # most are
+        return bytes((number << 3 | 2, size)) + payload
+    return bytes((number << 3 | 2,)) + varint(size) + payload
 
 
 def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
