@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -54,7 +55,11 @@ def questions(desk: Desk) -> dict[str, tuple[type[Any], Answer]]:
 
 
 class Server:
-    """Serves a desk on a socket."""
+    """Serves a desk on a socket.
+
+    Attributes:
+        wanted: Whether it is to be open; ``open`` does nothing where not.
+    """
 
     def __init__(self, path: Path, keeper: Keeper, desk: Desk, limit: float = LONGEST_S) -> None:
         """Prepare; nothing is opened before ``open``.
@@ -71,6 +76,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._place = Place(path)
         self._server: grpc.Server | None = None
+        self._lock = threading.Lock()
+        self.wanted = True
 
     def open(self) -> None:
         """Listen; runs in a thread, as importing gRPC takes its time.
@@ -78,6 +85,11 @@ class Server:
         Raises:
             CannotCreateError, PermissionDeniedError: The socket cannot be had.
         """
+        with self._lock:
+            if self.wanted and self._server is None:
+                self._server = self._opened()
+
+    def _opened(self) -> grpc.Server:
         import grpc
 
         sizes = (("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE))
@@ -99,12 +111,13 @@ class Server:
             server.stop(None)
             self._place.give_back()
             raise
-        self._server = server
+        return server
 
     def close(self) -> None:
         """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
-        self._place.give_back()
-        server, self._server = self._server, None
+        with self._lock:
+            self._place.give_back()
+            server, self._server = self._server, None
         if server is not None:
             server.stop(STOP_S).wait(STOP_S + _MARGIN_S)
 

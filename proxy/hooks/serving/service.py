@@ -1,62 +1,56 @@
-"""Serving, put together: what the daemon starts and stops."""
+"""Serving, put together: what the daemon runs and stops."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy.hooks.serving.desk import Desk
 from proxy.hooks.serving.server import Server
 from proxy.keeper.tending import tended
+from proxy.model.errors import TopoproxyError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from proxy.config.schema import Config
     from proxy.hooks.serving.call import Wire
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
-    from proxy.keeper.sync import Sync
 
-
-def serving_of(
-    config: Config, keeper: Keeper, sync: Sync, launch: Launch, wire: Wire | None = None
-) -> Serving | None:
-    """Make what serves hooks; None where the configuration names no socket for it.
-
-    Args:
-        config: What to do.
-        keeper: Whose node it is.
-        sync: Looks up containers that a question names and nobody knows.
-        launch: Watches over starts and updates.
-        wire: Who decides on the calls that pass through us, so that the same hooks are asked; somebody who
-            asks none if None.
-    """
-    if config.hooks.serve is None:
-        return None
-    if wire is None:
-        from proxy.cri.interceptors import Interceptors
-
-        wire = Interceptors(keeper, sync, launch)
-    return Serving(config.hooks.serve, keeper, launch, wire)
+PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
+"""Before the socket is tried again, the last again and again: who has it may be just leaving."""
 
 
 class Serving:
-    """Our engine as a hook server, from ``start`` to ``stop``."""
+    """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
     def __init__(self, path: Path, keeper: Keeper, launch: Launch, wire: Wire) -> None:
-        """Prepare; nothing is opened before ``start``.
+        """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen.
             keeper: Whose node it is.
             launch: Who asks the runtime in the way of a call.
-            wire: Who decides on calls: the interceptors of the calls that pass through us.
+            wire: Who decides on calls: the interceptors of the calls that pass through us, so that the same
+                hooks are asked.
         """
-        self._keeper = keeper
+        self.path = path
+        self.listening = False
         self.desk = Desk(keeper, launch, wire)
+        self._keeper = keeper
         self._server = Server(path, keeper, self.desk)
         self._task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Start, as soon as the socket can be had; returns when it has."""
+        tries = 0
+        while True:
+            try:
+                return await self.start()
+            except TopoproxyError as error:
+                self._keeper.problems.note(str(error))
+            await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+            tries += 1
 
     async def start(self) -> None:
         """Listen.
@@ -64,13 +58,18 @@ class Serving:
         Raises:
             CannotCreateError, PermissionDeniedError: The socket cannot be had; nothing is left behind.
         """
+        self._server.wanted = True
         await asyncio.to_thread(self._server.open)
+        self.listening = True
         looking = tended(self.desk.under_way.run, self._keeper.begun_anew)
         self._task = asyncio.get_running_loop().create_task(looking)
+        self._keeper.voice.info(f"answering as a hook server on {self.path}")
 
     async def stop(self) -> None:
         """Listen no more. What is under way is found again after a start, as after a crash."""
+        self._server.wanted = False  # also for an opening that is under way in its thread
         await asyncio.to_thread(self._server.close)
+        self.listening = False
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -15,12 +14,13 @@ import pytest
 
 from proxy.apply.folder import FolderCgroups
 from proxy.config.load import parse
+from proxy.cri.interceptors import Interceptors
 from proxy.cri.pb import api_pb2 as cri
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.serving.service import Serving, serving_of
+from proxy.hooks.serving.service import Serving
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)
@@ -209,12 +209,8 @@ hooks:
         assert sync is not None
         assert launch is not None
         # The daemon itself serves nothing here: what is tried is what it would start.
-        served = dataclasses.replace(self.daemon.config.hooks, serve=self.socket)
-        config = dataclasses.replace(self.daemon.config, hooks=served)
-        serving = serving_of(config, keeper, sync, launch)
-        assert serving is not None
-        self.serving = serving
-        await self.serving.start()
+        self.serving = Serving(self.socket, keeper, launch, Interceptors(keeper, sync, launch))
+        await self.serving.run()
         self.peer = Peer(self.folder / "runtime.sock", self.socket)
 
     async def stop(self) -> None:

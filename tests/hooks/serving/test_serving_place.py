@@ -101,13 +101,21 @@ def test_it_says_why_it_cannot(folder: Path, bind: Any) -> None:
     assert os.listdir(folder) == [deep.name]
 
 
-def test_a_second_one_does_not_take_the_socket(node: Any, live: Callable[..., None]) -> None:
+def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None]) -> None:
     async def day(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
         again = type(node.serving)(node.socket, node.keeper, node.daemon._launch, None)
         with pytest.raises(CannotCreateError, match="somebody answers there"):
             await again.start()
+        trying = asyncio.create_task(again.run())
+        await node.until(lambda: any("somebody answers" in p["what"] for p in node.keeper.problems.page()))
+        await node.serving.stop()
+        await trying
+        assert again.listening
+        await asyncio.to_thread(reach, node.socket)
         await again.stop()
+        assert not node.socket.exists()
+        await node.serving.start()
         await asyncio.to_thread(reach, node.socket)
 
     live(day)
