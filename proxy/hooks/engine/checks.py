@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import islice
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
@@ -153,7 +154,7 @@ def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) ->
         try:
             if field == "unified":
                 if files := _files(value):
-                    said[field] = files
+                    said[field] = MappingProxyType(files)  # it is shown to others as it is
             elif value is CLEAR:
                 said[field] = value
             else:

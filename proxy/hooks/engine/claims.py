@@ -98,8 +98,10 @@ class Claims:
         """Give what the hooks want together, as values of its own."""
         if not self._merged:
             return NOTHING
-        merged = self._merged.items()
-        return Adjustment(**{name: dict(value) if name in MAPS else value for name, value in merged})
+        merged: dict[str, Any] = {
+            name: dict(value) if name in MAPS else value for name, value in self._merged.items()
+        }
+        return Adjustment(**merged)
 
 
 def _joined(one: Update, other: Update) -> Update:
@@ -108,7 +110,7 @@ def _joined(one: Update, other: Update) -> Update:
     for name in UPDATES:
         value = getattr(other, name)
         if name == "unified":
-            values[name] = {**values[name], **value}
+            values[name] = MappingProxyType({**values[name], **value})
         elif value is not LEAVE:
             values[name] = value
     return Update(**values)

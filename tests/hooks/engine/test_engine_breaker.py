@@ -1,0 +1,113 @@
+"""The circuit breaker, with a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.hooks.engine.breaker import FAILURES, FIRST_S, LONGEST_S, Breaker
+
+
+def is_open(breaker: Breaker) -> bool:
+    return breaker.open
+
+
+def end(breaker: Breaker, what: str, token: int, now: float) -> None:
+    if what == "good":
+        breaker.succeeded(token)
+    elif what == "bad":
+        breaker.failed(token, now)
+    else:
+        breaker.unused(token)
+
+
+def opened(now: float = 0.0) -> Breaker:
+    breaker = Breaker()
+    for _ in range(FAILURES):
+        breaker.failed(breaker.permit(now), now)
+    return breaker
+
+
+def test_three_failures_in_a_row_open_it_and_a_success_between_does_not() -> None:
+    breaker = Breaker()
+    for _ in range(FAILURES - 1):
+        breaker.failed(breaker.permit(0.0), 0.0)
+    breaker.succeeded(breaker.permit(0.0))
+    for _ in range(FAILURES - 1):
+        breaker.failed(breaker.permit(0.0), 0.0)
+    assert not is_open(breaker)
+    assert breaker.failures == FAILURES - 1
+    breaker.failed(breaker.permit(0.0), 0.0)
+    assert is_open(breaker)
+    assert breaker.permit(0.0) == 0
+    assert breaker.left(0.25) == pytest.approx(FIRST_S - 0.25)
+
+
+def test_after_the_pause_exactly_one_call_is_let_through_and_its_success_closes_it() -> None:
+    breaker = opened()
+    assert breaker.permit(FIRST_S - 0.01) == 0
+    probe = breaker.permit(FIRST_S)
+    assert probe
+    assert breaker.probing
+    assert breaker.permit(FIRST_S) == 0
+    breaker.succeeded(probe)
+    assert (is_open(breaker), breaker.probing) == (False, False)
+    assert breaker.permit(FIRST_S)
+    assert breaker.failures == 0
+
+
+def test_each_probe_that_fails_doubles_the_pause_up_to_a_minute_and_a_success_forgets_that() -> None:
+    breaker, now, pauses = opened(), 0.0, []
+    for _ in range(9):
+        pauses.append(breaker.left(now))
+        now += breaker.left(now)
+        breaker.failed(breaker.permit(now), now)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, LONGEST_S]
+    now += breaker.left(now)
+    breaker.succeeded(breaker.permit(now))
+    for _ in range(FAILURES):
+        breaker.failed(breaker.permit(now), now)
+    assert breaker.left(now) == FIRST_S
+
+
+def test_a_probe_that_is_not_made_lets_the_next_one_through() -> None:
+    breaker = opened()
+    breaker.unused(breaker.permit(FIRST_S))
+    assert is_open(breaker)
+    assert breaker.permit(FIRST_S)
+
+
+def test_what_began_before_it_opened_is_not_taken_for_the_probe() -> None:
+    breaker = Breaker()
+    early = breaker.permit(0.0)
+    for _ in range(FAILURES):
+        breaker.failed(breaker.permit(0.0), 0.0)
+    probe = breaker.permit(FIRST_S)
+    breaker.failed(early, FIRST_S)
+    breaker.succeeded(early)
+    breaker.unused(early)
+    assert is_open(breaker)
+    assert breaker.probing
+    breaker.succeeded(probe)
+    assert not is_open(breaker)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "good", "bad", "unused"]), st.floats(0, 90)), max_size=60))
+def test_it_never_lets_two_probes_through_and_never_stays_shut(steps: list[tuple[str, float]]) -> None:
+    breaker, now, held = Breaker(), 0.0, []
+    for what, later in steps:
+        now += later
+        if what == "ask":
+            shut = breaker.open
+            if token := breaker.permit(now):
+                held.append((token, shut))
+        elif held:
+            token, _ = held.pop(0)
+            end(breaker, what, token, now)
+        probes = [token for token, shut in held if shut]
+        assert len(probes) == len(set(probes))
+        assert breaker.left(now) <= LONGEST_S
+    for token, _ in held:
+        breaker.unused(token)
+    assert breaker.permit(now + LONGEST_S)

@@ -1,0 +1,263 @@
+"""What may be answered where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
+from proxy.hooks.engine.checks import LONGEST_REASON, MOST_ENTRIES, taken
+from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts
+from proxy.hooks.points import (
+    Point,
+    PostCreateContainer,
+    PreCreateContainer,
+    PreRunPodSandbox,
+    PreUpdateContainerResources,
+    ValidateCreateContainer,
+)
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet, Mask
+
+POD = PodFacts(namespace="ns", name="pod")
+DECISION = Decision(allowed=CpuSet([0, 1]), allowed_mems=Mask([0]))
+CREATE = PreCreateContainer(POD, ContainerFacts(name="main"), DECISION)
+UPDATE = PreUpdateContainerResources(POD, ContainerFacts(name="main", id="mine"), DECISION)
+POST = PostCreateContainer(POD, ContainerFacts(name="main", id="mine"), DECISION)
+RUN = PreRunPodSandbox(POD)
+
+
+def refusal(answer: object, event: Point = CREATE) -> str:
+    with pytest.raises(HookError) as caught:
+        taken(answer, event)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [1, "x", {}, True, object(), Adjustment, [Adjustment()]])
+def test_only_an_adjustment_a_veto_or_nothing_is_an_answer(answer: object) -> None:
+    assert "it must be an Adjustment, a Veto or None" in refusal(answer)
+
+
+def test_a_coroutine_that_nobody_awaits_is_closed_and_refused() -> None:
+    async def answer() -> None:
+        return None
+
+    assert "not coroutine" in refusal(answer())
+
+
+def test_nothing_said_is_nothing() -> None:
+    assert taken(None, CREATE) is None
+    assert taken(Adjustment(), CREATE) is None
+    assert taken(Adjustment(updates={"id": Update()}), CREATE) is None
+
+
+def test_a_good_answer_is_taken_as_it_is() -> None:
+    good = Adjustment(
+        cpus=CpuSet([1]),
+        mems=Mask([0]),
+        cpu_period=100_000,
+        cpu_quota=-1,
+        cpu_shares=2,
+        memory_limit=1,
+        memory_swap_limit=-1,
+        oom_score_adj=0,
+        unified={"memory.high": "max", "io.weight": CLEAR},
+        annotations={"a/b": "", "c": CLEAR},
+        labels={"l": "ü"},
+        envs={"A": "b=c", "B": "\udcff", "C": CLEAR},
+        devices={"/dev/x": Device("/dev/x", "/dev/y", "rwm"), "/dev/z": CLEAR},
+        mounts={"/a": Mount("/a", "/b", True, "bidirectional")},
+        updates={"other": Update(cpus=CpuSet([7]), cpu_quota=CLEAR, unified={"memory.low": "1"})},
+    )
+    said: Any = taken(good, CREATE)
+    assert Adjustment(**said) == good
+
+
+@pytest.mark.parametrize("field", sorted(set(FIELDS) - MAPS - {"cgroup_parent"}))
+def test_each_value_can_be_cleared(field: str) -> None:
+    clear: Any = {field: CLEAR}
+    assert taken(Adjustment(**clear), CREATE) == clear
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("cpus", [CpuSet(), CpuSet([2]), CpuSet([0, 2]), Mask([0]), "0", 0, {0}, None]),
+        ("mems", [Mask(), Mask([1]), CpuSet([0]), "0", 0]),
+        ("cpu_period", [999, 1_000_001, 0, 1000.0, "1000", True, None]),
+        ("cpu_quota", [0, 999, -2, 2**63, False]),
+        ("cpu_shares", [0, 1, 262_145, -1, True]),
+        ("memory_limit", [0, -1, 2**63, "1G"]),
+        ("memory_swap_limit", [0, -2]),
+        ("oom_score_adj", [-1001, 1001, 0.0]),
+        ("envs", [["A"], 1, "A=B", None, CLEAR]),
+        ("unified", [{"memory.high": 1}, {"memory.high": None}]),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_field_and_its_container(
+    field: str, values: list[Any]
+) -> None:
+    for value in values:
+        words = refusal(Adjustment(**{field: value}))
+        assert field in words
+        assert "ns/pod/main" in words
+
+
+def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
+    words = refusal(Adjustment(cpus=CpuSet([3])))
+    assert words == "cannot set cpus of ns/pod/main to 3: a hook may choose from 0-1 there"
+
+
+@pytest.mark.parametrize(
+    ("field", "key", "value"),
+    [
+        ("envs", "", "x"),
+        ("envs", "A=B", "x"),
+        ("envs", "A\0", "x"),
+        ("envs", "A", "x\0"),
+        ("envs", "A", b"x"),
+        ("envs", 1, "x"),
+        ("envs", "A", "x" * 65537),
+        ("envs", "A" * 4097, "x"),
+        ("envs", "\ud800", "x"),
+        ("annotations", "", "x"),
+        ("annotations", "a", "\udcff"),
+        ("labels", "a", 1),
+        ("unified", "cpuset.cpus", "0"),
+        ("unified", "cgroup.procs", "1"),
+        ("unified", "../memory.high", "1"),
+        ("unified", "a/memory.high", "1"),
+        ("unified", "memory", "1"),
+        ("devices", "dev/x", Device("dev/x", "/dev/x")),
+        ("devices", "/dev/x", Device("/dev/y", "/dev/x")),
+        ("devices", "/dev/x", Device("/dev/x", "/dev/x", "")),
+        ("devices", "/dev/x", Device("/dev/x", "/dev/x", "x")),
+        ("devices", "/dev/x", Mount("/dev/x", "/dev/x")),
+        ("mounts", "/", Mount("/", "/x")),
+        ("mounts", "/a/../b", Mount("/a/../b", "/x")),
+        ("mounts", "/a", Mount("/a", "x")),
+        ("mounts", "/a", Mount("/a", "/x", propagation="slave")),
+        ("mounts", "/a", Mount("/a", "/x", readonly=1)),  # type: ignore[arg-type]
+        ("updates", "", Update(cpu_shares=2)),
+        ("updates", "id", Adjustment(cpu_shares=2)),
+        ("updates", "id", CLEAR),
+        ("updates", "id", Update(cpus=CpuSet())),
+        ("updates", "id", Update(cpu_shares=1)),
+        ("updates", "id", Update(unified={"cpuset.cpus": "1"})),
+        ("updates", "id", Update(unified={"memory.high": CLEAR})),  # type: ignore[dict-item]
+        ("updates", "id", Update(unified=1)),  # type: ignore[arg-type]
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused_with_its_key_and_without_its_value(
+    field: str, key: Any, value: Any
+) -> None:
+    words = refusal(Adjustment(**{field: {key: value}}))
+    assert words.startswith(f"cannot set {field}[")
+    assert "xxx" not in words
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS))
+def test_what_a_point_does_not_take_is_refused_there(field: str) -> None:
+    value: Any = {"/a": CLEAR} if field in MAPS else CLEAR
+    values: Any = {field: value}
+    for event in (CREATE, UPDATE, POST, RUN):
+        if field not in event.TAKES:
+            assert f"that cannot be changed at {event.NAME}" in refusal(Adjustment(**values), event)
+
+
+def test_a_cgroup_parent_is_a_path_or_a_slice() -> None:
+    for good in ("/kubepods/pod1", "kubepods-pod1.slice", CLEAR):
+        assert taken(Adjustment(cgroup_parent=good), RUN) == {"cgroup_parent": good}
+    for bad in ("", "/", "a/../b", "a\0"):
+        refusal(Adjustment(cgroup_parent=bad), RUN)
+
+
+def test_the_container_of_an_update_is_not_updated_beside_the_call() -> None:
+    mine = Adjustment(updates={"mine": Update(cpu_shares=2)})
+    assert "say it in the adjustment" in refusal(mine, UPDATE)
+    assert taken(mine, POST) is not None
+
+
+def test_a_veto_is_taken_only_where_a_call_can_be_refused() -> None:
+    assert taken(Veto("no\n room"), CREATE) == Veto("no room")
+    assert taken(Veto(""), CREATE) == Veto("no reason given")
+    assert taken(Veto("x" * 5000), CREATE) == Veto("x" * LONGEST_REASON)
+    assert taken(Veto("no"), ValidateCreateContainer(CREATE)) == Veto("no")
+    refusal(Veto("no"), POST)
+    refusal(Veto(1))  # type: ignore[arg-type]
+
+
+def test_an_answer_has_a_size() -> None:
+    many = {f"A{i}": "x" for i in range(MOST_ENTRIES)}
+    assert taken(Adjustment(envs=many), CREATE) is not None
+    assert f"at most {MOST_ENTRIES}" in refusal(Adjustment(envs=many | {"B": "x"}))
+    large = {f"A{i}": "x" * 65536 for i in range(3)}
+    assert taken(Adjustment(envs=large), CREATE) is not None
+    assert "262144 are taken" in refusal(Adjustment(envs=large, annotations=large))
+    files = {"id": Update(unified={f"a.b{i}": "x" * 65536 for i in range(5)})}
+    assert "262144 are taken" in refusal(Adjustment(updates=files))
+
+
+class Endless(Mapping[str, str]):
+    """A map that never ends, and says something else each time it is read."""
+
+    reads = 0
+
+    def __getitem__(self, key: str) -> str:
+        self.reads += 1
+        return str(self.reads)
+
+    def __iter__(self) -> Iterator[str]:
+        number = 0
+        while True:
+            number += 1
+            yield str(number)
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_maps_of_a_hooks_own_are_read_once_and_not_for_ever() -> None:
+    assert "at most" in refusal(Adjustment(envs=Endless()))
+
+
+def test_what_is_taken_is_plain() -> None:
+    class Number(IntEnum):
+        FEW = 2
+
+    class Text(str):
+        __slots__ = ()
+
+    said: Any = taken(Adjustment(cpu_shares=Number.FEW, envs={Text("A"): Text("b")}), CREATE)
+    assert type(said["cpu_shares"]) is int
+    assert [(type(key), type(value)) for key, value in said["envs"].items()] == [(str, str)]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.binary(max_size=3) | st.just(CLEAR)
+    | st.just(LEAVE) | st.builds(CpuSet, st.sets(st.integers(0, 3)))
+    | st.builds(Mask, st.sets(st.integers(0, 3))),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    | st.builds(Device, inner, inner, inner) | st.builds(Mount, inner, inner, inner, inner)
+    | st.builds(Update, cpus=inner, cpu_quota=inner, unified=inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=4),
+    st.sampled_from([CREATE, UPDATE, POST, RUN]),
+)
+def test_whatever_is_answered_is_taken_or_refused_in_words(values: dict[str, Any], event: Point) -> None:
+    try:
+        said: Any = taken(Adjustment(**values), event)
+    except HookError:
+        return
+    assert said is None or said.keys() <= event.TAKES
+    # What was taken once is taken again, unchanged.
+    assert taken(Adjustment(**(said or {})), event) == said

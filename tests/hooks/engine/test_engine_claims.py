@@ -1,0 +1,116 @@
+"""Owners of fields, and what comes together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Update
+from proxy.hooks.engine.claims import Claims, Said, named, said_by
+from proxy.model.idset import CpuSet, Mask
+
+KEYS = st.sampled_from("abcd")
+TEXTS = st.sampled_from(["", "1", "two"]) | st.just(CLEAR)
+UPDATES: st.SearchStrategy[Update] = st.builds(
+    Update,
+    cpus=st.sampled_from([CpuSet([1]), CLEAR]),
+    unified=st.dictionaries(KEYS, st.just("x"), min_size=1, max_size=2),
+) | st.builds(Update, cpu_shares=st.integers(2, 9))
+SAID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "cpus": st.just(CpuSet([0, 1])) | st.just(CLEAR),
+        "mems": st.just(Mask([0])),
+        "cpu_shares": st.integers(2, 9),
+        "envs": st.dictionaries(KEYS, TEXTS, min_size=1, max_size=3),
+        "annotations": st.dictionaries(KEYS, TEXTS, min_size=1, max_size=3),
+        "updates": st.dictionaries(KEYS, UPDATES, min_size=1, max_size=2),
+    },
+)
+
+
+def together(answers: list[tuple[str, Said]]) -> tuple[Claims, list[str]]:
+    claims = Claims()
+    return claims, [claims.claim(name, said) for name, said in answers]
+
+
+def test_owners_are_named_by_field_by_key_and_by_field_of_a_key() -> None:
+    claims, clashes = together(
+        [
+            ("10-a", {"cpus": CpuSet([1]), "envs": {"A": "1"}}),
+            (
+                "20-b",
+                {"envs": {"B": CLEAR}, "updates": {"id": Update(cpu_quota=-1, unified={"memory.high": "1"})}},
+            ),
+            ("30-c", {"updates": {"id": Update(cpus=CpuSet([2]), unified={"memory.low": "2"})}}),
+        ]
+    )
+    assert clashes == ["", "", ""]
+    assert dict(claims.owners) == {
+        "cpus": "10-a",
+        "envs[A]": "10-a",
+        "envs[B]": "20-b",
+        "updates[id].cpu_quota": "20-b",
+        "updates[id].unified[memory.high]": "20-b",
+        "updates[id].cpus": "30-c",
+        "updates[id].unified[memory.low]": "30-c",
+    }
+    assert claims.merged() == Adjustment(
+        cpus=CpuSet([1]),
+        envs={"A": "1", "B": CLEAR},
+        updates={
+            "id": Update(cpus=CpuSet([2]), cpu_quota=-1, unified={"memory.high": "1", "memory.low": "2"})
+        },
+    )
+
+
+def test_a_conflict_names_the_field_and_its_owner_and_takes_nothing_of_the_answer() -> None:
+    claims, clashes = together(
+        [("10-a", {"envs": {"A": "1"}}), ("20-b", {"cpus": CpuSet([1]), "envs": {"B": "2", "A": "1"}})]
+    )
+    assert "envs[A]" in clashes[1]
+    assert "10-a" in clashes[1]
+    assert claims.merged() == Adjustment(envs={"A": "1"})
+    assert dict(claims.owners) == {"envs[A]": "10-a"}
+
+
+def test_who_says_nothing_wants_nothing() -> None:
+    assert Claims().merged() is NOTHING
+
+
+def test_what_is_shown_can_be_written_into_without_effect() -> None:
+    claims, _ = together([("10-a", {"envs": {"A": "1"}})])
+    shown: Any = claims.merged().envs
+    shown["A"] = "mine"
+    assert claims.merged().envs == {"A": "1"}
+
+
+@given(st.lists(SAID, max_size=6))
+def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[Said]) -> None:
+    claims, owners, kept = Claims(), dict[str, str](), []
+    for number, said in enumerate(answers):
+        fields = set(named(said))
+        clash = claims.claim(str(number), said)
+        assert bool(clash) == bool(fields & owners.keys())
+        if clash:
+            assert any(f"{field}: hook {owners[field]} " in clash for field in fields & owners.keys())
+        else:
+            kept.append(said)
+            owners |= dict.fromkeys(fields, str(number))
+        assert dict(claims.owners) == owners
+    # Nothing of a refused answer stays, and every field that is said has exactly one owner.
+    assert claims.merged() == together([(str(i), said) for i, said in enumerate(kept)])[0].merged()
+    assert sorted(named(said_by(claims.merged()))) == sorted(owners)
+
+
+@given(st.lists(SAID, max_size=5), st.randoms(use_true_random=False))
+def test_what_comes_together_does_not_depend_on_the_order(answers: list[Said], random: Any) -> None:
+    probe = Claims()
+    disjoint = [(str(i), said) for i, said in enumerate(answers) if not probe.claim(str(i), said)]
+    shuffled = list(disjoint)
+    random.shuffle(shuffled)
+    one, other = together(disjoint)[0], together(shuffled)[0]
+    assert one.merged() == other.merged()
+    assert one.owners == other.owners
