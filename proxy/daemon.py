@@ -203,6 +203,7 @@ class Daemon:
             self._suppression,
             self._takeover,
             self._leaving,
+            self.hooking,
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         actions = {**takeover.actions(), **leaving.actions()}

@@ -1,4 +1,4 @@
-"""The pages of the admin socket that need the daemon's parts: status, explain, report, memory, metrics."""
+"""The pages of the admin socket that need the daemon's parts, such as status, explain and metrics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from proxy import __version__
 from proxy.config.schema import Config
+from proxy.config.words import Mode
 from proxy.model.errors import InputError
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
     from proxy.cri.socket import Listener
     from proxy.cri.wire import Front
+    from proxy.hooking import Hooking
     from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.sync import Sync
@@ -39,6 +41,7 @@ class Pages:
         suppression: Suppression | None,
         takeover: Late | None,
         leaving: Leaving | None,
+        hooking: Hooking | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -48,6 +51,7 @@ class Pages:
         self._suppression = suppression
         self._takeover = takeover
         self._leaving = leaving
+        self._hooking = hooking
         self._started = time.time()
 
     def routes(self) -> dict[str, Route]:
@@ -57,6 +61,7 @@ class Pages:
             "/explain": self.explain,
             "/report": self.report,
             "/memory": self.memory,
+            "/hooks": self.hooks,
             "/metrics": self.metrics,
         }
 
@@ -90,7 +95,20 @@ class Pages:
                 page.update(self._takeover.page())
             if self._leaving is not None:
                 page.update(self._leaving.page())
+        if self._hooking is not None and (told := self._hooking.page()):
+            page["hooks"] = told
         return page
+
+    def hooks(self) -> dict[str, object]:
+        """Give what ``topoproxy hooks list`` shows."""
+        if self._hooking is None:
+            why = (
+                "hooks are off (hooks.enabled)"
+                if self._config.mode is Mode.ENFORCE
+                else "hooks need mode enforce"
+            )
+            return {"hooks": [], "note": why}
+        return self._hooking.page()
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
         """Give what ``topoproxy explain`` tells."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from proxy.report.parts import as_list, as_map, cut, one_line
 
-_WELL = frozenset({"running", "masked", "disabled", "being read", "loads", "not enabled", ""})
+_WELL = frozenset({"running", "masked", "disabled", ""})
 _ASKED = {
     "failing": "fails",
     "open": "not asked for now",
@@ -41,8 +41,9 @@ def trouble(entry: Mapping[str, object]) -> str:
     """Say what is wrong with a hook; nothing where all is well."""
     state, asked = one_line(entry.get("state")), one_line(entry.get("asked"))
     parts = []
-    if state not in _WELL or entry.get("error"):
-        parts.append(_because(state, one_line(entry.get("error"))))
+    error = one_line(entry.get("error"))
+    if state not in _WELL and (state != "being read" or error):
+        parts.append(_because(state, error))
     if asked in _ASKED:
         parts.append(_because(_ASKED[asked], last_error(entry)))
     return "; ".join(parts)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from proxy.admin.drift import drift
+from proxy.admin.hooks import hooks
 from proxy.admin.kubelet import kubelet
 from proxy.admin.partitions import partitions
 from proxy.admin.prescribed import prescribed
@@ -42,6 +43,7 @@ def render(status: object, width: int = 100) -> str:
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += partitions(as_map(data.get("partitions")))
     lines += short([as_map(entry) for entry in as_list(data.get("short"))])
+    lines += hooks(as_map(data.get("hooks")), width)
     lines += [*_containers(data, width), *drift(as_map(data.get("drift")), width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

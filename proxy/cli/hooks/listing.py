@@ -54,6 +54,8 @@ def list_hooks(
     if as_json:
         click.echo(json.dumps({"daemon": True, **answer, "hooks": entries}, indent=1, ensure_ascii=False))
         return
+    if note := one_line(answer.get("note")):
+        click.echo(f"note: {note}", err=True)
     width = shutil.get_terminal_size((120, 24)).columns
     click.echo("\n".join(_lines(entries, config, width, wide=wide)))
 
