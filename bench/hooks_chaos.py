@@ -334,7 +334,7 @@ def _hooked(one: Node) -> bool:
 
 def without_good(one: Node) -> list[str]:
     """Name containers that were made without what the hook that behaves has set."""
-    made = [call.request for call in one.runtime.calls() if call.method == "CreateContainer"]
+    made = [call.request for call in one.runtime.calls if call.method == "CreateContainer"]
     lacking = [r for r in made if r.config.annotations.get("good") != "yes"]
     return [f"{len(lacking)} of {len(made)} containers were made without the good hook"] if lacking else []
 
