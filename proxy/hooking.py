@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from proxy.keeper.worker import Worker
-from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
+from proxy.model.errors import RuntimeCallError, UnavailableError
 
 if TYPE_CHECKING:
     from proxy.config.hooks import HooksConfig
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from proxy.cri.interceptors import Interceptors
     from proxy.hooks.engine.engine import Engine
     from proxy.hooks.library import Library
-    from proxy.hooks.serving.server import Server
+    from proxy.hooks.serving.service import Serving
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.launch import Launch
     from proxy.keeper.sync import Sync
@@ -82,7 +83,7 @@ class Hooking:
             interceptors: Who decides on calls.
         """
         self.config = config
-        self.server: Server | None = None
+        self.server: Serving | None = None
         self._keeper = keeper
         self._sync = sync
         self._launch = launch
@@ -107,22 +108,14 @@ class Hooking:
 
     async def serve(self) -> None:
         """Offer our placement as a hook server, where that is configured."""
-        path = self.config.serve
-        if path is None or self.server is not None:
+        if self.config.serve is None:
             return
-        server = await asyncio.to_thread(self._server, path)
-        try:
-            await asyncio.to_thread(server.open)
-        except TopoproxyError as error:
-            self._keeper.problems.note(str(error))
-            return
-        self.server = server
+        if self.server is None:
+            await asyncio.to_thread(_import, ("proxy.hooks.serving.service",))
+            from proxy.hooks.serving.service import Serving
 
-    def _server(self, path: Path) -> Server:
-        from proxy.hooks.serving.desk import Desk
-        from proxy.hooks.serving.server import Server
-
-        return Server(path, self._keeper, Desk(self._keeper, self._launch, self._interceptors))
+            self.server = Serving(self.config.serve, self._keeper, self._launch, self._interceptors)
+        await self.server.run()
 
     async def run(self) -> None:
         """Wait for a first hook, and then keep hooks to what is in the folders."""
@@ -151,10 +144,11 @@ class Hooking:
 
     async def _begin(self) -> None:
         """Make all that hooks need, and connect it."""
-        await asyncio.to_thread(_import)  # it takes a tenth of a second, and calls go on
+        await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
         from proxy.cri.hooked.calls import Hooked
         from proxy.cri.hooked.following import Following
         from proxy.cri.hooked.updates import Updates
+        from proxy.cri.hooked.way import Way
         from proxy.hooks.engine.engine import Engine
         from proxy.hooks.library import Library
 
@@ -171,7 +165,8 @@ class Hooking:
         )
         adopt = self._sync.adoption.adopt_one
         hold = self._interceptors.hold
-        hooked = Hooked(keeper, engine, following, updates, adopt, hold, owned_cpus=owned)
+        way = Way(keeper, engine, updates, hold, owned_cpus=owned)
+        hooked = Hooked(keeper, way, following, adopt, hold)
         self._parts = _Parts(engine, library, following, updates, Worker("hooks-learn", keeper.broken))
         keeper.onlooker = following
         self._interceptors.hook(hooked)
@@ -231,7 +226,7 @@ class Hooking:
 
             page["hooks"] = hooks_page(parts.library.entries, parts.engine.report())
         if self.server is not None:
-            page["serving"] = {"socket": str(self.config.serve)}
+            page["serving"] = {"socket": str(self.server.path), "listening": self.server.listening}
         return page
 
     # -- the end ------------------------------------------------------------------------------------------
@@ -241,7 +236,7 @@ class Hooking:
         self._let_go()
         server, self.server = self.server, None
         if server is not None:
-            await asyncio.to_thread(server.close)
+            await server.stop()
         parts = self._parts
         if parts is None:
             return
@@ -267,8 +262,8 @@ def _holds(folder: Path, ending: str) -> bool:
         return False
 
 
-def _import() -> None:
+def _import(names: Iterable[str]) -> None:
     import importlib
 
-    for name in _IMPORTED:
+    for name in names:
         importlib.import_module(name)

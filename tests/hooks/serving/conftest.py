@@ -231,12 +231,24 @@ hooks:
         path = self.cgroups.find("", container_id)
         return "" if path is None else str(self.cgroups.read(path).cpus)
 
+    def made(self, text: str) -> Daemon:
+        """A daemon of this node."""
+        return Daemon(parse(text, "test"), machine=MACHINE, cgroups=self.cgroups)
+
+    def peer_of(self, runtime: Path) -> Peer:
+        """A peer before a runtime."""
+        return Peer(runtime, self.socket)
+
     def saved(self, container_id: str) -> cri.LinuxContainerResources:
+        """What the runtime was told of resources when it made a container."""
+        return self.config(container_id).linux.resources
+
+    def config(self, container_id: str) -> cri.ContainerConfig:
         """What the runtime was told when it made a container."""
         calls = [c for c in self.runtime.calls if c.method == "CreateContainer"]
         record = self.runtime.containers[container_id]
         named = [c.request for c in calls if c.request.pod_sandbox_id == record.pod_id]
-        found: cri.LinuxContainerResources = named[-1].config.linux.resources
+        found: cri.ContainerConfig = named[-1].config
         return found
 
     async def until(self, condition: Callable[[], Any]) -> None:

@@ -1,0 +1,61 @@
+"""The daemon with ``hooks.serve``: it answers, with the hooks that it has, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from proxy.daemon import Daemon
+from proxy.demo.client import PodSpec
+
+HOOK = """
+from proxy.hooks.api import Adjustment, PreCreateContainer
+
+API_VERSION = 1
+
+
+def pre_create_container(event: PreCreateContainer) -> Adjustment:
+    return Adjustment(envs={"OWN": str(event.decision.own)}, annotations={"seen": event.pod.name})
+"""
+
+
+def test_a_daemon_answers_a_peer_with_the_hooks_that_it_has(node: Any, beside: Any) -> None:
+    folder = node.folder / "hooks.d"
+    folder.mkdir(mode=0o755)
+    (folder / "10-own.py").write_text(HOOK)
+    # Our own file may lie where hook servers are looked for: we do not ask ourselves.
+    servers = node.folder / "hookserver.d"
+    servers.mkdir(mode=0o755)
+    (servers / "topoproxy.json").write_text(
+        json.dumps({"remote-endpoint": str(node.socket), "runtime-hooks": ["PreCreateContainer"]})
+    )
+    text = f"""
+cpuManagerPolicy: static
+reconcilePeriod: 200ms
+listen: unix://{node.folder}/cri.sock
+adminSocket: unix://{node.folder}/admin.sock
+runtime: unix://{node.folder}/runtime.sock
+stateDir: {node.folder}/state
+hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, serve: {node.socket}}}
+"""
+
+    async def whole() -> None:
+        daemon: Daemon = node.made(text)
+        await daemon.start()
+        peer = node.peer_of(node.folder / "runtime.sock")
+        try:
+            lse = await beside(peer.launch, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+            assert node.cpus(lse.container_id) == "2-3"
+            config = node.config(lse.container_id)
+            assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
+            assert config.annotations["seen"] == "lse"
+            hooking = daemon.hooking
+            assert hooking is not None
+            assert hooking.page()["serving"] == {"socket": str(node.socket), "listening": True}
+        finally:
+            peer.close()
+            await daemon.stop()
+
+    asyncio.run(whole())
+    assert not node.socket.exists()
