@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -57,7 +58,7 @@ class Remote:
 
     name: str
     client: Client
-    tell: Callable[[str], None]
+    tell: Callable[[str], object]
     told: set[tuple[str, str]]
 
     def handler(self, point: type[Point]) -> Callable[..., Adjustment | None]:
@@ -90,7 +91,8 @@ class Remote:
     def _tell_once(self, point: str, field: str, what: str) -> None:
         if (point, field) not in self.told:
             self.told.add((point, field))
-            self.tell(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
+            with contextlib.suppress(RuntimeError):  # the loop that would take it has ended
+                self.tell(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
 
 
 def decoded(kind: type[Any], content: bytes) -> Any:

@@ -37,7 +37,7 @@ def _log(sentence: str) -> None:
 
 
 def server_of(
-    name: str, path: Path, data: bytes, config: HooksConfig, tell: Callable[[str], None] = _log
+    name: str, path: Path, data: bytes, config: HooksConfig, tell: Callable[[str], object] = _log
 ) -> Hook:
     """Make a hook of a server's file.
 

@@ -1,0 +1,230 @@
+"""Several hook servers behind the engine, and their files in the folder."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.config.fixed import Fixed
+from proxy.config.hooks import HooksConfig, HookSettings
+from proxy.config.words import FailurePolicy
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.engine.engine import Engine
+from proxy.hooks.files.entries import State
+from proxy.hooks.hook import Hook, Outcome, Policy
+from proxy.hooks.library import Library
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.points import Point
+from proxy.hooks.samples import sample
+from proxy.model.idset import CpuSet
+
+HookServer = Any  # of conftest
+MakeHook = Callable[..., Hook]
+EVENT = sample("pre_create_container")
+
+
+def changing(**fields: Any) -> Callable[[Any], Any]:
+    """Answer with an echo in which some resources are changed."""
+
+    def answer(request: Any) -> Any:
+        said = pb.ContainerResourceHookResponse(container_resources=request.container_resources)
+        for name, value in fields.items():
+            setattr(said.container_resources, name, value)
+        return said
+
+    return answer
+
+
+def asked(*hooks: Hook, events: int = 1, event: Point = EVENT) -> tuple[list[Outcome], list[str]]:
+    """Ask an engine; give the outcomes and the complaints."""
+    complaints: list[str] = []
+
+    async def main() -> list[Outcome]:
+        engine = Engine(complaints.append, lambda _updates, _owners: None)
+        engine.use(hooks)
+        try:
+            return [await engine.ask(event).wait() for _ in range(events)]
+        finally:
+            engine.close()
+
+    return asyncio.run(main()), complaints
+
+
+def test_all_servers_are_asked_in_order_and_see_what_others_have_set(
+    servers: Callable[[str], HookServer], hook_of: MakeHook
+) -> None:
+    """Koordinator's proxy asks the first that it comes across, in any order (a.10, 5)."""
+    first, second, third = servers("first"), servers("second"), servers("third")
+    first.answer = changing(cpu_shares=77)
+    third.answer = changing(cpuset_cpus="2-3")
+    hooks = [
+        hook_of(third.path, name="koordlet"),
+        hook_of(first.path, name="05-first"),
+        hook_of(second.path, name="10-second"),
+    ]
+    outcomes, complaints = asked(*hooks, events=5)
+    for outcome in outcomes:
+        assert outcome.adjustment == Adjustment(cpu_shares=77, cpus=CpuSet((2, 3)))
+        assert outcome.owners == {"cpu_shares": "05-first", "cpus": "koordlet"}
+    assert not complaints
+    assert {request.container_resources.cpu_shares for _, request in first.asked} == {4096}
+    assert {request.container_resources.cpu_shares for _, request in second.asked + third.asked} == {77}
+    assert [len(server.asked) for server in (first, second, third)] == [5, 5, 5]
+
+
+def test_a_hook_of_python_stands_among_servers(server: HookServer, hook_of: MakeHook) -> None:
+    def narrow(_event: Point) -> Adjustment:
+        return Adjustment(cpus=CpuSet((4,)), envs={"PINNED": "4"})
+
+    server.answer = changing(cpuset_cpus="2-5")  # koordlet's own reckoning: no conflict, it holds the choice
+    python = Hook("10-narrow", "10-narrow.py", {"pre_create_container": narrow})
+    (outcome,), complaints = asked(hook_of(server.path), python)
+    assert outcome.adjustment == narrow(EVENT)
+    assert not complaints
+    told = server.asked[0][1]
+    assert (told.container_resources.cpuset_cpus, told.container_envs["PINNED"]) == ("4", "4")
+
+
+def test_two_servers_that_want_different_things_are_both_named(
+    servers: Callable[[str], HookServer], hook_of: MakeHook
+) -> None:
+    one, other = servers("one"), servers("other")
+    one.answer, other.answer = changing(cpu_shares=77), changing(cpu_shares=78, cpu_period=5000)
+    (outcome,), complaints = asked(hook_of(one.path, name="a"), hook_of(other.path, name="b"))
+    assert outcome.adjustment == Adjustment(cpu_shares=77)
+    assert len(complaints) == 1
+    assert "cpu_shares" in complaints[0]
+    assert "hook a " in complaints[0]
+    assert "b" in complaints[0]
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_server_that_hangs_costs_its_answer_or_the_call(
+    servers: Callable[[str], HookServer], hook_of: MakeHook, policy: Policy
+) -> None:
+    """Koordinator's proxy waits as long as kubelet does (a.10, 4)."""
+    slow, good = servers("slow"), servers("good")
+    slow.answer, good.answer = slow.hang, changing(cpu_shares=77)
+    hanging = dataclasses.replace(hook_of(slow.path, name="a", timeout=0.2), policy=policy)
+    started = time.monotonic()
+    (outcome,), complaints = asked(hanging, hook_of(good.path, name="b"))
+    assert time.monotonic() - started < 10
+    assert "no answer within 0.2 s" in complaints[0]
+    if policy is Policy.FAIL:
+        assert "hook a" in outcome.refusal
+        assert "no answer within 0.2 s" in outcome.refusal
+        assert not good.asked
+    else:
+        assert outcome.adjustment == Adjustment(cpu_shares=77)
+        assert not outcome.refusal
+
+
+def test_pods_with_the_label_are_not_told_to_servers(server: HookServer, hook_of: MakeHook) -> None:
+    """The pods of the servers themselves: their servers could not answer yet."""
+    assert isinstance(EVENT, type(sample("pre_create_container")))
+    event: Any = EVENT
+    label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
+    quiet = dataclasses.replace(event, pod=dataclasses.replace(event.pod, labels=label))
+    (outcome,), _ = asked(hook_of(server.path), event=quiet)
+    assert not outcome.adjustment
+    assert not server.asked
+
+
+class Folder:
+    """The folder of servers, as Koordinator's koordlet writes into it, and who looks at it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.complaints: list[str] = []
+        settings = Fixed({"b": HookSettings(timeout=3.0, policy=FailurePolicy.FAIL)})
+        config = HooksConfig(
+            folder=path / "no", vendor_folder=path / "no", server_folder=path, timeout=5, settings=settings
+        )
+        self.engine = Engine(self.complaints.append, lambda _updates, _owners: None)
+        self.library = Library(config, self.engine, lambda: None, self.complaints.append)
+
+    def write(self, name: str, content: str) -> None:
+        file = self.path / name
+        file.write_text(content)
+        file.chmod(0o644)
+
+    async def shows(self, **states: State) -> None:
+        """Look until the entries are in these states, and no others are there."""
+        async with asyncio.timeout(20):
+            while {entry.name: entry.state for entry in self.library.entries} != states:
+                await self.library.look_once()
+                await asyncio.sleep(0.02)
+
+    async def hears(self, words: str) -> None:
+        """Look until somebody complains in these words."""
+        async with asyncio.timeout(20):
+            while not any(words in complaint for complaint in self.complaints):
+                await self.library.look_once()
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.library.close()
+        self.engine.close()
+
+    async def ask(self) -> Outcome:
+        return await self.engine.ask(EVENT).wait()
+
+
+def named(server: HookServer, **more: Any) -> str:
+    hooks = ["PreCreateContainer"]
+    return json.dumps({"remote-endpoint": str(server.path), "runtime-hooks": hooks, **more})
+
+
+def test_files_come_change_break_and_go(servers: Callable[[str], HookServer], tmp_path: Path) -> None:
+    """A file that is empty for a moment kills Koordinator's proxy at its next call (a.10, 2)."""
+    one, other = servers("one"), servers("other")
+    one.answer, other.answer = changing(cpu_shares=77), changing(cpu_period=5000)
+    (tmp_path / "d").mkdir(mode=0o755)
+
+    async def main() -> None:
+        folder = Folder(tmp_path / "d")
+        folder.write("a.json", named(one))
+        folder.write("b.json", named(other))
+        await folder.shows(a=State.RUNNING, b=State.RUNNING)
+        assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
+        by_name = {entry.name: entry for entry in folder.library.entries}
+        assert (by_name["b"].policy, by_name["b"].timeout, by_name["b"].server) == ("Fail", 3.0, True)
+        assert (by_name["a"].policy, by_name["a"].timeout) == ("Ignore", 5.0)
+        folder.write("a.json", "{")
+        await folder.shows(a=State.OLD, b=State.RUNNING)
+        await folder.hears("it is not JSON")
+        assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77, cpu_period=5000)
+        (tmp_path / "d" / "b.json").unlink()
+        folder.write("a.json", named(one, **{"failure-policy": "Perhaps"}))
+        await folder.shows(a=State.RUNNING)
+        await folder.hears("'Perhaps', which is taken for Ignore")
+        assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77)
+        await folder.close()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_done_is_told_to_people(servers: Callable[[str], HookServer], tmp_path: Path) -> None:
+    one = servers("one")
+    one.answer = changing(cpuset_cpus="2,99")
+    (tmp_path / "d").mkdir(mode=0o755)
+
+    async def main() -> list[str]:
+        folder = Folder(tmp_path / "d")
+        folder.write("a.json", named(one))
+        await folder.shows(a=State.RUNNING)
+        for _ in range(3):
+            assert (await folder.ask()).adjustment == Adjustment(cpus=CpuSet((2,)))
+        await folder.hears("cpuset_cpus is left out")
+        await folder.close()
+        return folder.complaints
+
+    left_out = [line for line in asyncio.run(main()) if "cpuset_cpus is left out of its answer: 99" in line]
+    assert len(left_out) == 1
