@@ -60,10 +60,9 @@ class Handover:
         """
         hook = old.loaded.hook
         try:
-            if Shutdown.NAME in hook.handlers:
-                error = await self._engine.tell_one(hook, Shutdown(reason))
-                if error is not None:
-                    self._complain(f"cannot shut hook {hook.source} down: {error}")
+            error = await self._engine.tell_one(hook, Shutdown(reason))  # the engine forgets it, too
+            if error is not None:
+                self._complain(f"cannot shut hook {hook.source} down: {error}")
         finally:
             old.loaded.unload()
 
