@@ -27,9 +27,9 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
     served = as_map(data.get("serving"))
     if not entries and not served:
         return
-    asked = sum(bool(as_list(entry.get("points"))) for entry in entries)
+    asked = [one_line(entry.get("name")) for entry in entries if as_list(entry.get("points"))]
     yield ""
-    yield f"Hooks ({asked})"
+    yield cut(": ".join(words for words in (f"Hooks ({len(asked)})", ", ".join(asked)) if words), width)
     for entry in entries:
         if words := trouble(entry):
             yield cut(f"  {one_line(entry.get('name')) or '?'}: {words}", width)

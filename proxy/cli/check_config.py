@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -32,7 +33,7 @@ def check_config(file: Path | None, defaults: bool, **words: str | None) -> None
         click.echo(as_yaml(Config()), nl=False)
         return
     config = read_config(file, words)
-    remarks = [f"from {config.source}", _machine(config), _runtime(config)]
+    remarks = [f"from {config.source}", _machine(config), _runtime(config), *_hooks(config)]
     click.echo("".join(f"# {remark}\n" for remark in remarks if remark), nl=False)
     click.echo(as_yaml(config, comments=False), nl=False)
 
@@ -57,3 +58,20 @@ def _runtime(config: Config) -> str:
     except OSError as error:
         return f"note: the runtime's socket {config.runtime}: {error.strerror}"
     return "" if stat.S_ISSOCK(found.st_mode) else f"note: {config.runtime} is no socket"
+
+
+def _hooks(config: Config) -> Iterator[str]:
+    """Say which hook files there are, and what is wrong with them that can be told without running them."""
+    from proxy.config.trees import meant
+    from proxy.hooks.files.folders import survey
+
+    found = survey(config.hooks)
+    if found.candidates:
+        yield f"hooks: {', '.join(found.candidates)} (topoproxy hooks list says whether they are good)"
+    for candidate in found.candidates.values():
+        if why := candidate.lack or candidate.cause:
+            yield f"note: hook {candidate.path} cannot be used: {why}"
+    yield from (f"note: {sentence}" for sentence in found.strange)
+    for name in config.hooks.settings if config.hooks.enabled else ():
+        if name not in found.candidates:
+            yield f"note: hooks.settings.{name}: there is no such hook{meant(name, found.candidates)}"

@@ -53,7 +53,7 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
     lines = shown(entries, reports, serving=served)
     assert lines[:6] == [
         "",
-        "Hooks (4)",
+        "Hooks (4): 10-well, 20-old, 50-open, 60-failing",
         "  20-old: old version running: cannot load hook /h/20-old.py: SyntaxError",
         "  30-bad: untrusted: cannot trust hook /h/30-bad.py: chmod",
         "  50-open: not asked for now: ValueError: x (2 min ago)",
@@ -61,7 +61,7 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
     ]
     assert lines[5].startswith("  60-failing: fails: no answer within 500 ms (")
     assert lines[6:] == ["  served to Koordinator's runtime proxy at /run/topoproxy/hooks.sock"]
-    assert "\nHooks (4)\n" in render({"hooks": {"hooks": hooks_page(entries, reports)}})
+    assert "\nHooks (4): 10-well, " in render({"hooks": {"hooks": hooks_page(entries, reports)}})
 
 
 def test_long_lines_are_cut_and_strange_answers_left_out() -> None:

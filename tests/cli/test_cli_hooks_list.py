@@ -1,0 +1,176 @@
+"""``topoproxy hooks list``: what a daemon says, and what the folders say; and ``check-config`` on hooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli.hooks import shipped
+from proxy.cli.main import command_line
+
+Run = Callable[..., tuple[int, str, str]]
+GOOD = """
+from proxy.hooks.api import Adjustment
+API_VERSION = 1
+TIMEOUT = 2
+def pre_create_container(event):
+    return Adjustment(envs={"A": "b"})
+"""
+HOOKS: list[dict[str, Any]] = [
+    {
+        "name": "10-well",
+        "state": "running",
+        "path": "/h/10-well.py",
+        "source": "/h/10-well.py",
+        "points": ["configure", "pre_create_container"],
+        "policy": "Fail",
+        "timeout": 0.5,
+        "asked": "ok",
+        "calls": 7,
+        "failures": {},
+        "p50_s": 0.000031,
+        "max_s": 1.25,
+    },
+    {
+        "name": "20-bad",
+        "state": "broken",
+        "path": "/h/20-bad.py",
+        "error": "cannot load hook /h/20-bad.py: x",
+    },
+    {
+        "name": "koordlet",
+        "state": "running",
+        "points": ["pre_run_pod_sandbox"],
+        "policy": "Ignore",
+        "timeout": 0.5,
+        "asked": "open",
+        "retry_in": 4.2,
+        "calls": 3,
+        "failures": {"error": 2, "timeout": 1},
+        "last_error": "UNAVAILABLE: connection refused",
+    },
+]
+TABLE = """\
+NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  POINTS
+10-well   running  Fail    500 ms   7      0       configure, pre_create_container
+20-bad    broken   -       -        -      -       -
+    cannot load hook /h/20-bad.py: x
+koordlet  running  Ignore  500 ms   3      3       pre_run_pod_sandbox
+    not asked after failures in a row; tried again in 4 s
+    UNAVAILABLE: connection refused
+"""
+WIDE = """\
+NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  P50    MAX     POINTS
+10-well   running  Fail    500 ms   7      0       31 us  1.25 s  configure, pre_create_container
+    /h/10-well.py
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def started(*words: object) -> tuple[int, str, str]:
+        code = command_line(list(map(str, words)))
+        said = capsys.readouterr()
+        assert isinstance(code, int)
+        return code, said.out, said.err
+
+    return started
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """Folders with one of each; gives the folder of all."""
+    for folder in ("etc", "usr", "servers"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "c.yaml").write_text(
+        f"listen: unix://{tmp_path}/cri.sock\n"
+        f"hooks: {{folder: {tmp_path}/etc, vendorFolder: {tmp_path}/usr, serverFolder: {tmp_path}/servers,\n"
+        "  settings: {10-god: {timeout: 1s}}}\n"
+    )
+    etc = tmp_path / "etc"
+    (etc / "10-good.py").write_text(GOOD)
+    (tmp_path / "usr/10-good.py").write_text(GOOD)
+    (etc / "20-bad.py").write_text("def (")
+    (etc / "30-open.py").write_text(GOOD)
+    (etc / "30-open.py").chmod(0o666)
+    (etc / "40-off.py").symlink_to("/dev/null")
+    (etc / "mine.py").write_text(GOOD)
+    (tmp_path / "servers/koordlet.json").write_text('{"remote-endpoint": "/run/x.sock"}')
+    return tmp_path
+
+
+def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
+    config = serve_admin({"/hooks": lambda: {"hooks": HOOKS, "serving": {"socket": "/s"}}})
+    assert run("hooks", "list", "--config", config) == (0, TABLE, "")
+    assert run("hooks", "list", "--wide", "--config", config)[1].startswith(WIDE)
+    data = json.loads(run("hooks", "list", "--json", "--config", config)[1])
+    assert data == {"daemon": True, "hooks": HOOKS, "serving": {"socket": "/s"}}
+
+
+def test_those_that_could_be_enabled(
+    serve_admin: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {"10-well": Path("/s/10-well.py"), "90-more": Path("/s/90-more.py")}
+    monkeypatch.setattr("proxy.cli.hooks.listing.shipped", lambda: others)
+    config = serve_admin({"/hooks": lambda: {"hooks": HOOKS}})
+    assert run("hooks", "list", "--config", config)[1] == TABLE
+    said = run("hooks", "list", "--all", "--config", config)[1].splitlines()
+    assert [line.split()[0] for line in said if line[0] != " "] == [
+        "NAME", "10-well", "20-bad", "koordlet", "90-more"
+    ]  # fmt: skip
+    assert said[-1].split()[1:3] == ["not", "enabled"]
+
+
+def test_a_daemon_that_asks_no_hooks_says_so(serve_admin: Callable[..., Path], run: Run) -> None:
+    config = serve_admin({"/hooks": lambda: {"hooks": [], "note": "hooks need mode enforce"}})
+    code, said, errors = run("hooks", "list", "--config", config)
+    assert (code, errors) == (0, "note: hooks need mode enforce\n")
+    assert said == "No hooks. topoproxy hooks list --all shows those that come with topoproxy.\n"
+
+
+def test_without_a_daemon_the_folders_tell(node: Path, run: Run) -> None:
+    code, said, errors = run("hooks", "list", "--config", node / "c.yaml")
+    assert code == 0
+    assert errors.endswith("nobody listens there (so this is what the folders tell)\n")
+    wide = run("hooks", "list", "--wide", "--config", node / "c.yaml")[1].splitlines()
+    lines = said.splitlines()
+    assert [line.split()[:2] for line in lines if line[0] != " "] == [
+        ["NAME", "STATE"],
+        ["10-good", "loads"],
+        ["10-good", "masked"],
+        ["20-bad", "broken"],
+        ["30-open", "untrusted"],
+        ["40-off", "disabled"],
+        ["koordlet", "loads"],
+    ]
+    assert f"    {node}/etc/10-good.py is taken instead" in wide
+    assert f"    cannot load hook {node}/etc/20-bad.py: SyntaxError: invalid syntax (line 1)" in wide
+    assert "2 s" in lines[1]
+    data = json.loads(run("hooks", "list", "--json", "--config", node / "c.yaml")[1])
+    assert (data["daemon"], len(data["hooks"])) == (False, 6)
+
+
+def test_where_hooks_are_off_it_is_said(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "c.yaml").write_text(f"listen: unix://{tmp_path}/cri.sock\nhooks: {{enabled: false}}\n")
+    said = run("hooks", "list", "--config", tmp_path / "c.yaml")[1].splitlines()
+    assert said[0] == "hooks.enabled is false in the configuration: no hook runs."
+
+
+def test_check_config_names_what_is_there_and_runs_nothing(node: Path, run: Run) -> None:
+    (node / "etc/50-loud.py").write_text(f"open('{node}/ran', 'w')\n")
+    code, said, _ = run("check-config", "--config", node / "c.yaml")
+    assert code == 0
+    assert "# hooks: 10-good, 20-bad, 30-open, 40-off, 50-loud, koordlet (topoproxy hooks list " in said
+    assert f"# note: hook {node}/etc/30-open.py cannot be used: {node}/etc/30-open.py can be written" in said
+    assert f"# note: hook file {node}/etc/mine.py is left alone" in said
+    assert "# note: hooks.settings.10-god: there is no such hook; did you mean 10-good?" in said
+    assert not (node / "ran").exists()
+
+
+@pytest.mark.parametrize("name", sorted(shipped.shipped()))
+def test_shipped_names_are_unique_without_their_number(name: str) -> None:
+    assert shipped.full_name(name.partition("-")[2], shipped.shipped(), "use") == name
