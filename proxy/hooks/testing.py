@@ -104,7 +104,6 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
     path = Path(path)
     mine = HookSettings(config=None if config is None else _fixed(config))
     loaded = load_file(path, HooksConfig(settings=Fixed({path.stem: mine})), trusted=False)
-    loaded.show_lines()
     _, failure = _asked([loaded.hook], Configure(loaded.settings, loaded.hook.name))
     if failure:
         raise HookError(failure)

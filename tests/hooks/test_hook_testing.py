@@ -76,9 +76,9 @@ def test_several_hooks_are_asked_in_order_and_conflicts_are_failures(tmp_path: P
     assert dict(outcome.owners) == {"cpu_shares": "10-a"}
 
 
-def test_a_hook_that_raises_shows_its_own_lines(tmp_path: Path) -> None:
-    path = written(tmp_path, "def pre_create_container(event):\n    return event.pod.labels['app']")
-    with pytest.raises(AssertionError, match=r"(?s)hook 50-tried: .*KeyError.*event\.pod\.labels\['app'\]"):
+def test_a_hook_that_raises_shows_where(tmp_path: Path) -> None:
+    path = written(tmp_path, "def pre_create_container(event): return event.pod.labels['app']")
+    with pytest.raises(AssertionError, match=r"hook 50-tried: KeyError: 'app' \(50-tried\.py:3 in"):
         testing.run(testing.load(path), testing.event("pre_create_container", pod=testing.pod()))
 
 

@@ -1,0 +1,92 @@
+"""The CPUs of containers, followed from event to event."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.hooks import samples, testing
+from proxy.hooks.facts import Decision, Pools
+from proxy.hooks.kit.known import Known
+from proxy.hooks.points import PoolsChanged
+from proxy.model.idset import CpuSet
+
+POD = testing.pod(uid="u")
+POOLS = Pools(shared=CpuSet(range(8)), be=CpuSet(range(4, 8)))
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def known(**pools: Pools) -> Known:
+    made = Known()
+    made.hear(testing.event("synchronize", containers=(), pods=(), pools=pools.get("pools", POOLS)))
+    return made
+
+
+def enter(there: Known, decision: Decision, one: str = "c1", point: str = "post_create_container") -> int:
+    container = samples.existing(testing.container(name=one), one)
+    return len(there.hear(testing.event(point, pod=POD, container=container, decision=decision)))
+
+
+def after(there: Known, **pools: object) -> dict[str, tuple[str, str]]:
+    there.hear(PoolsChanged(POOLS, Pools(**pools)))  # type: ignore[arg-type]
+    return {one.name: (str(one.cpus), str(one.own)) for one in there.of_pod("u")}
+
+
+def test_what_is_told_of_a_container_itself_counts() -> None:
+    there = known()
+    assert enter(there, testing.decision("shared", "0-7")) == 1
+    assert enter(there, testing.decision("shared", "0-7"), point="post_start_container") == 0
+    assert enter(there, testing.decision("own", "2-3"), point="post_update_container_resources") == 1
+    (one,) = there.of_pod("u")
+    assert (one.cpus, one.own, one.pool, one.uid, one.name) == (cpus("2-3"), cpus("2-3"), "own", "u", "c1")
+
+
+def test_who_has_all_of_a_pool_goes_on_having_all_of_it() -> None:
+    there = known()
+    enter(there, testing.decision("shared", "0-7"))
+    enter(there, testing.decision("be", "4-7"), "c2")
+    assert after(there, shared=cpus("0-5,9"), be=cpus("5")) == {"c1": ("0-5,9", ""), "c2": ("5", "")}
+
+
+def test_who_has_a_part_keeps_what_is_left_of_it_or_has_all() -> None:
+    there = known()
+    enter(there, testing.decision("shared", "0-3"))
+    assert after(there, shared=cpus("2-7"))["c1"] == ("2-3", "")
+    assert after(there, shared=cpus("4-7"))["c1"] == ("4-7", "")
+    assert after(there, shared=cpus("0-7"))["c1"] == ("0-3", "")
+
+
+def test_owners_are_told_by_their_id() -> None:
+    there = known()
+    own = testing.decision("own", "0-3", own=cpus("0-1"))
+    enter(there, own)
+    assert after(there, owners={"c1": cpus("5")}, owned=cpus("5"))["c1"] == ("2-3,5", "5")
+    assert after(there, owned=cpus("5"))["c1"] == ("2-3,5", "5"), "not named: older than its create"
+
+
+def test_before_the_pools_are_known_everybody_has_all() -> None:
+    there = Known()
+    enter(there, testing.decision("shared", "0-3"))
+    assert after(there, shared=cpus("0-1,6-7"))["c1"] == ("0-1,6-7", "")
+
+
+@pytest.mark.parametrize("end", ["post_stop_container", "post_remove_container"])
+def test_the_end_of_one_is_told_once(end: str) -> None:
+    there = known()
+    enter(there, testing.decision())
+    gone = testing.event(end, pod=POD, container=samples.existing(container_id="c1"))
+    assert [one.name for one in there.hear(gone)] == ["c1"]
+    assert there.hear(gone) == []
+    assert there.of_pod("u") == []
+
+
+def test_all_that_exists_takes_the_place_of_all_before() -> None:
+    there = known()
+    enter(there, testing.decision())
+    ended = testing.running("c3", container=testing.container(id="c3", phase="exited"))
+    two = testing.running("c2", pod=testing.pod(uid=""))
+    assert len(there.hear(testing.event("synchronize", containers=(ended, two)))) == 1
+    assert there.of_pod("u") == []
+    assert there.of_pod("") == [], "no uid is no pod"

@@ -1,0 +1,84 @@
+"""How CPUs sleep and how fast they are, while somebody owns them."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from proxy.hooks.kit.crio import Wish
+from proxy.hooks.kit.power import Power
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet
+
+QUICK = Wish(latency="n/a", governor="performance")
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    for cpu in range(4):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}"
+        for name, text in (
+            ("power/pm_qos_resume_latency_us", "0"),
+            ("cpufreq/scaling_governor", "powersave"),
+            ("cpufreq/scaling_available_governors", "performance powersave"),
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{text}\n")
+    return tmp_path / "sys"
+
+
+def held(sysfs: Path) -> list[tuple[str, str]]:
+    cpus = [sysfs / f"devices/system/cpu/cpu{cpu}" for cpu in range(4)]
+    names = ("power/pm_qos_resume_latency_us", "cpufreq/scaling_governor")
+    return [tuple((cpu / name).read_text().strip() for name in names) for cpu in cpus]  # type: ignore[misc]
+
+
+SLOW, FAST = ("0", "powersave"), ("n/a", "performance")
+
+
+def test_owners_have_their_way_and_then_nobody(sysfs: Path, tmp_path: Path) -> None:
+    power = Power(sysfs, tmp_path / "state")
+    power.hold([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), Wish(latency="7"))])
+    assert held(sysfs) == [SLOW, FAST, FAST, ("7", "powersave")]
+    power.hold([(CpuSet((1,)), QUICK)])
+    assert held(sysfs) == [SLOW, FAST, SLOW, SLOW]
+    Power(sysfs, tmp_path / "state").hold(())
+    assert held(sysfs) == [SLOW] * 4
+
+
+def test_a_machine_that_cannot_is_told_and_does_the_rest(sysfs: Path, tmp_path: Path) -> None:
+    (sysfs / "devices/system/cpu/cpu1/power/pm_qos_resume_latency_us").unlink()
+    (sysfs / "devices/system/cpu/cpu2/cpufreq/scaling_available_governors").unlink()
+    power = Power(sysfs, tmp_path / "state")
+    with pytest.raises(HookError, match=r"there is no .*cpu1"):
+        power.hold([(CpuSet((1,)), Wish(latency="5")), (CpuSet((0,)), QUICK)])
+    assert held_first(sysfs) == FAST
+    with pytest.raises(HookError, match="governor performance: cpu2 has none"):
+        power.hold([(CpuSet((2,)), QUICK)])
+    with pytest.raises(HookError, match="governor fast: cpu3 has performance powersave"):
+        power.hold([(CpuSet((3,)), Wish(governor="fast"))])
+
+
+def held_first(sysfs: Path) -> tuple[str, str]:
+    cpu = sysfs / "devices/system/cpu/cpu0"
+    return (
+        (cpu / "power/pm_qos_resume_latency_us").read_text().strip(),
+        (cpu / "cpufreq/scaling_governor").read_text().strip(),
+    )
+
+
+def test_a_read_only_tree_names_the_drop_in(sysfs: Path, tmp_path: Path) -> None:
+    def refuse(path: Path, value: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with pytest.raises(HookError, match=r"30-irq-affinity\.conf"):
+        Power(sysfs, tmp_path / "state", refuse).hold([(CpuSet((1,)), QUICK)])
+
+
+def test_what_cannot_be_remembered_is_not_done(sysfs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HookError, match="cannot remember"):
+        Power(sysfs, tmp_path / "file/state").hold([(CpuSet((1,)), QUICK)])
+    assert held(sysfs) == [SLOW] * 4

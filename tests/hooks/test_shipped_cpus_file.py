@@ -1,0 +1,234 @@
+"""The shipped hook 30-cpus-file, with real files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.hooks import testing
+from proxy.hooks.facts import Mount, PodFacts, Pools
+from proxy.hooks.samples import existing
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet
+
+HOOK = Path(__file__).resolve().parents[2] / "hooks/30-cpus-file.py"
+POD = testing.pod(uid="uid-1")
+FOLDER = "uid-1/main.0"
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+class Node:
+    """The hook with its files in a folder."""
+
+    def __init__(self, root: Path, config: dict[str, Any]) -> None:
+        self.root = root
+        self.hook = testing.load(HOOK, {"root": str(root), **config})
+
+    def hear(self, point: str, **fields: Any) -> testing.Adjustment:
+        return testing.run(self.hook, testing.event(point, **fields)).adjustment
+
+    def create(
+        self, name: str = "main", *, pod: PodFacts = POD, one: str = "c1", **decided: Any
+    ) -> testing.Adjustment:
+        decision = testing.decision(**decided)
+        container = testing.container(name=name)
+        answer = self.hear("pre_create_container", pod=pod, container=container, decision=decision)
+        self.hear("post_create_container", pod=pod, container=existing(container, one), decision=decision)
+        return answer
+
+    def file(self, folder: str = FOLDER) -> dict[str, str]:
+        lines = (self.root / folder / "cpus").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Callable[..., Node]:
+    return lambda **config: Node(tmp_path / "cpus", config)
+
+
+def test_an_owner_is_told_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
+    one = node()
+    answer = one.create(pool="own", cpus="2-5", mems="0")
+    told = {"EXCLUSIVE_CPUS": "2-5", "SHARED_CPUS": "", "MEMORY_NODES": "0"}
+    assert answer.envs == told == one.file()
+    host = str(one.root / FOLDER)
+    assert answer.mounts == {"/run/topoproxy": Mount("/run/topoproxy", host, readonly=True)}
+
+
+def test_the_file_is_for_everybody_and_for_a_shell(node: Callable[..., Node]) -> None:
+    before = os.umask(0o077)
+    try:
+        one = node()
+        one.create(pool="own", cpus="2-5")
+    finally:
+        os.umask(before)
+    file = one.root / FOLDER / "cpus"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+    script = f". {file}; echo $EXCLUSIVE_CPUS"
+    assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == "2-5\n"
+
+
+def test_who_is_told_is_a_setting(node: Callable[..., Node]) -> None:
+    shared: dict[str, Any] = {"pool": "shared", "cpus": "0-1"}
+    assert not node().create(**shared)
+    assert node(which="all").create(**shared).envs["SHARED_CPUS"] == "0-1"
+    some = node(which="annotated", annotation="a=b")
+    assert not some.create(pool="own")
+    assert some.create(pod=testing.pod(uid="x", annotations={"a": "b"}), **shared).envs
+    assert not some.create(pod=testing.pod(uid="x", annotations={"a": "c"}), **shared)
+    assert node(which="annotated", annotation="a").create(pod=testing.pod(annotations={"a": ""}), **shared)
+
+
+def test_what_the_container_has_itself_stays(node: Callable[..., Node]) -> None:
+    container = testing.container(
+        envs={"SHARED_CPUS": "mine"}, mounts=(Mount("/run/topoproxy/", "/elsewhere"),)
+    )
+    one = node()
+    answer = one.hear("pre_create_container", pod=POD, container=container)
+    assert set(answer.envs) == {"EXCLUSIVE_CPUS", "MEMORY_NODES"}
+    assert answer.mounts == {}
+    assert not one.root.exists()
+
+
+def test_names_are_settings(node: Callable[..., Node]) -> None:
+    answer = node(exclusive="OWN", shared="", memory="", mount="/etc/cpus").create(pool="own", cpus="1")
+    assert answer.envs == {"OWN": "1"}
+    assert list(answer.mounts) == ["/etc/cpus"]
+    assert node(mount="").create(pool="own").mounts == {}
+    assert node(env=False).create(pool="own").envs == {}
+    for wrong in ({"exclusive": "a b"}, {"mount": "x"}, {"root": "/a/../b"}, {"root": ""}, {"mount": "/"}):
+        with pytest.raises(HookError, match=r"hooks\.settings\.30-cpus-file\.config"):
+            node(**wrong)
+
+
+def test_the_file_follows_the_pools(node: Callable[..., Node]) -> None:
+    one = node(which="all")
+    pools = Pools(shared=cpus("0-7"), be=cpus("4-7"))
+    one.hear("synchronize", containers=(), pods=(), pools=pools)
+    one.create("whole", one="c1", pool="shared", cpus="0-7")
+    one.create("part", one="c2", pool="shared", cpus="0-3")
+    one.create("batch", one="c3", pool="be", cpus="4-7")
+    one.create("owner", one="c4", pool="own", cpus="2-3")
+    after = Pools(shared=cpus("0-1,4-7"), be=cpus("4-6"), owned=cpus("2-3"), owners={"c4": cpus("2,6")})
+    one.hear("pools_changed", before=pools, after=after)
+    assert one.file("uid-1/whole.0")["SHARED_CPUS"] == "0-1,4-7"
+    assert one.file("uid-1/part.0")["SHARED_CPUS"] == "0-1"
+    assert one.file("uid-1/batch.0")["SHARED_CPUS"] == "4-6"
+    assert one.file("uid-1/owner.0")["EXCLUSIVE_CPUS"] == "2,6"
+    one.hear("pools_changed", before=after, after=pools)
+    assert one.file("uid-1/part.0")["SHARED_CPUS"] == "0-3"
+
+
+def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
+    one = node()
+    one.create(pool="own", cpus="2-5")
+    folder = one.root / FOLDER
+    with (folder / "cpus").open() as opened:
+        one.hear(
+            "post_start_container",
+            pod=POD,
+            container=existing(container_id="c1"),
+            decision=testing.decision("own", "6"),
+        )
+        one.hear(
+            "post_update_container_resources",
+            pod=POD,
+            container=existing(testing.container(), "c1"),
+            decision=testing.decision("own", "6-7"),
+        )
+        assert "2-5" in opened.read(), "who has it open reads what it was"
+    assert one.file()["EXCLUSIVE_CPUS"] == "6-7"
+    assert [path.name for path in folder.iterdir()] == ["cpus"]
+
+
+def test_a_link_in_the_folder_is_not_followed(node: Callable[..., Node], tmp_path: Path) -> None:
+    one = node()
+    one.create(pool="own", cpus="2-5")
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    for name in ("cpus", ".cpus.new"):
+        (one.root / FOLDER / name).unlink(missing_ok=True)
+        (one.root / FOLDER / name).symlink_to(victim)
+    changed = {"container": existing(testing.container(), "c1"), "decision": testing.decision("own", "7")}
+    one.hear("post_start_container", pod=POD, **changed)
+    assert victim.read_text() == "whole"
+    assert one.file()["EXCLUSIVE_CPUS"] == "7"
+
+
+def test_peers_are_told_of_each_other(node: Callable[..., Node]) -> None:
+    one = node(peers=True)
+    one.create("main", one="c1", pool="own", cpus="2-3")
+    answer = one.create("side-car.1", one="c2", pool="own", cpus="4")
+    assert answer.envs["PEER_CPUS_MAIN"] == "2-3"
+    assert one.file()["PEER_CPUS_SIDE_CAR_1"] == "4"
+    one.create("else", pod=testing.pod(uid="uid-2"), one="c3", pool="own", cpus="6")
+    assert not [name for name in one.file() if name.endswith("ELSE")], "not of other pods"
+    gone = existing(testing.container(name="side-car.1"), "c2")
+    one.hear("post_stop_container", pod=POD, container=gone)
+    assert "PEER_CPUS_SIDE_CAR_1" not in one.file()
+    assert "PEER_CPUS_SIDE_CAR_1" not in node().create("x", one="c9", pool="own").envs
+
+
+def test_it_goes_with_the_container_and_the_pod(node: Callable[..., Node]) -> None:
+    one = node()
+    one.create("main", one="c1", pool="own")
+    one.create("other", one="c2", pool="own")
+    one.hear("post_remove_container", pod=POD, container=existing(testing.container(name="main"), "c1"))
+    assert [path.name for path in (one.root / "uid-1").iterdir()] == ["other.0"]
+    one.hear("post_remove_container", pod=POD, container=existing(testing.container(name="other"), "c2"))
+    assert list(one.root.iterdir()) == []
+    one.hear("pre_create_container", pod=POD)  # and then the create fails
+    one.hear("post_remove_pod_sandbox", pod=POD)
+    assert list(one.root.iterdir()) == []
+
+
+def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., Node]) -> None:
+    one = node()
+    one.create("main", one="c1", pool="own", cpus="2-3")
+    for name in ("uid-1/old.0", "gone/main.3", "gone/fresh.0"):
+        (one.root / name).mkdir(parents=True)
+        os.utime(one.root / name, (0, 0))
+    os.utime(one.root / "gone/fresh.0")
+    os.utime(one.root / FOLDER, (0, 0))
+    again = node()
+    there = testing.running("c1", pod=POD, container=existing(), decision=testing.decision("own", "4-5"))
+    again.hear("synchronize", containers=(there,))
+    found = sorted(str(path.relative_to(one.root)) for path in one.root.glob("*/*"))
+    assert found == ["gone/fresh.0", FOLDER], "what is new may belong to a create on its way"
+    assert again.file()["EXCLUSIVE_CPUS"] == "4-5"
+
+
+def test_a_container_that_was_never_given_the_folder_gets_none(node: Callable[..., Node]) -> None:
+    one = node()
+    one.hear("synchronize", containers=(testing.running("c1", pod=POD),))
+    one.hear("post_start_container", pod=POD, container=existing(), decision=testing.decision("own", "7"))
+    assert not one.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("uid", "name"), [("..", "main"), ("a/b", "main"), ("", "main"), ("u", "../x"), ("u", "")]
+)
+def test_names_that_are_no_folders_get_variables_only(node: Callable[..., Node], uid: str, name: str) -> None:
+    one = node()
+    answer = one.create(name, pod=testing.pod(uid=uid), pool="own", cpus="2")
+    assert answer.envs["EXCLUSIVE_CPUS"] == "2"
+    assert answer.mounts == {}
+    one.hear("post_remove_pod_sandbox", pod=testing.pod(uid=uid))
+    assert one.root.parent.exists()
+    assert not one.root.exists()
+
+
+def test_pods_without_a_uid_are_not_one_pod(node: Callable[..., Node]) -> None:
+    one = node(peers=True)
+    nameless = testing.pod(uid="")
+    one.create("a", pod=nameless, one="c1", pool="own", cpus="1")
+    assert "PEER_CPUS_A" not in one.create("b", pod=dataclasses.replace(nameless), one="c2", pool="own").envs

@@ -1,0 +1,183 @@
+"""The shipped hook 50-crio-annotations, on made trees of the kernel's files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.hooks import samples, testing
+from proxy.hooks.facts import Resources
+from proxy.hooks.points import Shutdown
+from proxy.logs import log
+
+HOOK = Path(__file__).resolve().parents[2] / "hooks/50-crio-annotations.py"
+UID = "0f9a3c52-6f0f-4c43-9d0e-3f6d5a1c7e11"
+OWN = testing.decision("own", "2-5", unlimited=False)
+CONTAINER = samples.existing(testing.container(), "c1")
+
+
+class Node:
+    """The hook with the kernel's files in a folder."""
+
+    def __init__(self, root: Path, **config: Any) -> None:
+        self.root = root
+        for path, text in {
+            "proc/irq/9/smp_affinity_list": "0-15",
+            "proc/irq/default_smp_affinity": "ffff",
+            f"cgroup/cpu/kubepods/pod{UID}/cpu.cfs_quota_us": "400000",
+            "cgroup/cpuset/cpuset.sched_load_balance": "1",
+            f"cgroup/cpuset/kubepods/pod{UID}/c1/cpuset.sched_load_balance": "1",
+            **{f"sys/devices/system/cpu/cpu{n}/power/pm_qos_resume_latency_us": "0" for n in range(16)},
+            **{f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor": "powersave" for n in range(16)},
+            **{
+                f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_available_governors": "performance powersave"
+                for n in range(16)
+            },
+        }.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(f"{text}\n")
+        places = {"cgroup_root": "cgroup", "proc": "proc", "sysfs": "sys"}
+        places |= {"irq_state": "irqs.json", "power_state": "power.json"}
+        paths = {key: str(root / name) for key, name in places.items()}
+        self.hook = testing.load(HOOK, {**paths, **config})
+        self.hear("synchronize", containers=(), pods=())
+
+    def hear(
+        self, point: str, annotations: dict[str, str] | None = None, **fields: Any
+    ) -> testing.Adjustment:
+        event = testing.event(point, **fields)
+        if hasattr(event, "pod") and "pod" not in fields:
+            pod = dataclasses.replace(samples.POD, annotations=annotations or {})
+            event = dataclasses.replace(event, pod=pod)
+        return testing.run(self.hook, event).adjustment
+
+    def life(self, annotations: dict[str, str]) -> testing.Adjustment:
+        """Play a create and a start."""
+        answer = self.hear("pre_create_container", annotations, decision=OWN, container=testing.container())
+        there = {"decision": OWN, "container": CONTAINER}
+        for point in ("post_create_container", "pre_start_container", "post_start_container"):
+            self.hear(point, annotations, **there)
+        return answer
+
+    def __getitem__(self, path: str) -> str:
+        return (self.root / path).read_text().strip()
+
+    @property
+    def irq(self) -> str:
+        return self["proc/irq/9/smp_affinity_list"]
+
+    def cpu(self, number: int) -> tuple[str, str]:
+        folder = f"sys/devices/system/cpu/cpu{number}"
+        return self[f"{folder}/power/pm_qos_resume_latency_us"], self[f"{folder}/cpufreq/scaling_governor"]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(log, "say_once", lambda key, level, text, **context: said.append(str(context["err"])))
+    return said
+
+
+def test_without_annotations_nothing_happens(node: Node, told: list[str]) -> None:
+    assert node.life({}) == testing.NOTHING
+    assert node[f"cgroup/cpu/kubepods/pod{UID}/cpu.cfs_quota_us"] == "400000"
+    assert (node.irq, node.cpu(2)) == ("0-15", ("0", "powersave"))
+    assert told == []
+
+
+def test_the_quota_of_container_and_pod(node: Node) -> None:
+    off = {"cpu-quota.crio.io": "disable"}
+    assert node.life(off) == testing.Adjustment(cpu_quota=-1)
+    assert node[f"cgroup/cpu/kubepods/pod{UID}/cpu.cfs_quota_us"] == "-1"
+    asked = Resources(cpu_quota=100_000)
+    assert node.hear("pre_update_container_resources", off, decision=OWN, asked=asked).cpu_quota == -1
+    assert not node.hear("pre_update_container_resources", off, decision=OWN, asked=Resources(memory_limit=1))
+    assert not node.hear("pre_update_container_resources", {}, decision=OWN, asked=asked)
+
+
+def test_interrupts_off_all_its_cpus(node: Node) -> None:
+    assert node.life({"irq-load-balancing.crio.io": "disable"}) == testing.NOTHING
+    assert node.irq == "0-1,6-15"
+    node.hear("post_stop_container", decision=OWN, container=CONTAINER)
+    assert node.irq == "0-15"
+
+
+def test_interrupts_stay_on_the_first_core_for_housekeeping(node: Node) -> None:
+    answer = node.life({"irq-load-balancing.crio.io": "housekeeping"})
+    assert answer.envs == {"OPENSHIFT_HOUSEKEEPING_CPUS": "2-3"}
+    assert node.irq == "0-3,6-15"
+    mine = testing.container(envs={"OPENSHIFT_HOUSEKEEPING_CPUS": "x"})
+    keys = {"irq-load-balancing.crio.io": "housekeeping"}
+    assert not node.hear("pre_create_container", keys, decision=OWN, container=mine)
+    odd = testing.decision("own", "3-5")
+    envs = node.hear("pre_create_container", keys, decision=odd, container=testing.container()).envs
+    assert envs == {"OPENSHIFT_HOUSEKEEPING_CPUS": "3"}, "its own threads only"
+
+
+def test_sleep_and_frequency(node: Node) -> None:
+    node.life({"cpu-c-states.crio.io": "max_latency:10", "cpu-freq-governor.crio.io": "performance"})
+    assert [node.cpu(n) for n in (1, 2, 5, 6)] == [
+        ("0", "powersave"), ("10", "performance"), ("10", "performance"), ("0", "powersave"),
+    ]  # fmt: skip
+    node.hear("post_remove_container", container=CONTAINER)
+    assert node.cpu(2) == ("0", "powersave")
+
+
+def test_load_balancing_on_v1_says_what_it_cannot_do(node: Node, told: list[str]) -> None:
+    node.life({"cpu-load-balancing.crio.io": "disable"})
+    assert node[f"cgroup/cpuset/kubepods/pod{UID}/c1/cpuset.sched_load_balance"] == "0"
+    assert len(told) == 1
+    assert "has no effect" in told[0]
+    assert told[0].endswith("groups above, /")
+
+
+def test_load_balancing_on_v2_is_told_to_be_the_engines(node: Node, told: list[str]) -> None:
+    (node.root / "cgroup/cgroup.controllers").write_text("cpuset")
+    node.life({"cpu-load-balancing.crio.io": "disable"})
+    assert "apply.partitions: isolated" in told[0]
+
+
+def test_what_means_nothing_or_cannot_be_done_is_told(node: Node, told: list[str]) -> None:
+    node.life({"cpu-quota.crio.io": "maybe", "cpu-shared.crio.io/main": "enable"})
+    assert any("'maybe'" in text for text in told)
+    assert any("cannot add CPUs" in text for text in told)
+    node.life({"cpu-freq-governor.crio.io": "warp", "irq-load-balancing.crio.io": "disable"})
+    assert any("governor warp" in text for text in told)
+    assert node.irq == "0-1,6-15", "the others go on"
+
+
+def test_only_owners_and_only_chosen_runtime_classes(tmp_path: Path) -> None:
+    keys = {"cpu-quota.crio.io": "disable"}
+    node = Node(tmp_path, handlers=["performance"])
+    assert not node.life(keys)
+    pod = dataclasses.replace(samples.POD, runtime_handler="performance", annotations=keys)
+    assert node.hear("pre_create_container", pod=pod, decision=OWN).cpu_quota == -1
+    assert not node.hear("pre_create_container", pod=pod, decision=testing.decision("shared"))
+
+
+@pytest.mark.parametrize(("reason", "given_back"), [("stop", True), ("removed", True), ("replaced", False)])
+def test_all_comes_back_at_the_end(node: Node, reason: str, given_back: bool) -> None:
+    node.life({"irq-load-balancing.crio.io": "disable", "cpu-c-states.crio.io": "disable"})
+    testing.run(node.hook, Shutdown(reason))
+    assert (node.irq == "0-15") is given_back
+    assert (node.cpu(2)[0] == "0") is given_back
+
+
+def test_both_hooks_of_interrupts_live_together(node: Node) -> None:
+    path = HOOK.with_name("40-irq-affinity.py")
+    names = {"proc": str(node.root / "proc"), "state": str(node.root / "irqs.json")}
+    all_owners = testing.load(path, names)
+    testing.run(all_owners, testing.event("synchronize", containers=(testing.running("c0", decision=OWN),)))
+    node.life({"irq-load-balancing.crio.io": "disable"})
+    testing.run(all_owners, Shutdown("removed"))
+    assert node.irq == "0-1,6-15"
+    node.hear("post_stop_container", container=CONTAINER)
+    assert node.irq == "0-15"
