@@ -136,13 +136,14 @@ class _Choice(Generic[_S]):
 
     def of(self, name: str, text: str, dropped: dict[str, str]) -> _S | Presence:
         """Find what is wanted by a field of an answer; what cannot be goes into ``dropped``."""
+        ids = ",".join(part for part in text.split(",") if part.strip())  # koordlet joins empty pools, too
         try:
-            wanted = type(self.allowed).parse(text)
+            wanted = type(self.allowed).parse(ids)
         except ValueError:
             cause = f"{name} is {text[:60]!r}, and not a list such as 0-3,8"
             raise HookError(f"cannot use the answer of a hook server: {cause}") from None
         if not wanted:
-            return CLEAR if self.by_client and self.chosen is LEAVE else LEAVE
+            return CLEAR if not text and self.by_client and self.chosen is LEAVE else LEAVE
         given = wanted & self.allowed
         if given != wanted:
             dropped[name] = f"{wanted - given}: not among those that hooks may give the container"

@@ -121,7 +121,11 @@ def put_texts(
 
 
 def _is_text(value: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in value) if not value.isascii() else True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _identify(meta: pb.PodSandboxMetadata, pod: PodFacts) -> None:

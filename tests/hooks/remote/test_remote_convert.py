@@ -130,7 +130,7 @@ def test_what_is_no_text_is_not_told(odd: str) -> None:
     envs = {"A": "1", "ODD": odd, "é": "ü", odd: "x", "Z": "2"}
     told = container_request(
         PreCreateContainer(POD, dataclasses.replace(CONTAINER, envs=envs), Decision()),
-        Adjustment(envs={"B": odd, "C": "3"}),
+        Adjustment(envs={"B": odd, odd: "y", "C": "3"}),
     )
     assert dict(told.container_envs) == {"A": "1", "é": "ü", "Z": "2", "C": "3"}
     told.SerializeToString()
