@@ -94,9 +94,22 @@ def test_settings_go_before_the_file() -> None:
     settings = Fixed({"koordlet": HookSettings(policy=FailurePolicy.IGNORE)})
     hook = made(changed(failure_policy="Fail"), HooksConfig(timeout=0.1, settings=settings))
     assert (hook.timeout, hook.policy) == (0.1, Policy.IGNORE)
+    hook = made(
+        changed(failure_policy="Fail"),
+        HooksConfig(settings=Fixed({"koordlet": HookSettings(timeout=3.0)})),
+    )
+    assert (hook.timeout, hook.policy) == (3.0, Policy.FAIL)
     other = Fixed({"other": HookSettings(timeout=9.0, policy=FailurePolicy.FAIL)})
     hook = made(KOORDLET, HooksConfig(settings=other))
     assert (hook.timeout, hook.policy) == (0.5, Policy.IGNORE)
+
+
+def test_who_has_nobody_to_tell_reads_it_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("proxy.logs.Log.warning", lambda _log, line: lines.append(line))
+    server_of("koordlet", FILE, json.dumps(changed(failure_policy="fail")).encode(), HooksConfig())
+    assert len(lines) == 1
+    assert "has the failure-policy 'fail', which is taken for Ignore" in lines[0]
 
 
 def test_pods_with_the_label_are_left_out() -> None:
