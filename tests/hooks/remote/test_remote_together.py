@@ -126,9 +126,23 @@ def test_a_server_that_hangs_costs_its_answer_or_the_call(
         assert not outcome.refusal
 
 
+def test_a_server_that_floods_costs_its_answer(
+    servers: Callable[[str], HookServer], hook_of: MakeHook
+) -> None:
+    flood, good = servers("flood"), servers("good")
+    many = {f"key-{number}": "x" * 20 for number in range(50_000)}
+    flood.answer = lambda _request: pb.ContainerResourceHookResponse(container_annotations=many)
+    good.answer = changing(cpu_shares=77)
+    hooks = hook_of(flood.path, name="a", timeout=30), hook_of(good.path, name="b")
+    (outcome,), complaints = asked(*hooks)
+    assert outcome.adjustment == Adjustment(cpu_shares=77)
+    assert len(complaints) == 1
+    assert "annotations" in complaints[0]
+    assert len(complaints[0]) < 1000
+
+
 def test_pods_with_the_label_are_not_told_to_servers(server: HookServer, hook_of: MakeHook) -> None:
     """The pods of the servers themselves: their servers could not answer yet."""
-    assert isinstance(EVENT, type(sample("pre_create_container")))
     event: Any = EVENT
     label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
     quiet = dataclasses.replace(event, pod=dataclasses.replace(event.pod, labels=label))
