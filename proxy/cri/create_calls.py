@@ -35,7 +35,7 @@ class CreateCalls:
         message = pb.CreateContainerFacts.FromString(call.body)
         config = message.config
         pod = self.keeper.state.pods.get(message.pod_sandbox_id)
-        if pod is None or not pod.cgroup_parent:
+        if pod is None or not (pod.cgroup_parent or pod.reparented):
             known = pod
             pod = pod_of(pb.PodSandboxConfig.FromString(message.sandbox_config), message.pod_sandbox_id)
             if known is not None:

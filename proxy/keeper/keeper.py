@@ -155,6 +155,7 @@ class Keeper(Household):
         if container.placement.pool is Pool.OWN:
             self.state = plan.state  # ``clear`` has the others follow
             self.stirred()
+            tell_lost(self, plan.shrink)
         else:
             self.go_on(plan.state)
         wanted = self.saved[container.id] = self.state.wanted(container)

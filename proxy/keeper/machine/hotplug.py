@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.hooked import tell_lost
 from proxy.keeper.machine.shortage import Shortage
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -118,6 +119,7 @@ class Hotplug:
                 keeper.voice.warn(f"{what} are now {new}, were {old}")
         keeper.state = after
         keeper.stirred()
+        tell_lost(keeper, after.containers)
         keeper.enforcer.forget()  # what the kernel took from groups nobody wrote
         keeper.counters["machine_changes"] += 1
         self._looks = LOOKS

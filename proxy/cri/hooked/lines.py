@@ -1,0 +1,129 @@
+"""UpdateContainerResources past the hooks: of one container in the order in which they came.
+
+Without hooks, updates go to the runtime as they come. A hook that thinks longer about the first than about
+the second must not turn them round: what was asked for last is to hold. So where hooks do not answer at
+once, the updates of the container that come next stand in line behind it, each until the one before has
+gone on or is over. That is as long as hooks may take, and no call of another container waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.cri.asked import Go
+from proxy.cri.hooked.adjust import adjusted_update
+from proxy.cri.hooked.facts import resources_of
+from proxy.cri.hooked.way import Decided, Way
+from proxy.cri.pb import api_pb2 as pb
+from proxy.cri.trips import Call, Hold
+from proxy.hooks.hook import Answers, Outcome
+from proxy.hooks.points import PreUpdateContainerResources
+from proxy.model.workload import Phase
+
+if TYPE_CHECKING:
+    from proxy.cri.hooked.following import Following
+    from proxy.keeper.keeper import Keeper
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Hooks that have not answered yet, and what is done when they have."""
+
+    answers: Answers
+    go: Decided
+
+
+class Lines:
+    """Updates on their way through the hooks."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        way: Way,
+        following: Following,
+        adopt: Callable[[str], Awaitable[bool]],
+        hold: Hold,
+    ) -> None:
+        """Nobody is in line.
+
+        Args:
+            keeper: Whose node it is.
+            way: Asks hooks.
+            following: Knows what hooks are told.
+            adopt: Takes in a container that a call names and nobody knows.
+            hold: Holds a call while a coroutine decides on it.
+        """
+        self._keeper = keeper
+        self._way = way
+        self._following = following
+        self._adopt = adopt
+        self._hold = hold
+        self._last: dict[str, asyncio.Future[None]] = {}
+        """The last in line of each container that has a line."""
+
+    def update(self, call: Call, container_id: str, go: Go) -> None:
+        """Have hooks asked about an update, when it is its turn."""
+        answers = None
+        if container_id not in self._last and container_id in self._keeper.state.containers:
+            answers = self._ask(call, container_id, go)
+            if answers is None:
+                return
+        self._hold(call, self._in_line(call, container_id, go, answers))
+
+    def _in_line(
+        self, call: Call, container_id: str, go: Go, answers: _Waiting | None
+    ) -> Coroutine[object, object, None]:
+        """Take a place in line, now; gives what is to be awaited."""
+        before, mine = self._last.get(container_id), asyncio.get_running_loop().create_future()
+        self._last[container_id] = mine
+
+        async def waiting() -> None:
+            try:
+                if before is not None:
+                    await asyncio.wait((before,))
+                if container_id not in self._keeper.state.containers:
+                    await self._adopt(container_id)
+                late = answers
+                if late is None and not call.done:
+                    late = self._ask(call, container_id, go)
+                if late is not None:
+                    outcome = await late.answers.wait()
+                    if not call.done:
+                        late.go(outcome)
+            finally:
+                mine.set_result(None)
+                if self._last.get(container_id) is mine:
+                    del self._last[container_id]
+
+        return waiting()
+
+    def _ask(self, call: Call, container_id: str, go: Go) -> _Waiting | None:
+        """Ask about an update; gives what is to be waited for, None where it has gone on."""
+        container = self._keeper.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED:
+            go(call)
+            return None
+        request, following = pb.UpdateContainerResourcesRequest.FromString(call.body), self._following
+        offered = self._keeper.state.offered(container)
+
+        def decided(outcome: Outcome) -> None:
+            if not self._way.refuses(call, outcome):
+                self._way.narrow(container_id, outcome, offered)
+                self._way.change(call, adjusted_update, outcome)
+                go(call)
+
+        answers = self._way.answers(
+            PreUpdateContainerResources(
+                *following.facts(container),
+                following.decision(container),
+                resources_of(request.linux),
+                request.annotations,
+            )
+        )
+        if answers.outcome is None:
+            return _Waiting(answers, decided)
+        decided(answers.outcome)
+        return None

@@ -1,0 +1,133 @@
+"""Asking hooks in the way of one call, and doing what they answer: what all calls have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold
+from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
+from proxy.hooks.hook import AS_IT_IS, Answers, Outcome
+from proxy.hooks.points import Point
+from proxy.keeper.hooked import narrow
+from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet
+from proxy.plan.narrowing import Narrowing
+
+if TYPE_CHECKING:
+    from proxy.cri.hooked.updates import Updates
+    from proxy.hooks.hook import Asking
+    from proxy.keeper.keeper import Keeper
+
+Decided = Callable[[Outcome], None]
+"""Goes on with a call when the hooks have answered."""
+
+
+class Way:
+    """The way of a call through the hooks."""
+
+    def __init__(
+        self, keeper: Keeper, asking: Asking, updates: Updates, hold: Hold, *, owned_cpus: bool = False
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            keeper: Whose node it is.
+            asking: Who asks.
+            updates: Does what hooks want of other containers.
+            hold: Holds a call while a coroutine decides on it.
+            owned_cpus: Hooks may give CPUs that have owners.
+        """
+        self.asking = asking
+        self._keeper = keeper
+        self._updates = updates
+        self._hold = hold
+        self._owned_cpus = owned_cpus
+
+    def answers(self, event: Point) -> Answers:
+        """Ask hooks of something."""
+        try:
+            return self.asking.ask(event)
+        except Exception as error:  # noqa: BLE001  a fault of ours costs the hooks, never the call
+            self._keeper.broken(error)
+            return _NONE
+
+    def ask(self, call: Call, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
+        """Ask hooks in the way of a call.
+
+        Args:
+            call: It is held as long as they think.
+            event: What they are told.
+            go: Called with what they want, in this turn of the loop if they have answered.
+            over: Called instead where the client has gone meanwhile.
+        """
+        answers = self.answers(event)
+        if answers.outcome is not None:
+            go(answers.outcome)
+            return
+
+        async def later() -> None:
+            outcome = await answers.wait()
+            if call.done:
+                over()
+            else:
+                go(outcome)
+
+        self._hold(call, later())
+
+    def refuses(self, call: Call, outcome: Outcome) -> bool:
+        """Refuse the call where hooks do; else have done what they want of others."""
+        if outcome.refusal:
+            self._keeper.counters["refused_by_hooks"] += 1
+            self._keeper.voice.info(f"refused: {outcome.refusal}")
+            call.refuse(FAILED_PRECONDITION, outcome.refusal)
+            return True
+        self.update(outcome)
+        return False
+
+    def update(self, outcome: Outcome) -> None:
+        """Have done what hooks want of other containers."""
+        if outcome.adjustment.updates:
+            self._updates.take(outcome.adjustment.updates, outcome.owners)
+
+    def change(self, call: Call, adjusted: Callable[[bytes, Adjustment], bytes], outcome: Outcome) -> bool:
+        """Change a call's message; tells whether it is another one now."""
+        try:
+            body = adjusted(call.body, outcome.adjustment)
+        except HookError as error:
+            self._keeper.problems.note(str(error))
+            return False
+        if body is call.body:
+            return False
+        call.change(body)
+        return True
+
+    def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
+        """Narrow a container as hooks want it; ``offered`` is what they had to choose from."""
+        want, owners = outcome.adjustment, outcome.owners
+        cpus, mems = want.cpus, want.mems
+        if cpus is LEAVE and (mems is LEAVE or mems is CLEAR):
+            return
+        wish = Narrowing(
+            None if cpus is LEAVE or cpus is CLEAR else cpus,
+            None if mems is LEAVE or mems is CLEAR else mems,
+            cpus is CLEAR,
+            owners.get("cpus", ""),
+            owners.get("mems", ""),
+            self._owned_cpus,
+        )
+        if problem := narrow(self._keeper, container_id, wish, offered):
+            self._keeper.problems.note(problem)
+
+
+class _Nothing:
+    """Answers where nobody could be asked."""
+
+    outcome: Outcome | None = AS_IT_IS
+
+    async def wait(self) -> Outcome:
+        """Give that nobody wants anything."""
+        return AS_IT_IS
+
+
+_NONE = _Nothing()
