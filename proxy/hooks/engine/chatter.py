@@ -84,7 +84,9 @@ class Chatter(logging.Handler):
 
     def close(self) -> None:
         """Take no records any more."""
-        logging.getLogger(PREFIX).removeHandler(self)
+        logger = logging.getLogger(PREFIX)
+        logger.removeHandler(self)
+        logger.propagate = not logger.handlers
         super().close()
 
 

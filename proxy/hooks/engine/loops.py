@@ -33,7 +33,11 @@ class Looper:
         self.ident = 0
         self.lost = False
         self.ended = False
-        threading.Thread(target=self._live, name=f"hooks-{name}"[:15], daemon=True).start()
+        try:
+            threading.Thread(target=self._live, name=f"hooks-{name}"[:15], daemon=True).start()
+        except BaseException:
+            self._loop.close()
+            raise
 
     def _live(self) -> None:
         self.ident = threading.get_ident()

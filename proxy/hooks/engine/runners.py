@@ -83,7 +83,7 @@ class Runner:
             if way is Way.DONE:
                 job.settle()
             del job
-            while not self._wake.acquire(timeout=IDLE_S):
+            while not self._wake.acquire(timeout=0.0 if house.closed else IDLE_S):
                 try:
                     house.idle.remove(self)
                 except ValueError:
@@ -103,7 +103,7 @@ class Runners:
         self._made = 0
         self._alive = 0
         self._stuck: set[Runner] = set()
-        self._closed = False
+        self.closed = False
 
     @property
     def alive(self) -> int:
@@ -168,6 +168,7 @@ class Runners:
 
     def close(self) -> None:
         """End those that are idle; the others end when they are."""
+        self.closed = True
         while self.idle:
             try:
                 self.idle.pop().give(None)

@@ -156,7 +156,8 @@ def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
 def test_an_entry_that_cannot_be_is_refused_with_its_key_and_without_its_value(
     field: str, key: Any, value: Any
 ) -> None:
-    words = refusal(Adjustment(**{field: {key: value}}))
+    values: Any = {field: {key: value}}
+    words = refusal(Adjustment(**values))
     assert words.startswith(f"cannot set {field}[")
     assert "xxx" not in words
 

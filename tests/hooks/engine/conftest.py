@@ -1,0 +1,91 @@
+"""An engine with people and a keeper who remember what they were told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from proxy.hooks.answers import Update
+from proxy.hooks.engine import Engine
+from proxy.hooks.engine.standing import HookReport
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
+from proxy.hooks.hook import Hook, Outcome
+from proxy.hooks.points import Point, PostCreateContainer, PreCreateContainer
+from proxy.model.idset import CpuSet, Mask
+
+PATIENCE_S = 30.0
+"""Whatever is waited for is there long before, on whatever machine."""
+
+
+def _facts() -> tuple[PodFacts, ContainerFacts, Decision]:
+    decision = Decision(allowed=CpuSet([0, 1]), allowed_mems=Mask([0]))
+    pod = PodFacts(namespace="ns", name="pod", labels={"app": "db"})
+    return pod, ContainerFacts(name="main"), decision
+
+
+class Scene:
+    """One engine on one loop."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.updates: list[tuple[dict[str, Update], dict[str, str]]] = []
+        self.now: float | None = None
+        self.gate = threading.Event()
+        self.engine = Engine(self.said.append, self._updated, self._clock)
+
+    def _updated(self, updates: Mapping[str, Update], owners: Mapping[str, str]) -> None:
+        self.updates.append((dict(updates), dict(owners)))
+
+    def _clock(self) -> float:
+        return time.monotonic() if self.now is None else self.now
+
+    @staticmethod
+    def create() -> PreCreateContainer:
+        return PreCreateContainer(*_facts())
+
+    @staticmethod
+    def created() -> PostCreateContainer:
+        return PostCreateContainer(*_facts())
+
+    def use(self, *hooks: Hook) -> None:
+        self.engine.use(hooks)
+
+    async def ask(self, event: Point | None = None) -> Outcome:
+        answers = self.engine.ask(event or self.create())
+        return await asyncio.wait_for(answers.wait(), PATIENCE_S)
+
+    def report(self, name: str) -> HookReport:
+        return next(report for report in self.engine.report() if report.name == name)
+
+    def hang(self, event: Any) -> None:
+        """A handler that hangs until the test is over."""
+        self.gate.wait(PATIENCE_S)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, "it does not come"
+            await asyncio.sleep(0.005)
+
+    def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def whole() -> None:
+            try:
+                await story()
+            finally:
+                self.gate.set()
+                self.engine.close()
+
+        asyncio.run(whole())
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """Give a scene; what hangs in it ends with it."""
+    made = Scene()
+    yield made
+    made.gate.set()

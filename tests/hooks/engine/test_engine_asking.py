@@ -1,0 +1,348 @@
+"""Asking hooks: who is asked, in which order, and what comes of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Veto
+from proxy.hooks.hook import AS_IT_IS, Hook, Policy
+from proxy.hooks.points import PreStopContainer, Shutdown
+from proxy.model.idset import CpuSet
+
+PRE = "pre_create_container"
+VALIDATE = "validate_create_container"
+BOTH = pytest.mark.parametrize("policy", list(Policy))
+
+
+def hook(name: str, answer: Any = None, point: str = PRE, **fields: Any) -> Hook:
+    """Make a hook that answers always the same, or what a function answers."""
+    handler: Callable[..., Any] = answer if callable(answer) else lambda *_: answer
+    return Hook(name, f"/hooks/{name}.py", {point: handler}, **fields)
+
+
+def envs(**values: str) -> Adjustment:
+    return Adjustment(envs=values)
+
+
+def test_nothing_is_started_and_nobody_is_asked_without_hooks(scene: Any) -> None:
+    async def story() -> None:
+        threads = threading.active_count()
+        answers = scene.engine.ask(scene.create())
+        assert answers.outcome is AS_IT_IS
+        assert await answers.wait() is AS_IT_IS
+        scene.engine.tell(scene.created())
+        scene.use(hook("10-a", point="post_create_container"))
+        assert (await scene.ask()) is AS_IT_IS
+        assert scene.engine.points == {"post_create_container"}
+        assert threading.active_count() == threads
+
+    scene.run(story)
+
+
+def test_hooks_are_asked_by_name_and_what_they_want_comes_together(scene: Any) -> None:
+    asked: list[str] = []
+
+    def noting(name: str, answer: Adjustment | None) -> Hook:
+        def pre_create_container(event: Any) -> Adjustment | None:
+            asked.append(name)
+            return answer
+
+        return hook(name, pre_create_container)
+
+    async def slowly(_: Any) -> Adjustment:
+        await asyncio.sleep(0)
+        asked.append("20-b")
+        return envs(B="2")
+
+    async def story() -> None:
+        scene.use(noting("koordlet", None), noting("10-a", envs(A="1")), hook("20-b", slowly),
+                  noting("05-x", Adjustment(cpus=CpuSet([1]), labels={"l": CLEAR})))  # fmt: skip
+        outcome = await scene.ask()
+        assert asked == ["05-x", "10-a", "20-b", "koordlet"]
+        assert outcome.adjustment == Adjustment(
+            cpus=CpuSet([1]), labels={"l": CLEAR}, envs={"A": "1", "B": "2"}
+        )
+        assert outcome.owners == {"cpus": "05-x", "labels[l]": "05-x", "envs[A]": "10-a", "envs[B]": "20-b"}
+        assert outcome.refusal == ""
+
+    scene.run(story)
+
+
+def test_a_second_claim_of_a_field_leaves_out_all_of_the_later_answer_and_names_both(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
+        outcome = await scene.ask()
+        assert outcome.adjustment == envs(A="1", C="3")
+        assert scene.said == ["hook 20-b: cannot set envs[A]: hook 10-a has set it, and both cannot be right"]
+        assert (scene.report("20-b").conflicts, scene.report("20-b").state) == (1, "ok")
+        scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=Policy.FAIL))
+        outcome = await scene.ask()
+        assert outcome.refusal.startswith(
+            "cannot create container ns/pod/main: hook 20-b: cannot set envs[A]"
+        )
+        assert "10-a" in outcome.refusal
+        assert outcome.adjustment is NOTHING
+        assert not outcome.owners
+
+    scene.run(story)
+
+
+@BOTH
+def test_a_veto_refuses_whatever_the_policy_and_nobody_else_is_asked(scene: Any, policy: Policy) -> None:
+    asked: list[int] = []
+
+    async def story() -> None:
+        scene.use(hook("10-a", envs(A="1")), hook("20-b", Veto("no room"), policy=policy),
+                  hook("30-c", lambda _: asked.append(1)))  # fmt: skip
+        outcome = await scene.ask()
+        assert outcome.refusal == "cannot create container ns/pod/main: hook 20-b: no room"
+        assert outcome.adjustment is NOTHING
+        assert asked == []
+        assert scene.said == []
+        assert scene.report("20-b").vetoes == 1
+
+    scene.run(story)
+
+
+def test_who_validates_sees_all_that_is_wanted_and_may_refuse_it(scene: Any) -> None:
+    seen: list[Any] = []
+
+    def validate(event: Any) -> Veto | None:
+        seen.append((event.event.container.name, event.adjustment, dict(event.owners)))
+        event.adjustment.envs["A"] = "changed"
+        return Veto("not that") if "B" in event.adjustment.envs else None
+
+    async def story() -> None:
+        scene.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(A="1")))
+        outcome = await scene.ask()
+        assert seen == [("main", envs(A="changed"), {"envs[A]": "10-a"})]
+        assert outcome.adjustment == envs(A="1")
+        scene.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(B="1")))
+        outcome = await scene.ask()
+        assert outcome.refusal == "cannot create container ns/pod/main: hook 05-v: not that"
+        assert outcome.adjustment is NOTHING
+
+    scene.run(story)
+
+
+def test_who_only_validates_is_asked_of_calls_that_no_hook_adjusts(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("05-v", Veto("never"), VALIDATE))
+        assert scene.engine.points == {PRE, VALIDATE}
+        assert "never" in (await scene.ask()).refusal
+        scene.use(hook("05-v", envs(A="1"), VALIDATE))
+        assert await scene.ask() is AS_IT_IS
+        assert "cannot be changed at validate_create_container" in scene.said[0]
+
+    scene.run(story)
+
+
+def deep(event: object) -> object:
+    return deep(event)
+
+
+def raising(error: BaseException) -> Callable[[Any], None]:
+    def pre_create_container(event: Any) -> None:
+        raise error
+
+    return pre_create_container
+
+
+def stopping(event: Any) -> None:
+    raise StopIteration
+
+
+FAULTS: dict[str, Any] = {
+    "ValueError: no": raising(ValueError("no")),
+    "SystemExit: 3": raising(SystemExit(3)),
+    "KeyboardInterrupt": raising(KeyboardInterrupt()),
+    "GeneratorExit": raising(GeneratorExit()),
+    "MemoryError": raising(MemoryError()),
+    "StopIteration": stopping,
+    "RecursionError: maximum": deep,
+    "CancelledError": raising(asyncio.CancelledError()),
+    "TypeError": lambda: None,
+    "cannot use its answer at pre_create_container: it must be": lambda _: 1,
+    "cannot set cpus of ns/pod/main to 7": lambda _: Adjustment(cpus=CpuSet([7])),
+}  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+@pytest.mark.parametrize("words", list(FAULTS))
+def test_a_failure_is_the_hooks_own_and_its_policy_says_what_becomes_of_the_call(
+    scene: Any, policy: Policy, words: str, kind: str
+) -> None:
+    bad: Any = FAULTS[words]
+
+    async def as_coroutine(event: Any) -> Any:
+        return bad(event)
+
+    async def story() -> None:
+        handler = bad if kind == "function" else as_coroutine
+        scene.use(hook("10-a", envs(A="1")), hook("20-b", handler, policy=policy), hook("30-c", envs(C="3")))
+        outcome = await scene.ask()
+        expected = words if kind == "function" or words != "StopIteration" else "RuntimeError"
+        assert scene.said[0].startswith(f"hook 20-b: {expected}")
+        if policy is Policy.FAIL:
+            assert outcome.refusal.startswith(f"cannot create container ns/pod/main: hook 20-b: {expected}")
+            assert outcome.adjustment is NOTHING
+        else:
+            assert outcome.adjustment == envs(A="1", C="3")
+        report = scene.report("20-b")
+        assert (report.state, sum(report.failures.values()), report.calls) == ("failing", 1, 1)
+        assert (await scene.ask()).adjustment == outcome.adjustment, "the next call is asked as well"
+
+    scene.run(story)
+
+
+def test_what_cannot_be_refused_goes_on_whatever_fails(scene: Any) -> None:
+    async def story() -> None:
+        event = scene.create()
+        stop = PreStopContainer(event.pod, event.container, event.decision)
+        scene.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=Policy.FAIL))
+        assert await scene.ask(stop) is AS_IT_IS
+        assert "cannot refuse at pre_stop_container" in scene.said[0]
+
+    scene.run(story)
+
+
+def test_a_hook_that_skips_a_pod_is_not_asked_about_it(scene: Any) -> None:
+    def broken(labels: Any) -> bool:
+        raise KeyError
+
+    async def story() -> None:
+        scene.use(hook("10-a", envs(A="1"), skip=lambda labels: labels["app"] == "db"),
+                  hook("20-b", envs(B="1"), skip=lambda labels: "x" in labels),
+                  hook("30-c", envs(C="1"), skip=broken),
+                  hook("40-v", Veto("no"), VALIDATE, skip=lambda labels: True))  # fmt: skip
+        assert (await scene.ask()).adjustment == envs(B="1", C="1")
+        assert scene.report("10-a").calls == 0
+
+    scene.run(story)
+
+
+def test_who_echoes_is_told_what_hooks_before_it_want(scene: Any) -> None:
+    def echo(event: Any, so_far: Any) -> Adjustment:
+        return envs(SEEN=so_far.envs["A"])
+
+    async def story() -> None:
+        scene.use(hook("10-a", envs(A="1")), hook("20-b", echo, echoes=True))
+        assert (await scene.ask()).adjustment == envs(A="1", SEEN="1")
+
+    scene.run(story)
+
+
+def test_a_call_ends_with_the_hooks_that_it_began_with(scene: Any) -> None:
+    inside = threading.Event()
+
+    def wait(event: Any) -> Adjustment:
+        inside.set()
+        scene.gate.wait(30)
+        return envs(A="old")
+
+    async def story() -> None:
+        old, last = hook("10-a", wait, timeout=60.0), hook("20-b", envs(B="old"))
+        scene.use(old, last)
+        answers = scene.engine.ask(scene.create())
+        await scene.until(inside.is_set)
+        scene.use(hook("10-a", envs(A="new")), hook("30-c", envs(C="new")))
+        await scene.engine.tell_one(old, Shutdown("replaced"))
+        assert (await scene.ask()).adjustment == envs(A="new", C="new")
+        scene.gate.set()
+        assert (await answers.wait()).adjustment == envs(A="old", B="old")
+        scene.use()
+        assert scene.engine.points == frozenset()
+        assert await scene.ask() is AS_IT_IS
+
+    scene.run(story)
+
+
+def test_hooks_kept_keep_how_they_stand(scene: Any) -> None:
+    async def story() -> None:
+        kept, other = hook("10-a", envs(A="1")), hook("20-b")
+        scene.use(kept)
+        await scene.ask()
+        scene.use(other, kept)
+        await scene.ask()
+        scene.use(hook("10-a", envs(A="1")))
+        assert scene.report("10-a").calls == 0
+        scene.use(kept)
+        assert scene.report("10-a").calls == 2
+
+    scene.run(story)
+
+
+def test_who_was_quick_is_waited_for_at_once_and_who_was_slow_is_not_for_a_while(scene: Any) -> None:
+    slow = [0.0]
+
+    def pre_create_container(event: Any) -> Adjustment:
+        time.sleep(slow[0])
+        return envs(A="1")
+
+    async def story() -> None:
+        scene.use(hook("10-a", pre_create_container))
+
+        def waited_for() -> bool:
+            return bool(scene.engine._lines[PRE].quick())
+
+        assert not waited_for(), "nothing is known of it yet"
+        await scene.ask()
+        while not waited_for():
+            await scene.ask()
+        slow[0] = 0.01
+        await scene.ask()
+        slow[0], asked = 0.0, 0
+        while not waited_for():
+            await scene.ask()
+            asked += 1
+        assert asked >= 20
+
+    scene.run(story)
+
+
+def test_servers_and_coroutines_are_not_waited_for_at_once(scene: Any) -> None:
+    async def coroutine(event: Any) -> None:
+        return None
+
+    async def story() -> None:
+        for other in (hook("20-b", remote=True), hook("20-b", coroutine), hook("20-b", coroutine, VALIDATE)):
+            scene.use(hook("10-a"), other)
+            for _ in range(50):
+                await scene.ask()
+            assert not scene.engine._lines[PRE].quick()
+
+    scene.run(story)
+
+
+def test_answers_may_be_waited_for_by_several_and_by_nobody(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", lambda _: scene.gate.wait(30) and envs(A="1"), timeout=60.0))
+        answers = scene.engine.ask(scene.create())
+        first, second = asyncio.create_task(answers.wait()), asyncio.create_task(answers.wait())
+        await asyncio.sleep(0.01)
+        first.cancel()
+        scene.engine.ask(scene.create())
+        scene.gate.set()
+        assert (await second).adjustment == envs(A="1")
+        await scene.until(lambda: scene.report("10-a").calls == 2)
+
+    scene.run(story)
+
+
+def test_nobody_is_asked_any_more_when_it_is_closed(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", envs(A="1")))
+        await scene.ask()
+        scene.engine.close()
+        assert await scene.ask() is AS_IT_IS
+        assert scene.engine.report() == []
+        await scene.until(lambda: not [t for t in threading.enumerate() if t.name.startswith("hooks-")])
+
+    scene.run(story)

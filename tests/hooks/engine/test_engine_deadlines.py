@@ -1,0 +1,351 @@
+"""Hooks that hang, spin, come late or come in crowds: nobody waits for them longer than their time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.engine import course
+from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES
+from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.points import PreStartContainer
+
+PRE = "pre_create_container"
+SHORT_S = 0.05
+
+
+def hook(name: str, handler: Any, point: str = PRE, **fields: Any) -> Hook:
+    return Hook(name, f"/hooks/{name}.py", {point: handler}, **{"timeout": SHORT_S} | fields)
+
+
+def good(event: Any) -> Adjustment:
+    return Adjustment(envs={"GOOD": "1"})
+
+
+def spin(event: Any) -> None:
+    while True:
+        pass
+
+
+def stubborn(event: Any) -> None:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            while time.monotonic() < end:
+                pass
+        except BaseException:
+            stubborn.hits += 1  # type: ignore[attr-defined]
+            if stubborn.hits > 3:  # type: ignore[attr-defined]
+                raise
+
+
+async def asleep(event: Any) -> None:
+    await asyncio.sleep(60)
+
+
+async def spinning(event: Any) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("how", ["hang", spin, asleep, spinning])
+def test_a_hook_that_does_not_answer_is_left_behind(scene: Any, how: Any, policy: Policy) -> None:
+    async def story() -> None:
+        handler = scene.hang if how == "hang" else how
+        scene.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
+        outcome = await scene.ask()
+        words = "hook 10-a: no answer within 50 ms at pre_create_container"
+        assert scene.said == [words]
+        if policy is Policy.FAIL:
+            assert outcome.refusal == f"cannot create container ns/pod/main: {words}"
+        else:
+            assert outcome.adjustment.envs == {"GOOD": "1"}
+        assert scene.report("10-a").failures == {"timeout": 1}
+        scene.gate.set()
+        await scene.until(lambda: scene.report("10-a").hung == 0)
+        await scene.until(lambda: scene.engine._shared.runners.stuck == 0)
+        await scene.until(lambda: sys.getswitchinterval() > 0.001)
+
+    scene.run(story)
+
+
+def test_a_hook_that_catches_everything_is_thrown_at_again(scene: Any) -> None:
+    async def story() -> None:
+        stubborn.hits = 0  # type: ignore[attr-defined]
+        scene.use(hook("10-a", stubborn))
+        begun = time.monotonic()
+        await scene.ask()
+        assert scene.report("10-a").hung == 1
+        await scene.until(lambda: scene.report("10-a").hung == 0)
+        assert stubborn.hits > 3  # type: ignore[attr-defined]
+        assert time.monotonic() - begun < 15
+
+    scene.run(story)
+
+
+def test_an_answer_that_comes_late_is_not_used(scene: Any) -> None:
+    back = threading.Event()
+
+    def late(event: Any) -> Adjustment:
+        scene.gate.wait(30)
+        back.set()
+        return Adjustment(envs={"LATE": "1"})
+
+    def slow(event: Any) -> Adjustment:
+        back.wait(30)  # the first one is back while the call is still on its way
+        return good(event)
+
+    async def story() -> None:
+        scene.use(hook("10-a", late), hook("20-b", slow, timeout=60.0))
+        answers = scene.engine.ask(scene.create())
+        await scene.until(lambda: scene.report("10-a").hung)
+        scene.gate.set()
+        outcome = await answers.wait()
+        assert outcome.adjustment.envs == {"GOOD": "1"}
+        assert dict(outcome.owners) == {"envs[GOOD]": "20-b"}
+        await scene.until(lambda: scene.report("10-a").hung == 0)
+        assert scene.report("10-a").failures == {"timeout": 1}
+
+    scene.run(story)
+
+
+def test_a_hook_that_hangs_delays_nobody_who_does_not_ask_it(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(
+            hook("10-a", scene.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
+        )
+        held = [scene.engine.ask(scene.create()) for _ in range(3 * PLACES)]
+        event = scene.create()
+        answers = scene.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
+        await asyncio.wait_for(answers.wait(), 30)
+        assert "cannot be changed at pre_start_container" in scene.said[0], "it was asked, and answered"
+        assert scene.report("10-a").running == PLACES
+        assert scene.engine._shared.runners.alive <= PLACES + 2
+        assert not any(answer.outcome for answer in held)
+        scene.gate.set()
+        for answer in held:
+            await asyncio.wait_for(answer.wait(), 30)
+        assert scene.report("10-a").calls == 3 * PLACES
+        assert scene.report("10-a").running == 0
+
+    scene.run(story)
+
+
+def test_who_fails_three_times_in_a_row_is_not_asked_until_a_probe_has_gone_well(scene: Any) -> None:
+    bad = [True]
+
+    def sometimes(event: Any) -> Adjustment:
+        if bad[0]:
+            raise OSError("away")
+        return good(event)
+
+    async def story() -> None:
+        scene.now = 1000.0
+        scene.use(hook("10-a", sometimes), hook("20-b", lambda event: Adjustment(envs={"B": "2"})))
+        for _ in range(3):
+            await scene.ask()
+        assert scene.report("10-a").state == "open"
+        said = len(scene.said)
+        assert (await scene.ask()).adjustment.envs == {"B": "2"}
+        report = scene.report("10-a")
+        assert (report.calls, report.skipped, len(scene.said)) == (3, 1, said), "silently"
+        scene.now += 1.0
+        await scene.ask()
+        assert scene.report("10-a").calls == 4
+        assert scene.report("10-a").retry_in == 2.0
+        bad[0] = False
+        scene.now += 2.0
+        assert (await scene.ask()).adjustment.envs == {"GOOD": "1", "B": "2"}
+        assert scene.report("10-a").state == "ok"
+
+    scene.run(story)
+
+
+def test_who_is_not_to_be_missed_refuses_while_it_is_not_asked_and_says_when_it_will_be(scene: Any) -> None:
+    def bad(event: Any) -> None:
+        raise OSError("away")
+
+    async def story() -> None:
+        scene.now = 1000.0
+        scene.use(hook("10-a", bad, policy=Policy.FAIL))
+        for _ in range(3):
+            await scene.ask()
+        scene.now += 0.25
+        assert (await scene.ask()).refusal == (
+            "cannot create container ns/pod/main: hook 10-a: it is not asked after 3 failures in a row, "
+            "but again in 750 ms; the last one: OSError: away (test_engine_deadlines.py:"
+            f"{bad.__code__.co_firstlineno + 1} in bad)"
+        )
+        assert scene.report("10-a").calls == 3
+
+    scene.run(story)
+
+
+def test_while_it_is_probed_others_do_not_wait_for_the_probe(scene: Any) -> None:
+    def bad(event: Any) -> None:
+        if scene.report("10-a").calls >= 3:
+            scene.gate.wait(30)
+        raise OSError
+
+    async def story() -> None:
+        scene.use(hook("10-a", bad, timeout=60.0))
+        for _ in range(3):
+            await scene.ask()
+        await scene.until(lambda: scene.report("10-a").retry_in == 0)
+        probe = scene.engine.ask(scene.create())
+        await scene.until(lambda: scene.report("10-a").running)
+        assert scene.report("10-a").state == "probing"
+        await scene.ask()
+        assert probe.outcome is None
+        scene.gate.set()
+        await probe.wait()
+
+    scene.run(story)
+
+
+def test_with_too_many_calls_astray_it_is_not_called(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", scene.hang))
+        for _ in range(MOST_ASTRAY):
+            scene.engine.ask(scene.create())
+        await scene.until(lambda: scene.report("10-a").hung == MOST_ASTRAY)
+        await scene.ask()
+        report = scene.report("10-a")
+        assert (report.state, report.calls, report.failures) == (
+            "hangs",
+            MOST_ASTRAY,
+            {"timeout": 4, "hangs": 1},
+        )
+        assert "too many calls of it (4) have not come back" in scene.said[-1]
+        scene.gate.set()
+        await scene.until(lambda: scene.report("10-a").hung == 0)
+        assert scene.report("10-a").state == "open"
+
+    scene.run(story)
+
+
+def test_all_hooks_of_a_call_together_have_a_bound(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "LONGEST_S", 0.1)
+
+    async def story() -> None:
+        scene.use(hook("10-a", scene.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
+        assert (await scene.ask()).adjustment.envs == {}
+        assert scene.report("10-a").failures == {"timeout": 1}
+        assert scene.report("20-b").failures == {"queue": 1}
+
+    scene.run(story)
+
+
+def test_who_waits_for_a_place_does_not_wait_longer_than_the_call_may(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", scene.hang, timeout=60.0))
+        for _ in range(PLACES):
+            scene.engine.ask(scene.create())
+        await scene.until(lambda: scene.report("10-a").running == PLACES)
+        monkeypatch.setattr(course, "LONGEST_S", 0.1)
+        await scene.ask()
+        assert scene.said == ["hook 10-a: its turn did not come: it is busy with other calls"]
+        scene.gate.set()
+        await scene.until(lambda: scene.report("10-a").running == 0)
+        assert scene.report("10-a").calls == PLACES
+
+    scene.run(story)
+
+
+def test_the_second_hook_of_a_call_has_its_own_deadline(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", lambda event: time.sleep(0.02), timeout=60.0), hook("20-b", scene.hang))
+        await scene.ask()
+        assert scene.report("20-b").failures == {"timeout": 1}
+
+    scene.run(story)
+
+
+def test_a_server_is_given_a_little_more_for_its_own_error_and_is_never_thrown_at(scene: Any) -> None:
+    def server(event: Any) -> None:
+        time.sleep(SHORT_S + 0.01)
+        raise OSError("deadline exceeded at koordlet.sock")
+
+    def dead(event: Any) -> None:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            pass
+        ended.set()
+
+    ended = threading.Event()
+
+    async def story() -> None:
+        scene.use(hook("koordlet", server, remote=True))
+        await scene.ask()
+        assert scene.said == ["hook koordlet: deadline exceeded at koordlet.sock"]
+        scene.use(hook("koordlet", dead, remote=True))
+        await scene.ask()
+        await scene.until(ended.is_set)
+
+    scene.run(story)
+
+
+def test_a_loop_that_a_hook_blocks_is_replaced(scene: Any) -> None:
+    first = [True]
+
+    async def sometimes(event: Any) -> Adjustment:
+        if first[0]:
+            first[0] = False
+            scene.gate.wait(30)
+        return good(event)
+
+    async def story() -> None:
+        scene.use(hook("10-a", sometimes))
+        await scene.ask()
+        seat = scene.engine._lines[PRE].seats[0]
+        blocked = seat.looper()
+        await scene.until(lambda: blocked.lost)
+        assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
+        assert scene.report("10-a").hung == 1
+        scene.gate.set()
+        await scene.until(lambda: scene.report("10-a").hung == 0)
+
+    scene.run(story)
+
+
+def test_the_loop_turns_while_a_hook_spins(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", spin, timeout=1.0))
+        answers = scene.engine.ask(scene.create())
+        turns = 0
+        while answers.outcome is None:
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert turns > 20
+
+    scene.run(story)
+
+
+def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def coroutine(event: Any) -> None:
+        return None
+
+    async def story() -> None:
+        scene.use(hook("10-a", good), hook("20-b", coroutine), hook("30-c", good, policy=Policy.FAIL))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            outcome = await scene.ask()
+        assert "hook 30-c: it cannot be called: can't start new thread" in outcome.refusal
+        assert len(scene.said) == 3
+        assert scene.engine._shared.runners.alive == 0
+        scene.use(hook("10-a", good, timeout=30.0))
+        assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
+
+    scene.run(story)

@@ -1,0 +1,251 @@
+"""Telling hooks: in order, each at its own pace, never more than it can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from proxy.hooks.answers import Adjustment, Update
+from proxy.hooks.engine import engine as engine_module
+from proxy.hooks.engine import telling
+from proxy.hooks.hook import Hook, Policy
+from proxy.hooks.points import Configure, PostCreateContainer, Shutdown, Synchronize
+
+if TYPE_CHECKING:
+    import pytest
+
+POST = "post_create_container"
+
+
+def hook(name: str, handler: Callable[..., Any], point: str = POST, **fields: Any) -> Hook:
+    return Hook(name, f"/hooks/{name}.py", {point: handler}, **{"timeout": 30.0} | fields)
+
+
+def numbered(scene: Any, number: int) -> PostCreateContainer:
+    event = scene.created()
+    event.container.labels["n"] = number
+    return PostCreateContainer(event.pod, event.container, event.decision)
+
+
+def of(event: Any) -> int:
+    return int(event.container.labels["n"])
+
+
+def shares(container: str, count: int) -> Adjustment:
+    return Adjustment(updates={container: Update(cpu_shares=count)})
+
+
+def test_each_hook_is_told_in_order_and_a_slow_one_delays_only_itself(scene: Any) -> None:
+    quick: list[int] = []
+    slow: list[int] = []
+
+    def slowly(event: Any) -> None:
+        scene.gate.wait(30)
+        slow.append(of(event))
+
+    async def coroutine(event: Any) -> None:
+        await asyncio.sleep(0)
+        quick.append(of(event))
+
+    async def story() -> None:
+        scene.use(hook("10-slow", slowly), hook("20-quick", coroutine))
+        for number in range(50):
+            scene.engine.tell(numbered(scene, number))
+        await scene.until(lambda: len(quick) == 50)
+        assert slow == []
+        assert scene.report("10-slow").waiting == 49
+        scene.gate.set()
+        await scene.until(lambda: len(slow) == 50)
+        assert slow == quick == list(range(50))
+
+    scene.run(story)
+
+
+def test_what_does_not_fit_is_lost_counted_and_told_once(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "MOST_WAITING", 5)
+    told: list[int] = []
+
+    def slowly(event: Any) -> None:
+        scene.gate.wait(30)
+        told.append(of(event))
+
+    async def story() -> None:
+        scene.use(hook("10-slow", slowly))
+        for number in range(10):
+            scene.engine.tell(numbered(scene, number))
+        assert scene.report("10-slow").lost == 4
+        assert scene.said == ["hook 10-slow: 5 events wait for it: those that come now are not told"]
+        scene.gate.set()
+        await scene.until(lambda: len(told) == 6)
+        assert told == list(range(6))
+
+    scene.run(story)
+
+
+def test_what_they_want_is_handed_on_with_its_owner(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", lambda _: shares("other", 7)))
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.updates)
+        assert scene.updates == [({"other": Update(cpu_shares=7)}, {"updates[other].cpu_shares": "10-a"})]
+
+    scene.run(story)
+
+
+def test_two_that_want_the_same_of_one_event_are_a_conflict_and_of_two_events_are_not(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.said)
+        assert len(scene.updates) == 1
+        assert "cannot set updates[other].cpu_shares: hook" in scene.said[0]
+        assert scene.report("10-a").conflicts + scene.report("20-b").conflicts == 1
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: len(scene.said) == 2)
+        assert len(scene.updates) == 2
+
+    scene.run(story)
+
+
+def test_a_hook_that_fails_when_told_refuses_nothing_and_the_next_event_is_told(scene: Any) -> None:
+    told: list[int] = []
+
+    def bad(event: Any) -> Adjustment:
+        told.append(of(event))
+        if of(event) == 0:
+            raise OSError("gone")
+        return Adjustment(envs={"A": "1"})
+
+    async def story() -> None:
+        scene.use(hook("10-a", bad, policy=Policy.FAIL))
+        for number in range(2):
+            scene.engine.tell(numbered(scene, number))
+        await scene.until(lambda: len(scene.said) == 2)
+        assert told == [0, 1]
+        assert "OSError: gone" in scene.said[0]
+        assert "cannot set envs" in scene.said[1]
+        assert scene.updates == []
+
+    scene.run(story)
+
+
+def test_one_hook_is_told_alone_before_and_after_it_is_used_and_its_error_comes_back(scene: Any) -> None:
+    told: list[str] = []
+
+    def bad(event: Any) -> None:
+        raise ValueError("no such key")
+
+    async def goodbye(event: Shutdown) -> None:
+        told.append(event.reason)
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {
+            "configure": bad,
+            "synchronize": lambda _: shares("x", 3),
+            "shutdown": goodbye,
+            POST: print,
+        }
+        new = Hook("10-a", "/hooks/10-a.py", handlers)
+        error = await scene.engine.tell_one(new, Configure(None, "10-a"))
+        assert error.startswith("ValueError: no such key (test_engine_telling.py:")
+        assert await scene.engine.tell_one(new, Synchronize(None, None)) is None  # type: ignore[arg-type]
+        assert [owners for _, owners in scene.updates] == [{"updates[x].cpu_shares": "10-a"}]
+        scene.use(new)
+        assert scene.report("10-a").calls == 2
+        scene.use()
+        assert await scene.engine.tell_one(new, Shutdown("removed")) is None
+        assert told == ["removed"]
+        silent = hook("20-b", print)
+        assert await scene.engine.tell_one(silent, Configure()) is None
+
+    scene.run(story)
+
+
+def test_an_open_breaker_does_not_keep_a_hook_from_being_told_alone(scene: Any) -> None:
+    def bad(event: Any) -> None:
+        raise OSError
+
+    async def story() -> None:
+        scene.now = 1.0
+        lone = Hook("10-a", "/hooks/10-a.py", {POST: bad, "configure": lambda _: None})
+        scene.use(lone)
+        for _ in range(3):
+            scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.report("10-a").state == "open")
+        assert await scene.engine.tell_one(lone, Configure()) is None
+        assert scene.report("10-a").state == "open"
+
+    scene.run(story)
+
+
+def test_to_be_configured_takes_longer_than_an_answer_may_but_not_for_ever(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "ALONE_S", 0.2)
+
+    async def story() -> None:
+        new = hook("10-a", scene.hang, "configure", timeout=0.01)
+        error = await asyncio.wait_for(scene.engine.tell_one(new, Configure()), 30)
+        assert error == "no answer within 200 ms at configure"
+
+    scene.run(story)
+
+
+def test_a_hook_that_goes_is_not_told_what_still_waits(scene: Any) -> None:
+    told: list[str] = []
+
+    def slowly(event: Any) -> None:
+        scene.gate.wait(30)
+        told.append(event.NAME)
+
+    async def story() -> None:
+        old = Hook("10-a", "/hooks/10-a.py", {POST: slowly, "shutdown": slowly}, timeout=60.0)
+        scene.use(old)
+        for _ in range(5):
+            scene.engine.tell(scene.created())
+        scene.use()
+        ended = scene.engine.tell_one(old, Shutdown("removed"))
+        scene.gate.set()
+        assert await asyncio.wait_for(ended, 30) is None
+        assert told == [POST, "shutdown"]
+
+    scene.run(story)
+
+
+def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
+    async def goodbye(event: Any) -> None:
+        asyncio.get_running_loop().create_task(asyncio.sleep(60))
+
+    async def story() -> None:
+        old = hook("10-a", goodbye, "shutdown", timeout=0.1)
+        scene.use(old)
+        scene.use()
+        assert await scene.engine.tell_one(old, Shutdown("removed")) is None
+        await scene.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
+        assert scene.engine._tellers == {}
+
+    scene.run(story)
+
+
+def test_a_task_that_a_coroutine_hook_leaves_running_goes_on_and_its_failure_is_told(scene: Any) -> None:
+    kept: list[Any] = []
+
+    async def later() -> None:
+        await asyncio.sleep(0.01)
+        raise OSError("later")
+
+    async def leaves(event: Any) -> None:
+        kept.append(asyncio.get_running_loop().create_task(later()))
+
+    async def story() -> None:
+        scene.use(hook("10-a", leaves))
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: kept and kept[0].done())
+        kept.clear()
+        scene.engine.tell(scene.created())
+        await scene.until(lambda: scene.said)
+        assert scene.said[0] == "hook 10-a: a task of it has failed: OSError"
+
+    scene.run(story)

@@ -1,0 +1,176 @@
+"""What people read: exceptions cut to the hook's frames, complaints, records of hooks, how they stand."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.hooks.engine import chatter as chatter_module
+from proxy.hooks.engine import complaints, words
+from proxy.hooks.engine.chatter import PREFIX, Chatter
+from proxy.hooks.engine.complaints import Complaints
+from proxy.hooks.engine.seats import Seat
+from proxy.hooks.engine.standing import AGAIN, Standing
+from proxy.hooks.engine.traces import Fault, fault
+from proxy.hooks.files import loading
+from proxy.hooks.hook import Hook
+from proxy.logs import log
+from proxy.model.errors import HookError
+
+HOOK = """
+import json
+def pre_create_container(event):
+    helper(event)
+
+def helper(event):
+    json.loads(event)
+"""
+
+
+def raised(handler: Any, *args: Any) -> BaseException:
+    try:
+        handler(*args)
+    except BaseException as error:
+        return error
+    raise AssertionError("it does not raise")
+
+
+@pytest.fixture
+def handler(tmp_path: Path) -> Any:
+    file = tmp_path / "10-x.py"
+    space: dict[str, Any] = {}
+    exec(compile(HOOK, file, "exec"), space)
+    return space["pre_create_container"]
+
+
+def of(handler: Any, **fields: Any) -> Hook:
+    return Hook("10-x", handler.__code__.co_filename, {"pre_create_container": handler}, **fields)
+
+
+def test_an_exception_is_one_line_with_the_hooks_own_last_frame(handler: Any) -> None:
+    told = fault(raised(handler, "{"), of(handler))
+    assert told.kind == "error"
+    assert told.text.startswith("JSONDecodeError: Expecting property name")
+    assert told.text.endswith("(10-x.py:7 in helper)")
+    assert [line.rpartition("/")[2] for line in told.trace.splitlines()[1:3]] == [
+        '10-x.py", line 4, in pre_create_container',
+        '10-x.py", line 7, in helper',
+    ]
+    assert "json/decoder" not in told.trace
+
+
+def test_what_a_server_has_raised_is_told_without_a_place(handler: Any) -> None:
+    told = fault(raised(handler, "{"), of(handler, remote=True))
+    assert told.text.startswith("Expecting property name")
+    assert (".py" in told.text, told.trace) == (False, "")
+    assert fault(HookError("cannot ask it: away"), of(handler)).text == "cannot ask it: away"
+
+
+def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert fault(MuteError(), of(raised)).text == "MuteError: an exception that cannot be written"
+    assert len(fault(ValueError("x" * 10_000), of(raised)).text) < 400
+    assert fault(ValueError("a\nb\t c"), of(raised)).text == "ValueError: a b c"
+    assert "\x1b" not in fault(ValueError("\x1b[31m"), of(raised)).text
+
+
+def test_what_never_reached_the_hooks_file_is_told_with_where_it_was() -> None:
+    told = fault(raised(json.loads, "{"), of(raised))
+    assert "test_engine_words.py" in told.text or "decoder.py" in told.text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "500 ms"), (0.0123, "12.3 ms"), (2.0, "2 s"), (100.0, "100 s")],
+)
+def test_times_are_short(value: float, text: str) -> None:
+    assert words.seconds(value) == text
+
+
+def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
+    said: list[str] = []
+    now = [0.0]
+    people = Complaints(said.append, lambda: now[0])
+    seat = Seat(of(raised), print)
+    for number in range(complaints.MOST + 5):
+        people.note(seat, Fault("error", f"no {number}"))
+    people.complain("other", "mine")
+    assert len(said) == complaints.MOST + 1
+    now[0] = complaints.EACH_S
+    people.note(seat, Fault("error", "again"))
+    assert said[-2:] == ["hook 10-x: 5 failures before this one were not told", "hook 10-x: again"]
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    log.setup("info", "json", stream)
+    yield stream
+    log.setup()
+    logging.getLogger().handlers[:], logging.getLogger().level = before
+
+
+def records(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_hook_files_are_loaded_under_the_name_that_their_records_are_taken_by(tmp_path: Path) -> None:
+    file = tmp_path / "10-x.py"
+    file.write_text("API_VERSION = 1\ndef pre_create_container(event):\n    return __name__\n")
+    hook = loading.load_file(file, trusted=False).hook
+    assert hook.source == str(file)
+    assert hook.handlers["pre_create_container"](None).startswith(f"{PREFIX}.")
+
+
+def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -> None:
+    now = [0.0]
+    chatter = Chatter(lambda: now[0])
+    logger = logging.getLogger(f"{PREFIX}.10_x_1")
+    try:
+        chatter.know([Hook("10-x", __file__, {})])
+        logger.info("told %s", "this", extra={"x": 1})
+        logger.debug("not this")
+        chatter.emit(logger.makeRecord(logger.name, 30, __file__, 1, "bad %d", ("arguments",), None))
+        logger.error("failed", exc_info=OSError("gone"))
+        first = records(written)
+        assert [(r["msg"], r["hook"]) for r in first] == [
+            ("told this", "10-x"),
+            ("bad %d", "10-x"),
+            ("failed", "10-x"),
+        ]
+        assert first[2]["error"] == "OSError: gone"
+        assert first[2]["severity"] == "error"
+        for number in range(100):
+            logger.info("flood %d", number)
+        assert len(records(written)) == chatter_module.MOST - 1, "one was for debugging"
+        assert chatter.quiet("10-x") == 84
+        now[0] = 1.5
+        logger.info("after")
+        assert records(written)[-1] | {"left_out": 84} == records(written)[-1]
+        chatter.keep([])
+        assert chatter.quiet("10-x") == 0
+    finally:
+        chatter.close()
+    assert not logging.getLogger(PREFIX).handlers
+
+
+def test_how_long_it_usually_takes_says_whether_it_is_waited_for() -> None:
+    standing, known = Standing(), []
+    for seconds in [0.00001, 0.001] + [0.00001] * AGAIN + [0.0002] * 100:
+        known.append(standing.quick)
+        standing.took(seconds)
+    assert known[: AGAIN + 2] == [False, True] + [False] * AGAIN
+    assert known[AGAIN + 2]
+    assert not known[-1]
+    assert standing.longest == 0.001
+    assert standing.middle() == 0.0002
