@@ -8,6 +8,7 @@ from proxy.cli.hooks.enabling import disable, enable
 from proxy.cli.hooks.listing import list_hooks
 from proxy.cli.hooks.making import new
 from proxy.cli.hooks.reading import points
+from proxy.cli.hooks.registering import registration
 from proxy.cli.hooks.trying import run
 from proxy.cli.hooks.validating import validate
 
@@ -39,5 +40,5 @@ def hooks() -> None:
     """  # noqa: D301 - click wants the real backspace
 
 
-for _command in (list_hooks, validate, new, run, enable, disable, points):
+for _command in (list_hooks, validate, new, run, enable, disable, points, registration):
     hooks.add_command(_command)

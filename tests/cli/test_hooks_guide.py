@@ -1,0 +1,196 @@
+"""docs/hooks.md: its files are written, its commands typed, beside a daemon that runs; what it says is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.apply.folder import FolderCgroups
+from proxy.cli.hooks.shipped import TEMPLATE, shipped
+from proxy.config.load import parse
+from proxy.config.schema import HooksConfig
+from proxy.demo.proxy_process import ProxyProcess
+from proxy.demo.runtime import StandInRuntime
+from proxy.topology.build import described
+from proxy.topology.sysfs_tree import write_sysfs
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/hooks.md"
+TEXT = PAGE.read_text() if PAGE.exists() else ""
+FILE = re.compile(r"`([\w.-]+\.(?:py|json|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.M | re.S)
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
+OURS = ("/etc/topoproxy", "/usr/lib/topoproxy", "/etc/runtime", "/run/topoproxy")
+COMMAND = """#!{python}
+from pathlib import Path
+from proxy.cli.main import main
+from proxy.config import load
+load.__defaults__ = (None, Path({config!r}))  # the usual place of the configuration
+main()
+"""
+PATIENT = ("topoproxy hooks list", "topoproxy status")
+LIMIT_S = 30
+
+pytestmark = [
+    pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not there"),
+    pytest.mark.skipif(shutil.which("install") is None, reason="install (coreutils) is not there"),
+]
+
+
+@dataclass
+class Place:
+    """Where the guide is followed: a root for its absolute paths, and a folder to work in."""
+
+    root: Path
+    work: Path
+
+    def typed(self, command: str) -> str:
+        """Run a command; gives what it said, with the guide's paths."""
+        for path in OURS:
+            command = command.replace(path, f"{self.root}{path}")
+        path = f"{self.root}/bin{os.pathsep}{os.environ['PATH']}"
+        surroundings = {
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "80" if command.startswith("pytest") else "200",
+        }
+        done = subprocess.run(
+            ["sh", "-c", f"{command} 2>&1"],
+            cwd=self.work,
+            env=surroundings,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout.replace(str(self.root), "")
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    machine = described(2, 1, 4, 2)
+    with tempfile.TemporaryDirectory(prefix="tp-") as short:
+        root = Path(short).resolve()
+        made = Place(root, root / "work")
+        for folder in ("work", "bin", "proc", "etc/topoproxy/hooks.d", "etc/runtime/hookserver.d"):
+            (root / folder).mkdir(parents=True)
+        write_sysfs(machine, root / "machine")
+        cgroups = FolderCgroups(root / "cgroup", machine.online, machine.memory_nodes, 1)
+        hooks = {
+            "folder": f"{root}/etc/topoproxy/hooks.d",
+            "vendorFolder": f"{root}/usr/lib/topoproxy/hooks.d",
+            "serverFolder": f"{root}/etc/runtime/hookserver.d",
+            "settings": {"30-cpus-file": {"config": {"root": f"{root}/cpus"}}},
+        }
+        proxy = ProxyProcess(
+            root,
+            {
+                "runtime": f"unix://{root}/runtime.sock",
+                "sysfsRoot": f"{root}/machine/sys",
+                "cgroupRoot": f"{root}/cgroup",
+                "procfsRoot": f"{root}/proc",
+                "hooks": hooks,
+            },
+        )
+        _script(root / "bin/topoproxy", COMMAND.format(python=sys.executable, config=f"{root}/config.yaml"))
+        _script(
+            root / "bin/pytest",
+            f'#!/bin/sh\nexec "{sys.executable}" -m pytest -p no:cacheprovider "$@"\n',
+        )
+        with StandInRuntime(root / "runtime.sock", cgroups):
+            proxy.start()
+            try:
+                _until_ready(proxy)
+                yield made
+            finally:
+                proxy.stop()
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _until_ready(proxy: ProxyProcess) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not (answer := ask(proxy.admin, "/status", LIMIT_S)) or not answer["ready"]:  # type: ignore[index]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _pattern(shown: str) -> re.Pattern[str]:
+    return re.compile(re.escape(shown).replace(re.escape("[...]"), ".*?"))
+
+
+def test_every_command(place: Place) -> None:
+    for name, body in FILE.findall(TEXT):
+        (place.work / name).write_text(body)
+        (place.work / name).chmod(0o644)
+    blocks = CONSOLE.findall(TEXT)
+    assert len(blocks) >= 10
+    for block in blocks:
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, shown = part.partition("\n")
+            said, end = place.typed(command), time.monotonic() + LIMIT_S
+            while not _pattern(shown).fullmatch(said) and command.startswith(PATIENT):
+                assert time.monotonic() < end, f"{command}\n{said}\ninstead of\n{shown}"
+                time.sleep(0.1)
+                said = place.typed(command)
+            assert _pattern(shown).fullmatch(said), f"{command}\n{said}\ninstead of\n{shown}"
+
+
+def test_every_piece_of_python_runs() -> None:
+    named = {body for _, body in FILE.findall(TEXT)}
+    pieces = [body for body in re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S) if body not in named]
+    assert pieces
+    for piece in pieces:
+        exec(compile(piece, str(PAGE), "exec"), {})
+
+
+def test_the_defaults_are_the_defaults() -> None:
+    pieces = [
+        parse(body, "the guide").hooks for body in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.M | re.S)
+    ]
+    assert pieces[0] == HooksConfig()
+    assert len(pieces) == 3
+
+
+def test_all_shipped_hooks_are_in_the_table() -> None:
+    table = re.findall(r"^\| `(\d\d-[\w-]+)` \|", TEXT, re.M)
+    assert table == sorted([TEMPLATE, *shipped()])
+
+
+def test_every_sentence_that_is_explained_is_said_somewhere() -> None:
+    """A cell of the tables of faults has sentences in backticks, with ``...`` for what varies."""
+    sources = [
+        re.sub(r'"\s*\n\s*f?"', "", path.read_text())  # strings in several pieces
+        for path in [*ROOT.glob("proxy/**/*.py")]
+        if "/pb/" not in str(path)
+    ]
+    said = "\n".join(sources)
+    said += said.replace("{what}", "hook")
+    start = TEXT.index("## When something is wrong")
+    cells = re.findall(r"^\| (`.*?) \| ", TEXT[start:], re.M)
+    assert len(cells) > 25
+    for sentence in (s for cell in cells for s in re.findall(r"`([^`]+)`", cell)):
+        pieces = [p.strip(" :;?") for p in re.split(r"\.\.\.|NN?AME|SyntaxError|hooks\.settings\.", sentence)]
+        for piece in (p for p in pieces if len(p) > 4):
+            assert piece in said, f"nobody says {piece!r} ({sentence})"
+
+
+def test_metrics_that_are_named_are_there() -> None:
+    source = (ROOT / "proxy/report/hook_metrics.py").read_text()
+    named = re.findall(r"^\| `topoproxy_(hook\w*?)(?:_total)?\{", TEXT, re.M)
+    assert len(named) == 11
+    for name in named:
+        assert name.removeprefix("hook_") in source or f'"{name}"' in source, name
