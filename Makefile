@@ -23,9 +23,10 @@ BENCH_ARGS ?=
 CRASH_ARGS ?=
 CHURN_ARGS ?=
 CRIO ?=
+KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio lint mutate bench bench-go crash churn drift conformance proto hook-points lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate bench bench-go crash churn drift conformance proto hook-points lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +105,11 @@ test-crio: venv ## run the end-to-end tests on CRI-O, which is built if need be:
 	@sh tests/e2e/install.sh conmon gcc libc6-dev
 	@bin=$$(CRIO="$(CRIO)" sh tests/e2e/build_crio.sh | tail -n 1) || exit 1; \
 	TOPOPROXY_CRIO=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
+
+# Go builds it once; that takes some minutes. KOORDINATOR=v1.8.0 names a release.
+test-koordinator: venv e2e-tools ## run Koordinator's own runtime proxy and hook server with ours: as root, needs go
+	@bin=$$(KOORDINATOR="$(KOORDINATOR)" sh tests/e2e/koordinator/build.sh | tail -n 1) || exit 1; \
+	[ -n "$$bin" ] && TOPOPROXY_KOORDINATOR=$$bin $(BIN)/python -m pytest tests/e2e/koordinator $(PYTEST_ARGS)
 
 lint: venv ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .

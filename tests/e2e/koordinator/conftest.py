@@ -1,0 +1,93 @@
+"""Fixtures of the tests with Koordinator's own programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
+
+from crio import FOLDER as CRIO
+from daemon import Daemon, Node
+from peers import HookServer, RuntimeProxy, why_not_koordinator
+
+from proxy.config.load import parse
+from proxy.hooks.serving.registration import FILE, registration
+
+if TYPE_CHECKING:
+    from bed import Bed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs() -> None:
+    if reason := why_not_koordinator() or (CRIO and "on containerd only"):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def peers(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
+    """Make runtime proxies of Koordinator's; all are ended after the test."""
+    made: list[RuntimeProxy] = []
+
+    def make(runtime: Path | None = None, folder: str = "koord") -> RuntimeProxy:
+        made.append(RuntimeProxy(tmp_path / folder, runtime or bed.socket))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
+    """Make hook servers of koordlet's; all are ended after the test."""
+    made: list[HookServer] = []
+
+    def make(servers: Path, **said: str) -> HookServer:
+        made.append(HookServer(tmp_path / "koordlet", servers))
+        made[-1].start(**said)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+    """Make daemons that serve hooks, whose own hooks are in folders of the test."""
+
+    def make(**config: Any) -> Daemon:
+        for name in ("hooks.d", "servers"):
+            (tmp_path / name).mkdir(mode=0o755, exist_ok=True)
+        hooks = {"folder": f"{tmp_path}/hooks.d", "vendorFolder": f"{tmp_path}/no-hooks.d"}
+        hooks |= {"serverFolder": f"{tmp_path}/servers", "serve": f"{tmp_path}/hooks.sock"}
+        return proxies(hooks={**hooks, **config.pop("hooks", {})}, **config)
+
+    return make
+
+
+@pytest.fixture
+def through(
+    bed: Bed, serving: Callable[..., Daemon], peers: Callable[..., RuntimeProxy]
+) -> Iterator[Callable[..., Node]]:
+    """Make a daemon, a runtime proxy of Koordinator's that asks it, and a client of that proxy."""
+    clients: list[Any] = []
+
+    def make(daemon: Daemon | None = None, runtime: Path | None = None, **config: Any) -> Node:
+        daemon = daemon or serving(**config)
+        peer = peers(runtime)
+        text = (daemon.folder / "config.yaml").read_text()
+        (peer.servers / FILE).write_text(registration(parse(text, "test")))
+        peer.start(bed.cgroup)
+        clients.append(peer.client(bed.cgroup))
+        return Node(bed, daemon, clients[-1])
+
+    yield make
+    for client in clients:
+        client.close()
+    bed.clear()

@@ -1,0 +1,164 @@
+"""koordlet's own hook server beside us: asked as it registers itself, and heard as far as it may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bed import Bed, wait_for
+from cri import cpuset_of, online
+from daemon import Daemon, Node
+
+from proxy.config.load import parse
+from proxy.hooks.serving.registration import FILE, registration
+from proxy.model.idset import CpuSet
+
+if TYPE_CHECKING:
+    from peers import HookServer, RuntimeProxy
+
+pytestmark = pytest.mark.e2e
+
+FIRST, LAST = CpuSet([min(online())]), CpuSet([max(online())])
+REST = online() - LAST
+GPUS = {"scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":1},{"minor":3}]}'}
+
+
+def config_of(cri: Any, container: str) -> Any:
+    """What the runtime was asked for, by its own account."""
+    return json.loads(cri.status(container, verbose=True).info["info"])["config"]
+
+
+def envs_of(cri: Any, container: str) -> list[tuple[str, str]]:
+    """The environment that the runtime was asked for, in its order."""
+    return [(entry["key"], entry["value"]) for entry in config_of(cri, container).get("envs") or ()]
+
+
+def in_use(daemon: Daemon, name: str = "koordlet") -> None:
+    """Wait until the daemon asks a hook server."""
+
+    def used() -> bool:
+        return f"hook {name} is in use" in daemon.log.read_text()
+
+    wait_for(f"hook {name} to be in use", used, limit=30)
+
+
+@pytest.fixture
+def beside(
+    serving: Callable[..., Daemon], koordlets: Callable[..., HookServer], bed: Bed, tmp_path: Path
+) -> Any:
+    """A daemon, and a hook server of koordlet's that has registered itself with it."""
+
+    def make(shared: str, **said: str) -> tuple[Daemon, HookServer]:
+        daemon = serving(hooks={"timeout": "5s"})
+        koordlet = koordlets(tmp_path / "servers", shared=shared, **said)
+        in_use(daemon)
+        return daemon, koordlet
+
+    yield make
+    bed.clear()
+
+
+def test_both_agree_on_a_node(beside: Any, bed: Bed) -> None:
+    """What koordlet's plugin answers for each class is what we do, or within it."""
+    daemon, _ = beside(str(online()))
+    with daemon.client() as cri:
+        node = Node(bed, daemon, cri)
+        for kind in ("ls", "be", "burstable", "besteffort"):
+            node.spawn(kind)
+        node.settle()
+        lse = node.spawn("lse", LAST)
+        resources = config_of(cri, lse)["linux"]["resources"]
+        assert (resources["cpuset_cpus"], resources["cpu_quota"]) == (str(LAST), -1)
+        node.settle()
+        node.remove(lse)
+        node.settle()
+        assert "koordlet" in json.dumps(daemon.status()["hooks"])
+
+
+def test_its_shared_pool_narrows_ours(beside: Any, bed: Bed) -> None:
+    daemon, _ = beside(str(FIRST))
+    with daemon.client() as cri:
+        pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
+        container = cri.run(pod, cpu_shares=512)
+        assert cpuset_of(container).cpus == FIRST
+        cri.update(container, cpuset_cpus=str(online()), cpu_shares=600)
+        assert cpuset_of(container).cpus == FIRST
+
+
+def test_it_sets_the_environment_and_nothing_is_lost(beside: Any, bed: Bed) -> None:
+    """koordlet's plugin for GPUs adds a variable; the order of the others, and their bytes, stay."""
+    daemon, _ = beside(str(online()))
+    asked = [(f"KEY_{number}", f"a=b;{number}") for number in (3, 1, 2, 9, 0)]
+    with daemon.client() as cri, bed.client() as direct:
+        found = []
+        for client in (cri, direct):
+            pod = client.run_pod(f"pod-{len(found)}", uid="u", annotations=GPUS)
+            request = client.create_request(pod, cpu_shares=512, oom_score_adj=900)
+            for key, value in asked:
+                request.config.envs.add(key=key, value=value.encode())
+            container = client.method("CreateContainer")(request, timeout=30).container_id
+            found.append(config_of(direct, container))
+    ours, plain = found
+    envs = [(entry["key"], entry["value"]) for entry in ours.pop("envs")]
+    assert envs == [*asked, ("NVIDIA_VISIBLE_DEVICES", "1,3")]
+    plain.pop("envs")
+    for each in found:
+        for name in ("cpuset_cpus", "cpuset_mems"):
+            each["linux"]["resources"].pop(name, None)
+    assert ours == plain  # oom_score_adj among it, which an answer without one would take away (a.7)
+
+
+def test_it_cannot_give_away_what_somebody_owns(beside: Any, bed: Bed) -> None:
+    """Its pool is what it last heard from the cluster; an owner that it does not know of is safe."""
+    daemon, _ = beside(str(LAST))
+    with daemon.client() as cri:
+        node = Node(bed, daemon, cri)
+        lse = node.spawn("lse", LAST)
+        pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
+        container = cri.run(pod, cpu_shares=512)
+        assert (cpuset_of(lse).cpus, cpuset_of(container).cpus) == (LAST, REST)
+        assert "not among those that hooks may give" in daemon.log.read_text()
+        cri.update(container, cpuset_cpus=str(LAST))
+        assert (cpuset_of(lse).cpus, cpuset_of(container).cpus) == (LAST, REST)
+        node.remove(lse)
+
+
+def test_it_goes_and_comes_back(beside: Any, bed: Bed, tmp_path: Path) -> None:
+    daemon, koordlet = beside(str(FIRST), policy="Ignore")
+    with daemon.client() as cri:
+        pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
+        assert cpuset_of(cri.run(pod, "a", cpu_shares=512)).cpus == FIRST
+        koordlet.stop()
+        assert cpuset_of(cri.run(pod, "b", cpu_shares=512)).cpus == online()
+        koordlet.start(shared=str(FIRST), policy="Ignore")
+
+        def heard() -> bool:
+            heard.number += 1  # type: ignore[attr-defined]
+            container = cri.run(pod, f"c{heard.number}", cpu_shares=512)  # type: ignore[attr-defined]
+            return cpuset_of(container).cpus == FIRST
+
+        heard.number = 0  # type: ignore[attr-defined]
+        wait_for("koordlet to be heard again", heard, limit=60, pause=0.5)
+
+
+def test_all_of_them_in_a_row(
+    beside: Any, peers: Callable[..., RuntimeProxy], bed: Bed, tmp_path: Path
+) -> None:
+    """Koordinator's proxy asks us, and we ask koordlet: one hook server an event is enough for all."""
+    daemon, _ = beside(str(FIRST))
+    peer = peers()
+    config = parse((daemon.folder / "config.yaml").read_text(), "test")
+    (peer.servers / FILE).write_text(registration(config))
+    peer.start(bed.cgroup)
+    with peer.client(bed.cgroup) as cri:
+        labels = {"koordinator.sh/qosClass": "LS"}
+        container = cri.run(cri.run_pod("ls", labels=labels, annotations=GPUS), cpu_shares=512)
+        assert cpuset_of(container).cpus == FIRST
+        assert ("NVIDIA_VISIBLE_DEVICES", "1,3") in envs_of(cri, container)
+        node = Node(bed, daemon, cri)
+        lse = node.spawn("lse", LAST)
+        node.check()
+        assert cpuset_of(lse).cpus == LAST
