@@ -33,13 +33,11 @@ from proxy.hooks.points import (
     PostUpdateContainerResources,
     Synchronize,
 )
-from proxy.model.workload import Container, Phase, Pod
+from proxy.model.workload import Container, Phase, Pod, Pool
 
 if TYPE_CHECKING:
     from proxy.hooks.hook import Asking
     from proxy.keeper.keeper import Keeper
-
-RUNS = (Phase.STARTING, Phase.RUNNING)
 
 
 class Following:
@@ -172,7 +170,8 @@ class Following:
             except Exception as error:  # noqa: BLE001  as in ``tell``
                 self._keeper.broken(error)
         self._tell(PostCreateContainer, container)
-        self.stirred()  # an owner has an id now
+        if container.placement.pool is Pool.OWN:
+            self.stirred()  # its CPUs have an owner with an id now
 
     def failed(self, token: str) -> None:
         """See ``Onlooker``."""
@@ -188,7 +187,7 @@ class Following:
 
     def gone(self, container: Container) -> None:
         """See ``Onlooker``."""
-        if container.phase in RUNS:
+        if container.phase is Phase.RUNNING:
             self._tell(PostStopContainer, container.in_phase(Phase.EXITED))
         self.tell(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
         self.memory.forget(container.id)
@@ -233,7 +232,7 @@ class Following:
         was, machine = before.node.machine, now.node.machine
         if was is not machine and was != machine:
             self.tell(MachineChanged, lambda: MachineChanged(was, machine))
-        if before.pools is not now.pools and PoolsChanged.NAME in self._asking.points:
+        if PoolsChanged.NAME in self._asking.points:
             old, new = pools_of(before), pools_of(now)
             if old != new:
                 self.tell(PoolsChanged, lambda: PoolsChanged(old, new))

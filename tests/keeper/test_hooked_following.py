@@ -1,0 +1,256 @@
+"""What hooks are told after it has happened: once, whoever brought it about; and nothing stays of what is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are a plain module
+
+from played_hooks import hooks
+
+from proxy.cri.pb import api_pb2 as pb
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.points import Synchronize
+from proxy.keeper.runtime_ports import RuntimeContainer
+from proxy.model.idset import CpuSet
+from proxy.topology.build import described
+
+
+async def ended(w: Any, method: str, sandbox: str, status: int = 0) -> None:
+    call = await w.call(method, getattr(pb, f"{method}Request")(pod_sandbox_id=sandbox))
+    w.wire.finished(call, status)
+    await w.quiet()
+
+
+def test_a_pods_whole_life(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            sandbox = await w.pod("ls", "LS", "burstable")
+            await h.hears("post_run_pod_sandbox s-ls")
+            one = await w.create(sandbox, cpu_shares=512)
+            await h.hears(f"post_create_container {one}")
+            await w.start(one)
+            await h.hears(f"post_start_container {one}")
+            await w.update(one, cpu_shares=99)
+            await w.until(lambda: h.told)
+            event = h.told[0]
+            assert (event.container.resources.cpu_shares, str(event.decision.cpus)) == (99, "0-15")
+            assert (event.pod.ref, event.pod.kube_qos) == ("ns/ls", "Burstable")
+            await h.hears(f"post_update_container_resources {one}")
+            await w.stop(one)
+            await w.stop(one)
+            await h.hears(f"post_stop_container {one}")
+            await w.remove(one)
+            await h.hears(f"post_remove_container {one}")
+            for _ in range(2):
+                await ended(w, "StopPodSandbox", sandbox)
+            await h.hears("post_stop_pod_sandbox s-ls")
+            for _ in range(2):
+                await ended(w, "RemovePodSandbox", sandbox)
+            await h.hears("post_remove_pod_sandbox s-ls")
+            assert h.remembers() == 0
+
+    live(day)
+
+
+def test_hooks_are_told_only_of_what_has_been_done(live) -> None:
+    """Koordinator's proxy tells of failed calls, too (reference a.10, 12)."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            request = pb.RunPodSandboxRequest()
+            request.config.metadata.uid = "p"
+            call = await w.call("RunPodSandbox", request)
+            w.wire.finished(call, 13)
+            sandbox = await w.pod("ls", "LS")
+            await h.hears("post_run_pod_sandbox s-ls")
+            w.wire.finished(await w.begin(sandbox), 13)
+            one = await w.create(sandbox)
+            await h.hears(f"post_create_container {one}")
+            call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
+            w.wire.finished(call, 2)
+            update = pb.UpdateContainerResourcesRequest(container_id=one)
+            update.linux.cpu_shares = 7
+            w.wire.finished(await w.call("UpdateContainerResources", update), 2)
+            w.wire.finished(await w.call("StopContainer", pb.StopContainerRequest(container_id=one)), 2)
+            w.wire.finished(await w.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 2)
+            await ended(w, "StopPodSandbox", sandbox, 13)
+            await ended(w, "RemovePodSandbox", sandbox, 13)
+            await h.hears()
+            w.wire.finished(await w.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 5)
+            await h.hears(f"post_remove_container {one}")  # it is not there, which is what was wanted
+
+    live(day)
+
+
+def test_containers_and_pods_that_end_or_go_without_a_call(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            sandbox = await w.pod("ls", "LS")
+            one, two, never = (
+                await w.run(sandbox, "a"),
+                await w.run(sandbox, "b"),
+                await w.create(sandbox, "c"),
+            )
+            h.listen()
+            w.end(one)
+            await w.sync.once()
+            await h.hears(f"post_stop_container {one}")
+            for each in (one, two, never):
+                del w.runtime.containers[each]
+            await w.sync.once()
+            await h.hears(
+                f"post_remove_container {one}",
+                f"post_stop_container {two}",
+                f"post_remove_container {two}",
+                f"post_remove_container {never}",
+            )
+            w.runtime.pods[sandbox] = dataclasses.replace(w.runtime.pods[sandbox], ready=False)
+            await w.sync.once()
+            await h.hears("post_stop_pod_sandbox s-ls")
+            w.runtime.pods.clear()
+            await w.sync.once()
+            await h.hears("post_remove_pod_sandbox s-ls")
+            assert h.remembers() == 0
+
+    live(day)
+
+
+def test_nothing_is_left_of_many_that_have_gone(live) -> None:
+    """Koordinator's proxy keeps each container that has ended by itself for ever (reference a.10, 11)."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            sandbox = await w.pod("ls", "LS")
+            for number in range(40):
+                call = await w.begin(sandbox, f"c{number}")
+                if number % 4 == 0:
+                    w.wire.finished(call, 13)
+                    continue
+                one = w.finish(call, f"id-{number}")
+                if number % 4 == 1:
+                    w.end(one)
+                    await w.remove(one)
+                elif number % 4 == 2:
+                    del w.runtime.containers[one]
+            await w.sync.once()
+            assert h.remembers() == len((sandbox, *w.runtime.containers))
+            assert not h.following.sent
+            w.runtime.containers.clear()
+            await w.sync.once()
+            assert h.remembers() == len((sandbox,))
+
+    live(day)
+
+
+def test_a_create_whose_answer_was_lost_is_told_when_the_list_shows_it(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            h.add(pre_create_container=Adjustment(labels={"from": "hook"}))
+            sandbox = await w.pod("ls", "LS")
+            await h.hears("post_run_pod_sandbox s-ls")
+            call = await w.begin(sandbox)
+            w.wire.finished(call, None)
+            w.runtime.containers["late"] = RuntimeContainer("late", sandbox, "c", 0, "CREATED")
+            await w.sync.once()
+            await w.until(lambda: h.told)
+            assert h.told[0].container.labels == {"from": "hook"}
+            await h.hears("post_create_container late")
+
+    live(day)
+
+
+def test_all_that_exists(live) -> None:
+    async def day(w) -> None:
+        sandbox = await w.pod("ls", "LS")
+        one = await w.run(sandbox)
+        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
+        w.runtime.pods["old"] = dataclasses.replace(w.runtime.pods[sandbox], id="old", uid="u", ready=False)
+        async with hooks(w) as h:
+            h.following.learn(*w.runtime.raw_lists())
+            event = h.following.everything()
+            assert sorted(pod.sandbox_id for pod in event.pods) == ["old", "s-ls", "s-lse"]
+            assert {pod.runtime_handler for pod in event.pods} == {"handled"}
+            told = {each.container.id: each for each in event.containers}
+            assert {i: str(each.decision.cpus) for i, each in told.items()} == {one: "0-1,4-15", lse: "2-3"}
+            assert (told[lse].container.image, told[lse].pod.qos) == ("listed", "LSE")
+            assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.keeper.state.node.machine)
+            assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
+
+    live(day)
+
+
+def test_pools_and_machine_that_change(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen("pools_changed", "machine_changed")
+            lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
+            await w.until(lambda: h.told and lse in h.told[-1].after.owners)
+            assert (str(h.told[0].before.shared), str(h.told[-1].after.shared)) == ("0-15", "0-1,4-15")
+            h.told.clear()
+            await w.run(await w.pod("ls", "LS"))
+            await w.quiet()
+            assert not h.told, "who owns nothing changes nothing"
+            w.keeper.go_on(w.keeper.state.changed(drop=(lse,)))
+            w.keeper.go_on(w.keeper.state.suppressing(CpuSet.parse("0-1")))
+            w.keeper.stirred()
+            await w.until(lambda: h.told)
+            await w.quiet()
+            assert [(each.NAME, str(each.after.be)) for each in h.told] == [("pools_changed", "0-1")], "once"
+            h.told.clear()
+            w.machine = described(2, 1, 4, 1)
+            await w.keeper.hotplug.look()
+            await w.until(lambda: len(h.told) == 2)
+            assert {each.NAME for each in h.told} == {"machine_changed", "pools_changed"}
+            machine = next(each for each in h.told if each.NAME == "machine_changed")
+            assert (len(machine.before.online), machine.after) == (16, w.machine)
+
+    live(day)
+
+
+def test_nothing_is_told_of_a_released_node_and_all_when_it_is_ours_again(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            sandbox = await w.pod("ls", "LS")
+            one = await w.run(sandbox)
+            await h.hears(
+                "post_run_pod_sandbox s-ls", f"post_create_container {one}", f"post_start_container {one}"
+            )
+            w.keeper.enforcer.paused = True
+            w.end(one)
+            await w.sync.once()
+            await h.hears()
+            assert h.resumed == 0
+            w.keeper.enforcer.paused = False
+            await w.sync.once()
+            assert h.resumed == 1
+            await w.sync.once()
+            assert h.resumed == 1
+            assert isinstance(h.following.everything(), Synchronize)
+
+    live(day)
+
+
+def test_what_hooks_do_when_they_are_told_hurts_nobody(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(post_create_container=lambda e: 1 / 0)
+            h.listen()
+            one = await w.create(await w.pod("ls", "LS"))
+            await h.hears("post_run_pod_sandbox s-ls", f"post_create_container {one}")
+            h.engine.tell = lambda event: 1 / 0  # type: ignore[assignment,return-value]
+            await w.start(one)
+            await asyncio.sleep(0)
+            assert w.keeper.state.containers[one].phase.value == "running"
+            assert w.keeper.counters["internal_errors"] == 1
+
+    live(day)

@@ -1,0 +1,200 @@
+"""What hooks want of other containers: done beside all calls, bounded, and told where it cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are a plain module
+
+from played_hooks import hooks
+
+from proxy.cri.hooked import updates as module
+from proxy.cri.pb import api_pb2 as pb
+from proxy.hooks.answers import CLEAR, Adjustment, Update
+from proxy.keeper.runtime_ports import Limits
+from proxy.keeper.settle import Settler
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def told(w: Any) -> list[str]:
+    return [problem["what"] for problem in w.keeper.problems.page()]
+
+
+def take(h: Any, container_id: str, **fields: Any) -> None:
+    owners = {f"updates[{container_id}].{name}": "10-x" for name in fields if name != "unified"}
+    h.updates.take({container_id: Update(**fields)}, owners)
+
+
+async def done(w: Any, h: Any) -> None:
+    await w.until(lambda: not h.updates._waiting and not h.updates._runs)
+    await w.quiet()
+
+
+def test_cpus_of_another_container_are_narrowed_in_the_kernel_and_at_the_runtime(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            h.add(pre_create_container=lambda e: Adjustment(updates={one: Update(cpus=cpus("4-5"))}))
+            await w.run(await w.pod("other", "LS"))
+            await w.until(lambda: w.on(one) == "4-5")
+            settler = Settler(w.keeper, w.launch)
+            await settler.finish(10)
+            settler.close()
+            assert w.runtime.specs[one] == "4-5"
+            assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
+            take(h, one, cpus=CLEAR)
+            await w.until(lambda: w.on(one) == "0-15")
+            w.check()
+
+    live(day)
+
+
+def test_what_is_told_after_a_call_may_want_updates_too(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(post_start_container=lambda e: Adjustment(updates={e.container.id: Update(cpu_shares=9)}))
+            one = await w.run(await w.pod("ls", "LS"))
+            await w.until(lambda: w.runtime.told)
+            assert w.runtime.told == [(one, "0-15", Limits(cpu_shares=9))]
+
+    live(day)
+
+
+def test_other_resources_carry_the_cpus_and_clear_means_what_nobody_asked_for(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            take(
+                h, one, cpus=cpus("2-3"), memory_limit=1 << 20, cpu_quota=CLEAR, unified={"memory.high": "9"}
+            )
+            await done(w, h)
+            limits = Limits(cpu_quota=-1, memory_limit=1 << 20, unified={"memory.high": "9"})
+            assert w.runtime.told == [(one, "2-3", limits)]
+            assert w.on(one) == "2-3"
+            assert not told(w)
+
+    live(day)
+
+
+def test_a_quota_that_is_off_stays_off_and_what_was_wanted_is_put_back_later(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            lse = await w.run(await w.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
+            take(h, lse, cpu_quota=70_000)
+            await done(w, h)
+            assert [limits.cpu_quota for _, _, limits in w.runtime.told] == [-1]
+            assert w.keeper.quotas.records[f"qc/{lse}"].quota == 70_000
+
+    live(day)
+
+
+def test_what_cannot_be_done_is_told_with_the_hooks_name(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
+            ls = await w.run(await w.pod("ls", "LS"))
+            gone = await w.run("s-ls", "gone")
+            await w.stop(gone)
+            take(h, "nobody", cpu_shares=2)
+            take(h, gone, cpu_shares=2)
+            take(h, ls, cpus=cpus("3-4"))
+            take(h, lse, cpus=cpus("4"))
+            await done(w, h)
+            w.runtime.update_error = RuntimeCallError("cannot: no", 3)
+            take(h, ls, cpu_shares=2)
+            await done(w, h)
+            assert told(w) == [
+                "cannot update container nobody as hook 10-x wants: there is no such container",
+                "cannot update container ns/ls/gone as hook 10-x wants: it does not run",
+                "cannot update container ns/ls/c as hook 10-x wants: CPUs 3 are not among those it has",
+                "cannot update container ns/lse/c as hook 10-x wants: CPUs 4 are not among those it has",
+                "cannot update container ns/ls/c as hook 10-x wants: cannot: no",
+            ]
+            assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
+            assert not w.keeper.flights.of(ls)
+
+    live(day)
+
+
+def test_calls_of_the_client_are_not_raced(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            request = pb.UpdateContainerResourcesRequest(container_id=one)
+            request.linux.cpu_shares = 5
+            call = await w.call("UpdateContainerResources", request)
+            take(h, one, cpu_shares=9)
+            await asyncio.sleep(0.2)
+            assert not w.runtime.told
+            w.wire.finished(call, 0)
+            await done(w, h)
+            assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
+            assert (w.keeper.saved[one], w.keeper.flights.of(one)) == (cpus("0-15"), [])
+            call = await w.call("UpdateContainerResources", request)
+            take(h, one, cpu_shares=10)
+            await asyncio.sleep(0.1)
+            w.now += module.PATIENCE_S + 1
+            await done(w, h)
+            assert told(w) == [
+                "cannot update container ns/ls/c as hook 10-x wants: the runtime is still busy with it"
+            ]
+            w.wire.finished(call, 0)
+            await w.quiet()
+
+    live(day)
+
+
+def test_a_runtime_that_is_away_is_tried_again_for_a_while(live, monkeypatch) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            w.runtime.update_error = UnavailableError("cannot reach it")
+            take(h, one, cpu_shares=9)
+            await w.until(lambda: w.keeper.flights.strays())
+            w.runtime.update_error = None
+            w.now += 3
+            await w.sync.once()
+            w.now += 3
+            await w.sync.once()
+            await w.until(lambda: w.runtime.told)
+            await done(w, h)
+            assert not told(w)
+
+    live(day)
+
+
+def test_a_hook_that_floods_overwrites_its_own(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            for number in range(1000):
+                take(h, one, cpu_shares=number + 2, cpus=cpus(str(number % 16)))
+            assert len(h.updates._waiting) == 1
+            await done(w, h)
+            assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [1001]
+            assert w.on(one) == "7"
+
+    live(day)
+
+
+def test_so_many_may_wait_and_no_more(live, monkeypatch) -> None:
+    async def day(w) -> None:
+        monkeypatch.setattr(module, "MOST", 2)
+        async with hooks(w) as h:
+            sandbox = await w.pod("ls", "LS")
+            ids = [await w.run(sandbox, f"c{n}") for n in range(3)]
+            for each in ids:
+                take(h, each, cpu_shares=9)
+            await done(w, h)
+            assert len(w.runtime.told) == 2
+            assert told(w) == ["cannot update container ns/ls/c2 as hook 10-x wants: too many updates wait"]
+
+    live(day)
