@@ -29,7 +29,7 @@ BENCH_KIT ?= ../shared/bench
 .PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate bench bench-go crash churn drift conformance proto hook-points lock wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
 	@:

@@ -70,8 +70,7 @@ class Desk:
         call = ForeignCall(self._wire, "RunPodSandbox", run_request(asked).SerializeToString())
         body = await call.decide()
         if asked.pod_meta.uid and call.state is not None:
-            self.under_way.pods.add(asked.pod_meta.uid, call)
-            self.under_way.stir()
+            self.under_way.add_pod(asked.pod_meta.uid, call)
         else:
             call.lost()
         return run_answer(asked, call.original, body)
@@ -99,6 +98,8 @@ class Desk:
         Raises:
             RefusedError: It is not to be.
         """
+        if self._keeper.enforcer.paused:
+            return container_echo(asked)  # the node is released
         try:
             await self.under_way.settle_creates()  # who was made may run already, where others are to leave
             found = await self._sandbox(asked.pod_meta)

@@ -107,7 +107,16 @@ class UnderWay:
         self.pods = Calls[str](POD_PATIENCE_S, keeper.clock)
         self.creates = Calls[Creation](CREATE_PATIENCE_S, keeper.clock)
         self.starts = Calls[str](START_PATIENCE_S, keeper.clock)
+        self._older: dict[str, frozenset[str]] = {}
         self._stirred = asyncio.Event()
+
+    def add_pod(self, uid: str, call: ForeignCall) -> None:
+        """A sandbox is being made; those that its pod has now are others."""
+        self.pods.add(uid, call)
+        there = self._keeper.state.pods.items()
+        self._older = {known: ids for known, ids in self._older.items() if known in self.pods}
+        self._older[uid] = frozenset(i for i, pod in there if pod.uid == uid)
+        self.stir()
 
     def stir(self) -> None:
         """Something new is under way: the list is asked soon."""
@@ -154,9 +163,13 @@ class UnderWay:
 
     def see_pod(self, pod: RuntimePod) -> None:
         """The runtime lists a sandbox."""
-        there = pod.ready and pod.id not in self._keeper.state.pods
-        call = self.pods.take(pod.uid) if there else None
-        if call is not None:
+        if not pod.ready or pod.id in self._older.get(pod.uid, ()):
+            return
+        call = self.pods.take(pod.uid)
+        self._older.pop(pod.uid, None)
+        if call is not None and pod.id in self._keeper.state.pods:
+            call.lost()  # known already: it has passed through us, too
+        elif call is not None:
             call.answered(cri.RunPodSandboxResponse(pod_sandbox_id=pod.id).SerializeToString())
 
     def see_container(self, container: RuntimeContainer) -> None:

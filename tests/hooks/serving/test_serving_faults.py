@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
+from proxy.cri.pb import api_pb2 as cri
 from proxy.demo.calls import CallRefused
-from proxy.demo.client import PodSpec
+from proxy.demo.client import CriClient, PodSpec
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving import under_way
 from proxy.model.errors import RuntimeCallError
@@ -80,20 +81,63 @@ def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
     live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_way, "POD_PATIENCE_S", 0.0)
-    text = SLOW + "topologyManagerPolicy: best-effort\ntopologyManagerScope: pod\n"
 
     async def day(node: Any) -> None:
-        request = pb.PodSandboxHookRequest(cgroup_parent="/kubepods/podu")
-        request.pod_meta.name, request.pod_meta.uid, request.pod_meta.namespace = "p", "u", "ns"
-        request.resources.cpu_shares, request.resources.cpu_quota = 2048, 200_000
-        request.resources.cpu_period = 100_000
-        await beside(node.peer.hooks.ask, "PreRunPodSandbox", request)
+        await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
         (pod,) = node.keeper.state.pods.values()
         assert len(pod.aside.cpus) == 2
         await node.until(lambda: not node.keeper.state.pods)
         assert not node.under_way.pods
 
-    live(day, text)
+    live(day, ASIDE)
+
+
+def pod_request(**resources: int) -> pb.PodSandboxHookRequest:
+    request = pb.PodSandboxHookRequest(cgroup_parent="/kubepods/podu")
+    request.pod_meta.name, request.pod_meta.uid, request.pod_meta.namespace = "p", "u", "ns"
+    for name, value in resources.items():
+        setattr(request.resources, name, value)
+    return request
+
+
+TWO: dict[str, Any] = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+ASIDE = SLOW + "topologyManagerPolicy: best-effort\ntopologyManagerScope: pod\n"
+
+
+def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        for _ in range(3):
+            await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+            (pod,) = node.keeper.state.pods.values()
+            assert str(pod.aside.cpus) == "0,8"
+        assert len(node.keeper.sandboxes.arriving) == 1
+
+    live(day, ASIDE)
+
+
+def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        config = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kubepods/podu"))
+        config.metadata.name, config.metadata.uid, config.metadata.namespace = "p", "u", "ns"
+        config.linux.resources.CopyFrom(cri.LinuxContainerResources(**TWO))
+        await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+        with CriClient(str(node.folder / "cri.sock")) as client:
+            request = cri.RunPodSandboxRequest(config=config)
+            made = (await beside(client.call, "RunPodSandbox", request)).pod_sandbox_id
+            assert str(node.keeper.state.pods[made].aside.cpus) == "0,8"
+            await node.until(lambda: set(node.keeper.state.pods) == {made})
+            # Made anew while the old one is still there: it is not taken for the new one.
+            await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
+            await node.under_way.look()
+            assert len(node.keeper.sandboxes.arriving) == 1
+            await beside(client.end_pod, made)
+            config.metadata.attempt = 1
+            again = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
+            await node.until(lambda: set(node.keeper.state.pods) == {again})
+            assert str(node.keeper.state.pods[again].aside.cpus) == "0,8"
+        assert not node.keeper.sandboxes.arriving
+
+    live(day, ASIDE)
 
 
 def test_a_failed_start_leaves_the_container_where_it_is(live: Callable[..., None], beside: Any) -> None:
@@ -384,6 +428,16 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
         assert "ZeroDivisionError" in str(refused.value)
 
     live(day, faults=True)
+
+
+def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        node.keeper.enforcer.paused = True
+        lse = await beside(node.peer.launch, LSE)
+        assert node.saved(lse.container_id).cpuset_cpus == ""
+        assert not node.under_way.creates
+
+    live(day, SLOW)
 
 
 def test_calls_pass_where_nothing_is_to_be_changed(live: Callable[..., None], beside: Any) -> None:
