@@ -1,4 +1,4 @@
-"""What hooks are told after it has happened: once, whoever brought it about; and nothing stays of what is gone."""
+"""What hooks are told after it has happened, once, whoever did it; and nothing stays of what is gone."""
 
 from __future__ import annotations
 
