@@ -116,12 +116,20 @@ class Library:
     async def look_once(self, timeout: float = 2 * LOAD_S) -> None:
         """Look, and wait until what differs has been brought into use, or has failed.
 
+        A file that was written a moment ago is waited for, one that somebody goes on writing is not.
+
         Args:
             timeout: Seconds; what takes longer goes on.
         """
-        await self._look()
-        if self._busy:
-            await asyncio.wait(set(self._busy.values()), timeout=timeout)
+        until = self._clock() + timeout
+        while True:
+            await self._look()
+            if self._busy:
+                await asyncio.wait(set(self._busy.values()), timeout=max(until - self._clock(), 0.0))
+            fresh = any(k.unsettled is not None and not k.error for k in self._known.values())
+            if not fresh or self._clock() + SOON_S > until:
+                return
+            await asyncio.sleep(SOON_S)
 
     async def close(self) -> None:
         """Shut all hooks down and look no more."""

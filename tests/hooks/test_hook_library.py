@@ -150,6 +150,27 @@ def test_files_come_change_and_go_within_a_moment(scene: Scene) -> None:
     play(story)
 
 
+def test_a_first_look_waits_for_a_file_that_was_written_just_now_and_not_for_a_slow_writer(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.hooks.library.PATIENCE_S", 0.5)
+
+    async def story() -> None:
+        scene.write("10-a.py", hook("one"))
+        await scene.library.look_once(WAIT_S)
+        assert scene.engine.answers() == ["one"]
+        with scene.write("20-b.py", hook("two")).open("a"):
+            scene.write("30-c.py", hook("three"))
+            await scene.library.look_once(WAIT_S)
+            assert scene.engine.answers() == ["one", "three"]
+            assert scene.states()["20-b"] == "being read"
+        await scene.look()
+        assert scene.engine.answers() == ["one", "two", "three"]
+        await scene.library.close()
+
+    play(story)
+
+
 def test_folders_may_come_later(scene: Scene) -> None:
     async def story() -> None:
         scene.etc.rmdir()
@@ -399,6 +420,9 @@ def test_a_hook_that_hangs_as_it_is_configured_keeps_nobody_waiting(scene: Scene
             scene.write("20-b.py", hook("b"))
             scene.write("10-a.py", hook("newer", "def configure(event): pass\n"))
             await scene.until(lambda: scene.engine.answers() == ["b"])
+            for _ in range(3):  # one version at a time, however often it is looked at
+                await scene.library._look()
+            assert scene.engine.story == ["configure 10-a (a)", "use b"]
             gate.set()
             await scene.until(lambda: scene.engine.answers() == ["newer", "b"])
 
