@@ -137,3 +137,33 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
         assert "demo/big" in error.details()
 
     live(day, text)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_what_somebody_changes_after_us_is_put_right_before_the_start(
+    live: Callable[..., None], beside: Any, listed: bool
+) -> None:
+    async def day(node: Any) -> None:
+        merge = node.peer._merge
+
+        def merged(asked: Any, answer: Any) -> None:
+            merge(asked, answer)
+            asked.container_resources.cpuset_cpus = "0-15"
+            asked.container_resources.cpu_quota = 70_000
+
+        node.peer._merge = merged
+        pod = await beside(node.peer.run_pod, PodSpec("lse", "LSE", cpuset="2-3", cpus=2))
+        created = await beside(node.peer.create, pod)
+        if listed:
+            await node.until(lambda: created in node.keeper.state.containers)
+        seen: list[tuple[str, int]] = []
+
+        def look(request: Any) -> None:
+            has = node.runtime.containers[request.container_id].resources
+            seen.append((has.cpuset_cpus, has.cpu_quota))
+
+        node.runtime.before("StartContainer", look)
+        await beside(node.peer.start, created)
+        assert seen == [("2-3", -1)]
+
+    live(day)
