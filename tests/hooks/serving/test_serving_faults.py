@@ -353,6 +353,25 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
     live(day, f"cpuManagerPolicy: static\nreconcilePeriod: 200ms\ntopologyManagerScope: {scope}\n")
 
 
+def test_a_start_that_passes_through_us_after_an_answer_of_ours(
+    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_way, "CREATE_PATIENCE_S", 1e6)
+
+    async def day(node: Any) -> None:
+        ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        pod = await beside(node.peer.run_pod, LSE)
+        created = await beside(node.peer.create, pod)
+        with CriClient(str(node.folder / "cri.sock")) as client:
+            await beside(client.start, created)
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+        ids = {ls.container_id, created}
+        await node.until(lambda: set(node.keeper.state.containers) == ids)
+        assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
+
+    live(day)
+
+
 # -- the daemon's own ends ------------------------------------------------------------------------------
 
 
