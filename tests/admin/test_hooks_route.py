@@ -1,0 +1,49 @@
+"""What the admin socket says of hooks, whatever the daemon does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.config.load import parse
+from proxy.hooking import Hooking
+from proxy.pages import Pages
+
+
+class Told(Hooking):
+    """A daemon's hooks, of which only the page counts."""
+
+    def __init__(self, page: dict[str, object]) -> None:
+        self._page = page
+
+    def page(self) -> dict[str, object]:
+        return self._page
+
+
+def pages(config: str = "", hooking: Hooking | None = None) -> Pages:
+    return Pages(parse(config, "test"), None, None, None, None, None, None, None, hooking)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        ("mode: observe", "hooks need mode enforce"),
+        ("hooks: {enabled: false}", "hooks are off (hooks.enabled)"),
+    ],
+)
+def test_where_no_hooks_are_asked_it_says_why(config: str, note: str) -> None:
+    assert pages(config).hooks() == {"hooks": [], "note": note}
+    assert "hooks" not in pages(config).status()
+
+
+def test_the_status_has_what_the_route_has_and_nothing_where_there_is_nothing() -> None:
+    told: dict[str, Any] = {
+        "hooks": [{"name": "10-a", "state": "running", "calls": 1, "breaker_open": False}]
+    }
+    having = pages(hooking=Told(told))
+    assert having.status()["hooks"] == having.hooks() == told
+    assert 'topoproxy_hook_calls_total{hook="10-a"} 1\n' in having.metrics()
+    empty = pages(hooking=Told({}))
+    assert "hooks" not in empty.status()
+    assert "topoproxy_hook" not in empty.metrics()
