@@ -116,6 +116,14 @@ def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: N
     assert list(node.folder.iterdir()) == []
 
 
+def test_what_others_could_write_is_enabled_with_a_note(node: Node) -> None:
+    (node.shipped / "10-quota.py").chmod(0o666)
+    said = node.did("enable", "10-quota")
+    assert said.startswith("enabled 10-quota: ")
+    assert said.endswith(f"chmod go-w {node.shipped}/10-quota.py\n")
+    assert "note: the daemon will not run it: " in said
+
+
 def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
     (node.vendor / "20-theirs.py").write_text("# theirs\n")
     mask = node.folder / "20-theirs.py"

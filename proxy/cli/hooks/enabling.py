@@ -45,6 +45,7 @@ def enable(name: str, file: Path | None) -> None:
     elif name in shipped():
         _change(ours, shipped()[name])
         click.echo(f"enabled {name}: {_shown(ours)}\n{_next(hooks)}")
+        _warn(ours)
     else:
         raise UsageError(f"cannot enable {name}: {ours} masks a file that is nowhere; remove it")
 
@@ -81,6 +82,14 @@ def disable(name: str, file: Path | None) -> None:
 
 def _next(hooks: HooksConfig) -> str:
     return SOON if hooks.enabled else "hooks.enabled is false in the configuration: no hook runs"
+
+
+def _warn(link: Path) -> None:
+    """Say so if the daemon will not run what was enabled."""
+    from proxy.hooks.files.folders import alone
+
+    if lack := alone(link).lack:
+        click.echo(f"note: the daemon will not run it: {lack}", err=True)
 
 
 def _files(folder: Path) -> dict[str, Path]:
