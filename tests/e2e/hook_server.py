@@ -1,0 +1,47 @@
+"""A hook server of Koordinator's protocol as a process: ``hook_server.py SOCKET``.
+
+It answers with all that it was told, as koordlet does, and one annotation of its own on what is created.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+from proxy.hooks.pb import hook_pb2 as pb
+
+SERVICE = "runtime.v1alpha1.RuntimeHookService"
+SEEN = "example.com/seen-by"
+
+
+def create(content: bytes, _context: object) -> Any:
+    """Answer before a create."""
+    asked = pb.ContainerResourceHookRequest.FromString(content)
+    said = pb.ContainerResourceHookResponse(
+        container_annotations=asked.container_annotations,
+        container_resources=asked.container_resources,
+        pod_cgroup_parent=asked.pod_cgroup_parent,
+        container_envs=asked.container_envs,
+    )
+    said.container_annotations[SEEN] = "server"
+    return said
+
+
+def main() -> None:
+    """Serve until killed."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    handler: Any = grpc.unary_unary_rpc_method_handler(
+        create, response_serializer=lambda answer: answer.SerializeToString()
+    )
+    methods = {"PreCreateContainerHook": handler}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    server.add_insecure_port(f"unix:{sys.argv[1]}")
+    server.start()
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()
