@@ -25,7 +25,7 @@ from proxy.keeper.remembered import (
 )
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Container
+from proxy.model.workload import Container, Verdict
 from proxy.plan.record import of_pool
 
 KEEP = 5
@@ -105,6 +105,18 @@ class History:
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
         entries[-1] = (number, when, dataclasses.replace(told, reasons=reasons), cpus)
+
+    def refused(self, token: str, verdict: Verdict) -> None:
+        """What was decided for a container comes to nothing: somebody else has refused it."""
+        entries = self._living.get(token)
+        if entries:
+            number, when, _, cpus = entries[-1]
+            entries[-1] = (
+                number,
+                when,
+                dataclasses.replace(_explanation(entries[-1]), verdict=verdict),
+                cpus,
+            )
 
     def renamed(self, token: str, container_id: str) -> None:
         """What had a token has an id now."""

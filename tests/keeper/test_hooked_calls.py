@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are
 
 from played_hooks import hooks
 
+from proxy.cri.hooked import way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
 from proxy.hooks.hook import Policy
@@ -119,6 +120,8 @@ def test_a_veto_refuses_and_nothing_stays_taken(live, kind) -> None:
             w.wire.finished(call, None)
             await w.quiet()
             assert not any(line.startswith("kernel") for line in w.log), "nobody has moved for it"
+            verdict = w.keeper.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
+            assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
             assert (len(w.keeper.state.containers), w.on(ls), w.keeper.lost) == (1, "0-15", {})
             assert h.remembers() == len(("other's sandbox", "kind's sandbox", "ls"))
 
@@ -540,5 +543,25 @@ def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(live) -> None:
             assert linux(call).cpuset_cpus == "0-15"
             await w.quiet()
             assert w.keeper.counters["internal_errors"] == 1
+
+    live(day)
+
+
+def test_no_call_waits_for_answers_that_never_come(live, monkeypatch) -> None:
+    class Never:
+        outcome = None
+
+        async def wait(self) -> Any:
+            await asyncio.Event().wait()
+
+    async def day(w) -> None:
+        monkeypatch.setattr(way, "LONGEST_S", 0.1)
+        monkeypatch.setattr(way, "_MARGIN_S", 0.0)
+        async with hooks(w) as h:
+            h.add(pre_create_container=Veto("never"), pre_update_container_resources=Veto("never"))
+            h.engine.ask = lambda event: Never()  # type: ignore[assignment,return-value]
+            one = await w.run(await w.pod("ls", "LS"))
+            assert (await w.update(one, cpu_shares=9)).cpu_shares == 9
+            assert w.keeper.counters["internal_errors"] == 2
 
     live(day)

@@ -23,7 +23,7 @@ from proxy.cri.hooked.facts import container_facts, pod_facts, resources_of
 from proxy.cri.hooked.lines import Lines
 from proxy.cri.hooked.way import Way
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import Call, Hold, Trip
+from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
 from proxy.cri.views import pod_of
 from proxy.hooks.hook import Outcome
 from proxy.hooks.points import (
@@ -37,7 +37,7 @@ from proxy.hooks.points import (
     PreStopPodSandbox,
 )
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, Phase, Pod
+from proxy.model.workload import Container, Phase, Pod, Verdict
 
 if TYPE_CHECKING:
     from proxy.cri.hooked.following import Following
@@ -127,8 +127,7 @@ class Hooked:
         if isinstance(call.state, Trip) and call.state.body:
             call.change(call.state.body)
         offered = self._keeper.state.offered(container)
-        answers = self._way.answers(self._creating(call.body, container))
-        outcome = answers.outcome or await answers.wait()
+        outcome = await self._way.outcome(self._way.answers(self._creating(call.body, container)))
         if call.done:
             self._keeper.failed(container.id)
             return None
@@ -148,7 +147,8 @@ class Hooked:
         """Do with a placement what hooks want; None where the call has been answered or let go."""
         keeper = self._keeper
         if outcome.refusal:
-            keeper.history.amend(token, outcome.refusal)
+            verdict = Verdict(FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
+            keeper.history.refused(token, verdict)
             keeper.failed(token)
         if self._way.refuses(call, outcome):
             return None

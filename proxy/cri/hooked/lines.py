@@ -90,7 +90,7 @@ class Lines:
                 if late is None and not call.done:
                     late = self._ask(call, container_id, go)
                 if late is not None:
-                    outcome = await late.answers.wait()
+                    outcome = await self._way.outcome(late.answers)
                     if not call.done:
                         late.go(outcome)
             finally:

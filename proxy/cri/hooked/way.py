@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
-from proxy.hooks.hook import AS_IT_IS, Answers, Outcome
+from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
 from proxy.hooks.points import Point
 from proxy.keeper.hooked import narrow
 from proxy.model.errors import HookError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from proxy.cri.hooked.updates import Updates
     from proxy.hooks.hook import Asking
     from proxy.keeper.keeper import Keeper
+
+_MARGIN_S = 5.0
 
 Decided = Callable[[Outcome], None]
 """Goes on with a call when the hooks have answered."""
@@ -52,6 +55,17 @@ class Way:
             self._keeper.broken(error)
             return _NONE
 
+    async def outcome(self, answers: Answers) -> Outcome:
+        """Wait for what hooks want; who asks them has the deadlines, and this is for its faults."""
+        if answers.outcome is not None:
+            return answers.outcome
+        try:
+            async with asyncio.timeout(LONGEST_S + _MARGIN_S):
+                return await answers.wait()
+        except TimeoutError as error:
+            self._keeper.broken(error)
+            return AS_IT_IS
+
     def ask(self, call: Call, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
         """Ask hooks in the way of a call.
 
@@ -67,7 +81,7 @@ class Way:
             return
 
         async def later() -> None:
-            outcome = await answers.wait()
+            outcome = await self.outcome(answers)
             if call.done:
                 over()
             else:
