@@ -18,7 +18,8 @@ for a shell::
 
 The file is exact after each create, start and update of the container. In between, one that shares a pool is
 told its pool; for one that has been narrowed to a part of its pool that is the part without CPUs that got an
-owner. Variables that the container sets itself, and its own mounts at that path, stay as they are.
+owner. What other hooks narrow is in the file, but not in the environment. Variables that the container sets
+itself, and its own mounts at that path, stay as they are.
 
 The files lie below ``root``, one folder for each container, on a file system that the runtime sees as well.
 They go with the container; leftovers of containers that came to nothing go when their pod does, or at the

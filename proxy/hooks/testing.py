@@ -88,6 +88,8 @@ __all__ = [
     "running",
 ]
 
+SPARE_S = 30.0
+"""A slow machine may take so much longer than the hooks' own times together."""
 Hooks: TypeAlias = Loaded | Hook | Sequence[Loaded | Hook]
 
 
@@ -235,7 +237,8 @@ async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
     engine = Engine(lambda text: None, lambda updates, owners: None)
     try:
         engine.use(hooks)
-        outcome = await engine.ask(event).wait()
+        async with asyncio.timeout(SPARE_S + sum(hook.timeout for hook in hooks)):
+            outcome = await engine.ask(event).wait()
         failed = [one for one in engine.report() if one.last_error]
     finally:
         engine.close()

@@ -64,6 +64,14 @@ def test_an_owner_is_told_its_cpus_in_both_ways(node: Callable[..., Node]) -> No
     assert answer.mounts == {"/run/topoproxy": Mount("/run/topoproxy", host, readonly=True)}
 
 
+def test_a_create_that_is_tried_again_finds_its_folder_there(node: Callable[..., Node]) -> None:
+    one = node()
+    first = one.hear("pre_create_container", pod=POD, decision=testing.decision("own", "2-5"))
+    again = one.hear("pre_create_container", pod=POD, decision=testing.decision("own", "6-7"))
+    assert first.mounts == again.mounts
+    assert one.file()["EXCLUSIVE_CPUS"] == "6-7"
+
+
 def test_the_file_is_for_everybody_and_for_a_shell(node: Callable[..., Node]) -> None:
     before = os.umask(0o077)
     try:

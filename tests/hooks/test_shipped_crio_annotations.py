@@ -103,9 +103,14 @@ def test_the_quota_of_container_and_pod(node: Node) -> None:
     assert not node.hear("pre_update_container_resources", {}, decision=OWN, asked=asked)
 
 
-def test_interrupts_off_all_its_cpus(node: Node) -> None:
-    assert node.life({"irq-load-balancing.crio.io": "disable"}) == testing.NOTHING
+def test_interrupts_off_all_its_cpus_and_nothing_else(node: Node, told: list[str]) -> None:
+    off = {"irq-load-balancing.crio.io": "disable"}
+    assert node.life(off) == testing.NOTHING
     assert node.irq == "0-1,6-15"
+    asked = Resources(cpu_quota=100_000)
+    assert not node.hear("pre_update_container_resources", off, decision=OWN, asked=asked)
+    assert node[f"cgroup/cpuset/kubepods/pod{UID}/c1/cpuset.sched_load_balance"] == "1"
+    assert told == []
     node.hear("post_stop_container", decision=OWN, container=CONTAINER)
     assert node.irq == "0-15"
 

@@ -75,8 +75,8 @@ class Knobs:
     def born(self, path: Path, own: str) -> None:
         """Take over a file that came into the world with one of our values: this is what it had got else."""
         with self._lock:
-            known, now = self._own(path)
-            if known is not None and now is not None and str(path) not in self._known and own != now:
+            _, now = self._own(path)
+            if now is not None and str(path) not in self._known and own != now:
                 self._known[str(path)] = (own, now)
 
     def hold(self, wishes: Mapping[Path, str]) -> Held:
@@ -160,5 +160,5 @@ def _load(state: Path) -> dict[str, tuple[str, ...]]:
     return {
         path: tuple(entry)
         for path, entry in data.items()
-        if isinstance(entry, list) and len(entry) > 1 and all(isinstance(value, str) for value in entry)
+        if isinstance(entry, list) and entry and all(isinstance(value, str) for value in entry)
     }

@@ -22,6 +22,7 @@ from proxy.hooks.kit.crio import Wish, wish_of
         ({"cpu-c-states.crio.io": "enable"}, Wish(latency="0")),
         ({"cpu-c-states.crio.io": "disable"}, Wish(latency="n/a")),
         ({"cpu-c-states.crio.io": "max_latency:010"}, Wish(latency="10")),
+        ({"cpu-c-states.crio.io": "max_latency:1"}, Wish(latency="1")),
         ({"cpu-freq-governor.crio.io": "performance"}, Wish(governor="performance")),
         ({"cpu-quota.crio.iox": "disable", "x.crio.io": "y"}, Wish()),
         ({"cpu-shared.crio.io/main": "disable"}, Wish()),

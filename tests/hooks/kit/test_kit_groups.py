@@ -65,13 +65,13 @@ def test_a_group_that_is_not_this_pods_alone_is_left(tmp_path: Path, parent: str
 def test_a_quota_that_cannot_be_written_is_an_error_but_not_of_a_pod_that_has_gone(tmp_path: Path) -> None:
     make(tmp_path, f"cpu/kubepods/pod{UID}", cpu_cfs_quota_us="1")
 
-    def fail(number: int) -> None:
+    def fail(number: int) -> bool:
         def put(path: Path, value: str) -> None:
             raise OSError(number, "no")
 
-        open_quota(tmp_path, pod(f"/kubepods/pod{UID}"), put)
+        return open_quota(tmp_path, pod(f"/kubepods/pod{UID}"), put)
 
-    fail(errno.ENODEV)
+    assert not fail(errno.ENODEV)
     with pytest.raises(HookError, match=r"cannot take the quota off .*: no"):
         fail(errno.EROFS)
     with pytest.raises(HookError, match="cannot find the controller cpu"):

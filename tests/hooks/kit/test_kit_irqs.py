@@ -94,10 +94,11 @@ def test_an_interrupt_that_comes_later_gets_the_default_as_it_was(tree: Tree) ->
     irqs = Irqs(tree.proc, tree.state)
     irqs.claim("a", cpus("2-3"), ONLINE)
     tree.add("irq9", "0-1,4-7")
+    tree.add("irq10", "0-1,4-6")
     irqs.claim("a", cpus("4"), ONLINE)
-    assert tree[9] == "0-3,5-7"
+    assert (tree[9], tree[10]) == ("0-3,5-7", "0-1,5-6")
     irqs.claim("a", CpuSet(), ONLINE)
-    assert tree[9] == "0-7"
+    assert (tree[9], tree[10]) == ("0-7", "0-1,4-6"), "only what had the default"
 
 
 def test_where_all_cpus_are_claimed_interrupts_stay(tree: Tree) -> None:

@@ -61,6 +61,7 @@ def test_what_somebody_else_has_written_stays(files: dict[str, Path], state: Pat
     files["b"].write_text("y")
     assert knobs.own(files["a"]) == "x"
     knobs.hold({files["b"]: "2"})
+    assert list(json.loads(state.read_text())) == [str(files["b"])]
     assert held(files) == "x2c"
     knobs.hold({})
     assert held(files) == "xyc"
@@ -87,6 +88,21 @@ def test_a_crash_anywhere_loses_nothing(files: dict[str, Path], state: Path) -> 
         Knobs(state, write_and_crash).hold({files["a"]: "2", files["b"]: "2"})
     assert held(files) == "2bc"
     Knobs(state).hold({})
+    assert held(files) == "abc"
+
+
+def test_a_value_that_the_kernel_writes_in_its_own_way_is_ours_all_the_same(
+    files: dict[str, Path], state: Path
+) -> None:
+    def shorten(path: Path, value: str) -> None:
+        put(path, value.lstrip("0"))
+
+    Knobs(state, shorten).hold({files["a"]: "007"})
+    assert files["a"].read_text() == "7\n"
+    knobs = Knobs(state, shorten)
+    assert knobs.own(files["a"]) == "a"
+    knobs.hold({files["a"]: "008"})
+    knobs.hold({})
     assert held(files) == "abc"
 
 
@@ -126,8 +142,10 @@ def test_a_file_that_goes_is_forgotten(files: dict[str, Path], state: Path) -> N
     knobs.hold({files["a"]: "1"})
     files["a"].unlink()
     assert knobs.hold({}).written == ()
+    assert json.loads(state.read_text()) == {}
     assert knobs.own(files["a"]) is None
-    assert knobs.hold({files["a"]: "1"}).written == ()
+    came = knobs.hold({files["a"]: "1"})
+    assert (came.written, came.refused) == ((), {})
     assert not files["a"].exists(), "only files that are there are written"
 
 
@@ -138,11 +156,14 @@ def test_what_cannot_be_remembered_is_not_written(files: dict[str, Path], state:
     assert held(files) == "abc"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1, "y": ["z"], "a": [1, 2]}', "[" * 9999])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"FILE": 1}', '{"FILE": []}', '{"FILE": [1, 2]}', "[" * 9999]
+)
 def test_a_damaged_state_is_none(files: dict[str, Path], state: Path, text: str) -> None:
     state.parent.mkdir()
-    state.write_text(text)
+    state.write_text(text.replace("FILE", str(files["a"])))
     knobs = Knobs(state)
+    assert knobs.own(files["a"]) == "a"
     knobs.hold({files["a"]: "1"})
     knobs.hold({})
     assert held(files) == "abc"

@@ -30,7 +30,9 @@ def enter(there: Known, decision: Decision, one: str = "c1", point: str = "post_
 
 
 def after(there: Known, **pools: object) -> dict[str, tuple[str, str]]:
-    there.hear(PoolsChanged(POOLS, Pools(**pools)))  # type: ignore[arg-type]
+    before = {one.name: one for one in there.of_pod("u")}
+    changed = there.hear(PoolsChanged(POOLS, Pools(**pools)))  # type: ignore[arg-type]
+    assert changed == [one for one in there.of_pod("u") if before[one.name] != one]
     return {one.name: (str(one.cpus), str(one.own)) for one in there.of_pod("u")}
 
 

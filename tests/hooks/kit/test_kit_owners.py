@@ -78,6 +78,7 @@ def test_all_that_exists_takes_the_place_of_all_before() -> None:
         Synchronize(samples.machine(), Pools(), (), tuple(Running(POD, one, OWN) for one in (two, ended)))
     )
     assert known.online == CpuSet(range(16))
+    assert known.all() == ((cpus("2-3"), "quiet"),)
     known.hear(PostRemoveContainer(POD, two))
     assert known.all() == ()
     known.hear(MachineChanged(samples.machine("before"), samples.machine("after")))
