@@ -155,7 +155,7 @@ class Hooking:
         keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
         updates = Updates(keeper, self._launch, owned_cpus=owned)
         engine = Engine(keeper.problems.note, updates.take)
-        following = Following(keeper, engine, self._resumed, owned_cpus=owned)
+        following = Following(keeper, engine, self._resumed, self._learn_later, owned_cpus=owned)
         library = Library(
             config,
             engine,

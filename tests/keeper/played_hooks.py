@@ -24,7 +24,8 @@ class Hooks:
         self.updates = Updates(keeper, world.launch, owned_cpus=owned_cpus)
         self.engine = Engine(keeper.problems.note, self.updates.take)
         self.resumed = 0
-        self.following = Following(keeper, self.engine, self._resumed, owned_cpus=owned_cpus)
+        self.lacked = 0
+        self.following = Following(keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus)
         way = Way(keeper, self.engine, self.updates, world.wire.hold, owned_cpus=owned_cpus)
         adopt, hold = world.sync.adoption.adopt_one, world.wire.hold
         self.hooked = Hooked(keeper, way, self.following, adopt, hold)
@@ -35,6 +36,9 @@ class Hooks:
 
     def _resumed(self) -> None:
         self.resumed += 1
+
+    def _lacks(self) -> None:
+        self.lacked += 1
 
     def add(
         self, name: str = "10-x", *, policy: Policy = Policy.IGNORE, timeout: float = 30, **handlers: Any

@@ -254,3 +254,22 @@ def test_what_hooks_do_when_they_are_told_hurts_nobody(live) -> None:
             assert w.keeper.counters["internal_errors"] == 1
 
     live(day)
+
+
+def test_what_came_without_a_call_is_learned_of(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            sandbox = await w.pod("ls", "LS")
+            await w.run(sandbox)
+            await w.sync.once()
+            assert h.lacked == 0
+            w.runtime.containers["odd"] = RuntimeContainer("odd", sandbox, "odd", 0, "RUNNING")
+            w.cgroups.sets["odd"] = CpuSet.parse("0-15")
+            await w.sync.once()
+            assert h.lacked == 1
+            h.following.learn(*w.runtime.raw_lists())
+            assert h.following.facts(w.keeper.state.containers["odd"])[1].labels == {"listed": "odd"}
+            await w.sync.once()
+            assert h.lacked == 1
+
+    live(day)

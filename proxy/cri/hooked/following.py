@@ -54,6 +54,7 @@ class Following:
         keeper: Keeper,
         asking: Asking,
         resumed: Callable[[], None] = lambda: None,
+        lacks: Callable[[], None] = lambda: None,
         *,
         owned_cpus: bool = False,
     ) -> None:
@@ -63,6 +64,7 @@ class Following:
             keeper: Whom to follow.
             asking: Who tells the hooks.
             resumed: Called when a node that was released is ours again: hooks were told nothing meanwhile.
+            lacks: Called when there is a container that came without a call, so that little is known of it.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._keeper = keeper
@@ -70,6 +72,7 @@ class Following:
         self._owned_cpus = owned_cpus
         self._state = keeper.state
         self._resumed = resumed
+        self._lacks = lacks
         self._rested = False
         self._stirred = False
         self.memory = Memory()
@@ -215,6 +218,9 @@ class Following:
         for sandbox_id in [i for i in self.stopped if i not in pods and i not in state.pods]:
             self.pod_gone(sandbox_id)
         self.memory.keep_only({*pods, *state.pods}, {*containers, *state.containers})
+        there = (c for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED))
+        if any(c.id in containers and self.memory.container(c.id) is None for c in there):
+            self._lacks()
         self.sent = {token: body for token, body in self.sent.items() if token in state.containers}
 
     # -- what changes on the node -------------------------------------------------------------------------
