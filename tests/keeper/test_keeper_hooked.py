@@ -1,0 +1,130 @@
+"""What hooks want of containers, done by the keeper: state, ledger, kernel, CPUs that go, partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.keeper.hooked import narrow
+from proxy.keeper.partitions.jobs import shared_with
+from proxy.model.idset import CpuSet, Mask
+from proxy.plan.narrowing import Narrowing
+from proxy.plan.standin import shorts
+from proxy.topology.build import described
+
+WHOLE = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
+
+
+def wish(cpus: str, **more: Any) -> Narrowing:
+    return Narrowing(CpuSet.parse(cpus), by="10-x", **more)
+
+
+def test_the_kernel_and_the_ledger_follow_and_explain_tells(live) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        assert narrow(w.keeper, one, wish("4-5")) == ""
+        await w.until(lambda: w.on(one) == "4-5")
+        await w.quiet()
+        assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
+        assert (
+            w.keeper.history.find("ns/ls")[-1].explanation.reasons[-1] == "narrowed to CPUs 4-5 by hook 10-x"
+        )
+        w.log.clear()
+        assert narrow(w.keeper, one, wish("4-5")) == ""
+        await w.quiet()
+        assert w.log == [], "nothing is done that is so already"
+        assert narrow(w.keeper, one, Narrowing(clear=True, by="10-x")) == ""
+        await w.until(lambda: w.on(one) == "0-15")
+        reasons = w.keeper.history.find("ns/ls")[-1].explanation.reasons
+        assert reasons[-1] == "hooks do not narrow it any more"
+        w.check()
+
+    live(day)
+
+
+@pytest.mark.parametrize("who", ["nobody", "ended"])
+def test_who_is_not_there_is_not_narrowed(live, who) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        await w.stop(one)
+        words = narrow(w.keeper, one if who == "ended" else "nobody", wish("4-5"))
+        assert "it is not there" in words
+
+    live(day)
+
+
+def test_what_cannot_be_had_is_said_and_the_rest_is_done(live) -> None:
+    async def day(w) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        one = await w.run(await w.pod("ls", "LS"))
+        words = narrow(w.keeper, one, wish("2-3", mems=Mask((1,))))
+        assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
+        assert w.keeper.state.containers[one].placement.mems == Mask((1,))
+        await w.quiet()
+        assert (w.on(one), w.on(lse)) == ("4-15", "0-3")
+        w.check()
+
+    live(day)
+
+
+def test_an_owner_who_is_narrowed_and_loses_cpus_has_others_and_gives_them_back(live) -> None:
+    async def day(w) -> None:
+        own = await w.run(await w.pod("g"), **WHOLE)
+        assert w.on(own) == "0-1,8-9"
+        assert narrow(w.keeper, own, wish("0,8")) == ""
+        await w.until(lambda: w.on(own) == "0,8")
+        whole, smaller = w.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
+        w.machine = smaller
+        await w.keeper.hotplug.look()
+        await w.until(lambda: len(w.keeper.state.containers[own].placement.instead) == 2)
+        for _ in range(4):
+            await w.keeper.hotplug.mend()
+            await w.quiet()
+        container = w.keeper.state.containers[own]
+        assert len(container.placement.instead) == 2, (
+            "what stands in is not given back as long as it is needed"
+        )
+        assert w.on(own) == "0"
+        w.check()
+        w.machine = whole
+        await w.keeper.hotplug.look()
+        await w.until(lambda: not shorts(w.keeper.state))
+        await w.until(lambda: w.on(own) == "0,8")
+        w.check()
+
+    live(day)
+
+
+def test_cpus_that_hooks_have_given_to_others_are_no_partition(live) -> None:
+    async def day(w) -> None:
+        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        own = await w.run(await w.pod("own", "LSE", "", "4-5"))
+        one = await w.run(await w.pod("ls", "LS"))
+
+        def shared(container_id: str) -> str:
+            state = w.keeper.state
+            container = state.containers[container_id]
+            return shared_with(state, container, state.wanted(container))
+
+        assert (shared(lse), shared(own)) == ("", "")
+        assert narrow(w.keeper, one, wish("3,6", owned=True)) == ""
+        assert shared(lse) == "a hook lets ns/ls/c run on its CPUs"
+        assert narrow(w.keeper, own, wish("4,7", owned=True)) == ""
+        assert shared(own) == "a hook has given it CPUs that are not its own"
+        await w.until(lambda: (w.on(one), w.on(own)) == ("3,6", "4,7"))
+        w.check()
+
+    live(day)
+
+
+def test_somebody_who_writes_a_narrowed_set_is_put_right(live) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        narrow(w.keeper, one, wish("4-5"))
+        await w.until(lambda: w.on(one) == "4-5")
+        w.cgroups.sets[one] = CpuSet.parse("0-15")
+        await w.sync.once()
+        assert w.on(one) == "4-5"
+
+    live(day)
