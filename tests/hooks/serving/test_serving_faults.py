@@ -455,6 +455,9 @@ def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
         assert not node.under_way.creates
+        strict = container_request(labels={"koordinator.sh/qosClass": "LSE"})
+        answer = await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
+        assert answer.container_resources == strict.container_resources
 
     live(day, SLOW)
 
