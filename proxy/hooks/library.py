@@ -13,6 +13,7 @@ why. A file that is being written is looked at again a moment later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -107,10 +108,10 @@ class Library:
             except Exception as error:  # noqa: BLE001 - hooks that are in use go on
                 self._complain(f"cannot look for hooks: {type(error).__name__}: {error}")
             unsettled = any(known.unsettled is not None for known in self._known.values())
-            try:
-                await asyncio.wait_for(self._wake.wait(), SOON_S if unsettled else LOOK_S)
-            except TimeoutError:
-                continue
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S if unsettled else LOOK_S):
+                    await self._wake.wait()
             self._wake.clear()
 
     async def look_once(self, timeout: float = 2 * LOAD_S) -> None:

@@ -546,6 +546,21 @@ def test_a_fault_of_our_own_leaves_the_others(scene: Scene, monkeypatch: pytest.
     play(story)
 
 
+def test_it_can_be_cancelled_as_a_hook_comes_into_use(scene: Scene) -> None:
+    async def story() -> None:
+        task = asyncio.create_task(scene.library.run())
+        await asyncio.sleep(0.2)
+        scene.library._wake.set()
+        await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=WAIT_S)
+        assert done
+        assert task.cancelled()
+        await scene.library.close()
+
+    play(story)
+
+
 def test_closing_waits_for_no_hook_for_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.library.END_S", 0.1)
 

@@ -86,6 +86,7 @@ class Maker:
         attempt = Attempt(name, path, data, self._config)
         attempt.start()
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(attempt.future), LOAD_S)
+            async with asyncio.timeout(LOAD_S):
+                return await asyncio.wrap_future(attempt.future)
         except TimeoutError:
             raise attempt.abandon(LOAD_S) from None
