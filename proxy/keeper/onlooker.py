@@ -37,8 +37,14 @@ class Onlooker(Protocol):
     def pod_gone(self, sandbox_id: str) -> None:
         """A sandbox is gone, or was not there."""
 
-    def listed(self, pods: Collection[str], containers: Collection[str]) -> None:
-        """These are the ids of all that the runtime has; who has come since need not be among them."""
+    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
+        """The runtime has told what it has.
+
+        Args:
+            pods: Ids of all sandboxes.
+            containers: Ids of all containers.
+            since: The news' number when it was asked: it says nothing about those who have newer ones.
+        """
 
     def stirred(self) -> None:
         """The machine, the pools or who owns CPUs may be others than before."""

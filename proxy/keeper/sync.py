@@ -156,7 +156,7 @@ class Sync:
             self._launch.suspect()
         keeper.watching.caught_up()
         if keeper.onlooker is not None:
-            keeper.onlooker.listed(listing.pods, listing.containers)
+            keeper.onlooker.listed(listing.pods, listing.containers, began)
         if keeper.options.enforce:
             await self._repair(listing, began)
         keeper.counters["passes"] += 1

@@ -10,8 +10,9 @@ An owner who is narrowed still owns the rest: nobody else is given it.
 Where the configuration lets hooks give CPUs that have owners, those that were not the container's to have
 are kept beside (``Placement.beyond``), and it may run there whoever owns them.
 
-Narrowing anew replaces what was named before. Nothing here can make a set that is empty, that holds offline
-CPUs, or (without ``beyond``) CPUs of others; ``proxy.plan.invariants`` says so of each state.
+Narrowing anew replaces what was named before, and to name all that there is ends it. Nothing here can make
+a set that is empty, that holds offline CPUs, or (without ``beyond``) CPUs of others;
+``proxy.plan.invariants`` says so of each state.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def narrowed(
 def _cpus(state: NodeState, placement: Placement, wish: Narrowing, base: CpuSet) -> tuple[Placement, str]:
     placement = dataclasses.replace(placement, reasons=_without(placement.reasons, _NARROWED))
     cpus = wish.cpus
-    if cpus is None:
-        return placement, ""
+    if cpus is None or (base <= cpus and (not wish.owned or cpus & state.node.machine.online <= base)):
+        return placement, ""  # all that it has, as a server says that answers with what it was told
     outside = cpus & state.node.machine.online - base if wish.owned else CpuSet()
     if not cpus & base | outside:
         return placement, f"it has {base}" if not wish.owned else "none of them is online"

@@ -534,6 +534,21 @@ def test_nobody_is_asked_where_only_is_looked_on_and_on_a_released_node(live) ->
     live(day, enforce=False)
 
 
+def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+
+            def release(event: Any) -> Adjustment:
+                w.keeper.enforcer.paused = True
+                return Adjustment(cpus=cpus("4"), envs={"A": "1"})
+
+            h.add(pre_create_container=release)
+            call = await w.begin(await w.pod("ls", "LS"), cpuset_cpus="7")
+            assert (linux(call).cpuset_cpus, created(call).envs[0].key) == ("7", "A")
+
+    live(day)
+
+
 def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:

@@ -273,3 +273,19 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             assert h.lacked == 1
 
     live(day)
+
+
+def test_a_list_from_before_a_sandbox_was_stopped_does_not_say_that_it_is_gone(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen("post_stop_pod_sandbox", "post_remove_pod_sandbox")
+            began = w.keeper.news.number
+            sandbox = await w.pod("ls", "LS")
+            await ended(w, "StopPodSandbox", sandbox)
+            h.following.listed((), (), began)
+            await h.hears("post_stop_pod_sandbox s-ls")
+            assert h.following.find_pod(sandbox) is not None
+            h.following.listed((), (), w.keeper.news.number)
+            await h.hears("post_remove_pod_sandbox s-ls")
+
+    live(day)

@@ -118,6 +118,24 @@ def test_cpus_that_hooks_have_given_to_others_are_no_partition(live) -> None:
     live(day)
 
 
+def test_partitions_are_looked_at_again(live) -> None:
+    async def day(w) -> None:
+        one = await w.run(await w.pod("ls", "LS"))
+        stirred: list[bool] = []
+
+        class Partitions:
+            def stir(self) -> None:
+                stirred.append(True)
+
+        w.keeper.partitions = Partitions()
+        narrow(w.keeper, one, wish("4-5"))
+        narrow(w.keeper, one, wish("4-5"))
+        assert stirred == [True]
+        w.keeper.partitions = None
+
+    live(day)
+
+
 def test_somebody_who_writes_a_narrowed_set_is_put_right(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))

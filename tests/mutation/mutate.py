@@ -37,6 +37,7 @@ def tests_of(room: str, *quick_first: str) -> list[str]:
 
 CALLS = [f"proxy/cri/{name}.py" for name in ("interceptors", "pod_calls", "create_calls", "container_calls")]
 CALLS += ["proxy/cri/trips.py", "proxy/cri/rewrite.py"]
+HOOKED = [f"proxy/cri/hooked/{name}.py" for name in ("calls", "following", "lines", "updates", "way")]
 ROOMS = {
     "place": (["proxy/place"], ["tests/place"]),
     "pools": (["proxy/pools"], ["tests/pools"]),
@@ -49,6 +50,13 @@ ROOMS = {
     "keeper": (
         ["proxy/keeper", *CALLS],
         tests_of("keeper", "parts", "enforce", "rare", "day", "bad_days", "random"),
+    ),
+    "hooked": (
+        [*HOOKED, "proxy/keeper/hooked.py", "proxy/plan/narrowing.py", "proxy/plan/wanted.py"],
+        [
+            "tests/plan/test_narrowing.py",
+            *tests_of("keeper", "keeper_hooked", "hooked_updates", "hooked_following", "hooked_calls"),
+        ],
     ),
 }
 """Room to what is changed and to the tests that ought to notice."""

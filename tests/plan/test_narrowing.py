@@ -128,6 +128,18 @@ def test_what_was_lost_while_the_hook_thought_comes_back_later() -> None:
     assert violations(late) == []
 
 
+def test_to_name_all_that_it_has_is_no_narrowing() -> None:
+    state = put(empty(), "lse")
+    state = put(state, "ls")
+    plain = state.containers["ls"].placement
+    same = hooked(state, "ls", wish("0-1,6-15"))
+    assert same.containers["ls"].placement == plain
+    narrow = hooked(same, "ls", wish("6-7"))
+    assert hooked(narrow, "ls", wish("0-15"), seen="0-1,6-15").containers["ls"].placement == plain
+    beyond = hooked(narrow, "ls", wish("0-15", owned=True))
+    assert (runs_on(beyond, "ls"), str(beyond.containers["ls"].placement.beyond)) == ("0-15", "2-5")
+
+
 def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
     state = hooked(put(put(empty(), "lse"), "ls"), "ls", wish("5-6", owned=True))
     assert runs_on(state, "ls") == "5-6"

@@ -64,7 +64,7 @@ class Following:
             keeper: Whom to follow.
             asking: Who tells the hooks.
             resumed: Called when a node that was released is ours again: hooks were told nothing meanwhile.
-            lacks: Called when there is a container that came without a call, so that little is known of it.
+            lacks: Called when there is something that came without a call, so that little is known of it.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._keeper = keeper
@@ -209,17 +209,19 @@ class Following:
             self.tell(PostRemovePodSandbox, lambda: PostRemovePodSandbox(self.pod(pod)))
         self.memory.forget(sandbox_id)
 
-    def listed(self, pods: Collection[str], containers: Collection[str]) -> None:
+    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Onlooker``."""
-        state = self._keeper.state
+        state, news = self._keeper.state, self._keeper.news
         rested, self._rested = self._rested, self._keeper.enforcer.paused
         if rested and not self._rested:
             self._resumed()
-        for sandbox_id in [i for i in self.stopped if i not in pods and i not in state.pods]:
+        for sandbox_id in [i for i in self.stopped if i not in pods and news.none(i, since)]:
             self.pod_gone(sandbox_id)
-        self.memory.keep_only({*pods, *state.pods}, {*containers, *state.containers})
-        there = (c for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED))
-        if any(c.id in containers and self.memory.container(c.id) is None for c in there):
+        self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
+        there = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
+        if any(i in containers and self.memory.container(i) is None for i in there) or any(
+            i in pods and self.memory.pod(i) is None for i in state.pods
+        ):
             self._lacks()
         self.sent = {token: body for token, body in self.sent.items() if token in state.containers}
 
