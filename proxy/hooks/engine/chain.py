@@ -13,7 +13,7 @@ from proxy.hooks.engine.runners import Runner, Way
 from proxy.hooks.engine.seats import Seat
 from proxy.hooks.engine.shared import Held, Shared
 from proxy.hooks.engine.traces import Fault
-from proxy.hooks.engine.words import seconds, task
+from proxy.hooks.engine.words import task
 from proxy.hooks.hook import Outcome, Policy
 from proxy.hooks.points import Point
 
@@ -121,6 +121,15 @@ class Call(Course):
 
     def look(self) -> None:
         """See who has the call, and whether for too long; come again when that may be."""
+        try:
+            if self._watch():
+                return
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the call hanging
+            self.broke(error, None)
+        self._arrived()
+
+    def _watch(self) -> bool:
+        """Do what is due; False: there is an outcome."""
         while self.outcome is None:
             held, now = self.held, self._shared.clock()
             if held.deadline <= now:
@@ -134,8 +143,8 @@ class Call(Course):
                 self._hurry(held, held.where)
             self._arm(held.deadline - now)
             if self.held is held:
-                return
-        self._arrived()
+                return True
+        return False
 
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
@@ -170,7 +179,7 @@ class Call(Course):
             self._left_out(self._seat, Fault("queue", "its turn did not come: it is busy with other calls"))
         else:
             given = max(seat.hook.timeout, self._always)
-            fault = Fault("timeout", f"no answer within {seconds(given)} at {self.event.NAME}")
+            fault = self._overtime(seat)
             seat.leave(self._token, given, fault, now, astray=where)
             self._at += 1
             self._tally.failed(seat, fault, self.event)

@@ -25,6 +25,7 @@ from proxy.hooks.engine.seats import Seat
 from proxy.hooks.engine.shared import Errand, Held, Shared
 from proxy.hooks.engine.tally import Tally
 from proxy.hooks.engine.traces import Fault
+from proxy.hooks.engine.words import seconds
 from proxy.hooks.hook import LONGEST_S, Outcome
 from proxy.hooks.points import POINTS, VALIDATES, Point
 
@@ -170,38 +171,51 @@ class Course:
         clock = self._shared.clock
         start = clock()
         ticket = [True]
-        self._hold(Held(ticket, seat, runner, self._deadline(seat, start)))
+        held = Held(ticket, seat, runner, self._deadline(seat, start))
+        self._hold(held)
         said, fault = calling.function(seat.hook, self.event, self._tally)
         try:
             ticket.pop()
         except IndexError:
             return False
-        self._ended(seat, said, fault, clock() - start)
+        self._came(held, seat, said, fault, start)
         return True
+
+    def _came(
+        self, held: Held, seat: Seat, said: Said | Veto | None, fault: Fault | None, start: float
+    ) -> None:
+        """An answer is there, and the call is ours; that it is late may not have been seen."""
+        now = self._shared.clock()
+        if now > held.deadline:
+            said, fault = None, self._overtime(seat)
+        self._ended(seat, said, fault, now - start)
+
+    def _overtime(self, seat: Seat) -> Fault:
+        given = max(seat.hook.timeout, self._always)
+        return Fault("timeout", f"no answer within {seconds(given)} at {self.event.NAME}")
 
     def _begin(self, seat: Seat) -> bool:
         """Have a coroutine run on the hook's loop; False: there is none, and the call is still ours."""
         try:
             errand = Errand(seat.looper())
-            now, ticket = self._shared.clock(), [True]
-            self._hold(Held(ticket, seat, errand, self._deadline(seat, now)))
-            errand.looper.start(partial(self._await, seat, errand, ticket, now), errand.tasks)
+            now = self._shared.clock()
+            held = Held([True], seat, errand, self._deadline(seat, now))
+            self._hold(held)
+            errand.start(partial(self._await, seat, held, now), seat.came_back)
         except (RuntimeError, OSError) as error:
             self.held = Held([], None, None, self._end)
             self._ended(seat, None, Fault("error", f"it cannot be called: {error}"), None)
             return False
         return True
 
-    async def _await(self, seat: Seat, errand: Errand, ticket: list[bool], start: float) -> None:
+    async def _await(self, seat: Seat, held: Held, start: float) -> None:
         said, fault = await calling.coroutine(seat.hook, self.event, self._tally)
         try:
-            ticket.pop()
+            held.ticket.pop()
         except IndexError:
-            errand.ended = True
-            seat.came_back(errand)
             return
         try:
-            self._ended(seat, said, fault, self._shared.clock() - start)
+            self._came(held, seat, said, fault, start)
             self.go_on()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the call hanging
             self.broke(error, None)

@@ -74,11 +74,27 @@ class Looper:
         what = type(error).__name__ if error is not None else str(context.get("message"))[:100]
         self._complain(f"a task of it has failed: {what}")
 
-    def start(self, make: Callable[[], Coroutine[Any, Any, None]], keep: list[asyncio.Task[None]]) -> None:
-        """Run a coroutine; its task is put into ``keep``."""
+    def start(
+        self,
+        make: Callable[[], Coroutine[Any, Any, None]],
+        keep: list[asyncio.Task[None]],
+        over: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        """Run a coroutine.
+
+        Args:
+            make: Makes it, on the loop.
+            keep: Takes its task.
+            over: Called on the loop when it has ended.
+
+        Raises:
+            RuntimeError: The loop is closed.
+        """
 
         def begin() -> None:
-            keep.append(self._loop.create_task(make()))
+            task = self._loop.create_task(make())
+            keep.append(task)
+            task.add_done_callback(over)
 
         self._loop.call_soon_threadsafe(begin)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,19 @@ class Errand:
     def back(self) -> bool:
         """It has ended, or its loop has."""
         return self.ended or self.looper.gone
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, None]], back: Callable[[Errand], None]) -> None:
+        """Begin; ``back`` is called when it has ended, also where it was cancelled before its first step.
+
+        Raises:
+            RuntimeError: Its loop is closed.
+        """
+
+        def over(_: asyncio.Task[None]) -> None:
+            self.ended = True
+            back(self)
+
+        self.looper.start(make, self.tasks, over)
 
     def heard(self) -> None:
         """Its loop has been told to cancel it."""

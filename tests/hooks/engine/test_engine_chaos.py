@@ -1,0 +1,198 @@
+"""Chains of hooks that do whatever hooks can do: a call always ends, and nothing of a failed hook stays.
+
+The peers hang for ever where a hook server does (Koordinator has no timeout of its own: reference a.10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
+from proxy.hooks.hook import Hook, Outcome, Policy
+from proxy.model.idset import CpuSet, Mask
+
+PRE, VALIDATE, POST = "pre_create_container", "validate_create_container", "post_create_container"
+TIMEOUT_S = 0.03
+GOOD: list[Adjustment | None] = [
+    None,
+    Adjustment(),
+    Adjustment(cpus=CpuSet([0])),
+    Adjustment(mems=Mask([0]), cpu_shares=5),
+    Adjustment(envs={"A": "1"}),
+    Adjustment(envs={"B": CLEAR}, labels={"l": "1"}),
+    Adjustment(updates={"x": Update(cpus=CpuSet([9]))}),
+    Adjustment(updates={"x": Update(cpu_shares=7)}, cpu_quota=-1),
+]
+LIES: list[Any] = [
+    1,
+    "no",
+    Adjustment(cpus=CpuSet([7])),
+    Adjustment(cpus=CpuSet()),
+    Adjustment(cpu_shares=1, envs={"LIE": "1"}),
+    Adjustment(cgroup_parent="/x"),
+    Adjustment(envs=["LIE"]),  # type: ignore[arg-type]
+    Adjustment(labels={"LIE": "x" * 70_000}),
+]
+BAD = ["raise", "exit", "sleep", "spin", "gate", "late", "deep"]
+
+
+async def endless() -> None:
+    await asyncio.sleep(60)
+
+
+def deeper(number: int) -> int:
+    return deeper(number + 1)
+
+
+def behave(what: Any, gate: Any) -> Any:
+    """Do what a hook of that kind does; gives its answer."""
+    if what == "raise":
+        raise ValueError("LIE")
+    if what == "exit":
+        raise SystemExit(1)
+    if what == "sleep":
+        time.sleep(TIMEOUT_S * 3)
+    elif what == "late":
+        time.sleep(TIMEOUT_S * 2)
+        return Adjustment(annotations={"LATE": "1"})
+    elif what == "spin":
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            pass
+    elif what == "gate":
+        gate.wait(20)
+    elif what == "deep":
+        deeper(0)
+    return what
+
+
+def made(number: int, spec: tuple[str, Any, list[str], Policy], gate: Any) -> Hook:
+    kind, what, points, policy = spec
+
+    def function(event: Any) -> Any:
+        return behave(what, gate)
+
+    async def coroutine(event: Any) -> Any:
+        if what in ("sleep", "gate"):
+            await endless()
+        await asyncio.sleep(0)
+        return behave(what, gate)
+
+    handler = function if kind == "function" else coroutine
+    # Who behaves has all the time that a slow machine may take.
+    timeout = TIMEOUT_S if isinstance(what, str) and what in ("sleep", "late", "spin", "gate") else 20.0
+    return Hook(f"{number:02}", f"/{number}", dict.fromkeys(points, handler), policy, timeout)
+
+
+HOOKS = st.lists(
+    st.tuples(
+        st.sampled_from(["function", "function", "coroutine"]),
+        st.sampled_from(GOOD) | st.sampled_from(LIES) | st.sampled_from(BAD) | st.just(Veto("no")),
+        st.sampled_from([[PRE], [PRE], [PRE, VALIDATE], [VALIDATE], [PRE, POST]]),
+        st.sampled_from([Policy.IGNORE, Policy.IGNORE, Policy.FAIL]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def expected(specs: list[Any]) -> tuple[str, Adjustment]:
+    """Say what must come of it, in a slow way that is easy to believe: who refuses, or what is wanted."""
+    owners: set[str] = set()
+    values: dict[str, Any] = {}
+    for validating in (False, True):
+        for number, (_, what, points, policy) in enumerate(specs):
+            if (VALIDATE if validating else PRE) not in points:
+                continue
+            said = names(what) if any(what is good for good in GOOD) else None
+            if isinstance(what, Veto) or (
+                (said is None or said & owners or (validating and said)) and policy is Policy.FAIL
+            ):
+                return f"{number:02}", NOTHING
+            if not validating and said and not said & owners:
+                owners |= said
+                add(values, what)
+    return "", Adjustment(**values)
+
+
+def names(answer: Any) -> set[str]:
+    said: set[str] = set()
+    for field, value in answer.said() if answer is not None else ():
+        if field == "updates":
+            for name in ("cpus", "cpu_shares"):
+                said |= {f"{key}.{name}" for key, new in value.items() if getattr(new, name) is not LEAVE}
+        else:
+            said |= {f"{field}[{key}]" for key in value} if isinstance(value, dict) else {field}
+    return said
+
+
+def add(values: dict[str, Any], answer: Adjustment) -> None:
+    for field, value in answer.said():
+        if field == "updates":
+            known = values.get(field, {}).get("x", Update())
+            new: Any = answer.updates["x"]
+            cpus = new.cpus if isinstance(new.cpus, CpuSet) else known.cpus
+            shares = new.cpu_shares if isinstance(new.cpu_shares, int) else known.cpu_shares
+            values[field] = {"x": Update(cpus=cpus, cpu_shares=shares)}
+        elif isinstance(value, dict):
+            values[field] = values.get(field, {}) | value
+        else:
+            values[field] = value
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(specs=HOOKS)
+def test_a_call_always_ends_with_what_those_who_behave_want(scene: Any, specs: list[Any]) -> None:
+    outcomes: list[Outcome] = []
+    fresh = type(scene)()
+
+    async def story() -> None:
+        fresh.use(*(made(number, spec, fresh.gate) for number, spec in enumerate(specs)))
+        outcomes.append(await fresh.ask())
+        fresh.engine.tell(fresh.created())
+
+    fresh.run(story)
+    refused_by, adjustment = expected(specs)
+    outcome = outcomes[0]
+    if refused_by:
+        assert f": hook {refused_by}: " in outcome.refusal
+        assert outcome.adjustment is NOTHING
+    else:
+        assert outcome.refusal == ""
+        assert outcome.adjustment == adjustment
+        assert "LATE" not in outcome.adjustment.annotations
+    assert all(said.startswith("hook ") for said in fresh.said)
+
+
+def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> None:
+    kinds: list[Any] = [GOOD[4], "raise", LIES[4], GOOD[3], "sleep", "late", GOOD[2]]
+    hooks = []
+    for number, what in enumerate(kinds):
+        points = [PRE] if isinstance(what, Adjustment) and what is not LIES[4] else [PRE, POST]
+        kind = "coroutine" if number % 3 == 2 else "function"
+        hooks.append(made(number, (kind, what, points, Policy.IGNORE), scene.gate))
+
+    async def story() -> None:
+        scene.use(*hooks)
+        waiting = []
+        for number in range(300):
+            waiting.append(scene.engine.ask(scene.create()))
+            scene.engine.tell(scene.created())
+            if number % 50 == 49:
+                scene.use(*(hooks if number % 100 == 99 else hooks[:-1]))
+                await asyncio.sleep(0.01)
+        for answers in waiting:
+            outcome = await asyncio.wait_for(answers.wait(), 60)
+            said = set(outcome.adjustment.envs) | set(outcome.adjustment.annotations)
+            assert said == {"A"}
+            assert outcome.adjustment.cpu_shares == 5
+            assert outcome.refusal == ""
+        await scene.until(lambda: all(report.hung == 0 for report in scene.engine.report()))
+        await scene.until(lambda: scene.engine._shared.runners.stuck == 0)
+
+    scene.run(story)

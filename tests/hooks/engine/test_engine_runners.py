@@ -1,0 +1,189 @@
+"""Threads that call hooks, and those that hooks do not give back."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.hooks.engine import runners as runners_module
+from proxy.hooks.engine.pace import OverdueError, Pace
+from proxy.hooks.engine.runners import Runner, Runners, Way
+
+LIMIT_S = 30.0
+
+
+class Work:
+    """A job that does what it is told."""
+
+    def __init__(self, does: Callable[[], Any], way: Way = Way.DONE) -> None:
+        self.does = does
+        self.way = way
+        self.runner: Runner | None = None
+        self.settled = threading.Event()
+        self.back = threading.Event()
+        self.errors: list[BaseException] = []
+
+    def run(self, runner: Runner) -> Way:
+        self.runner = runner
+        self.does()
+        return self.way
+
+    def broke(self, error: BaseException, runner: Runner | None) -> Way:
+        self.errors.append(error)
+        return self.way
+
+    def settle(self) -> None:
+        self.settled.set()
+
+    def came_back(self, runner: Runner) -> None:
+        self.back.set()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def house() -> Any:
+    made = Runners()
+    yield made
+    made.close()
+
+
+def test_a_runner_that_is_idle_is_used_again_and_a_second_one_only_when_it_is_busy(house: Runners) -> None:
+    gate = threading.Event()
+    for _ in range(20):
+        work = Work(lambda: None)
+        house.start(work)
+        assert work.settled.wait(LIMIT_S)
+    assert house.alive == 1
+    held = [Work(lambda: gate.wait(LIMIT_S)) for _ in range(3)]
+    for work in held:
+        house.start(work)
+    assert house.alive == 3
+    gate.set()
+    assert all(work.settled.wait(LIMIT_S) for work in held)
+
+
+def test_who_is_idle_for_long_ends_and_so_does_all_when_it_is_closed(
+    house: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners_module, "IDLE_S", 0.02)
+    house.start(Work(lambda: None))
+    until(lambda: house.alive == 0)
+    assert house.idle == []
+    monkeypatch.setattr(runners_module, "IDLE_S", 60.0)
+    gate = threading.Event()
+    house.start(Work(lambda: None))
+    house.start(Work(lambda: gate.wait(LIMIT_S)))
+    house.close()
+    gate.set()
+    until(lambda: house.alive == 0)
+
+
+def test_many_jobs_at_once_are_all_done_while_runners_come_and_go(
+    house: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners_module, "IDLE_S", 0.001)
+    works = []
+    for number in range(300):
+        works.append(Work(lambda: None))
+        house.start(works[-1])
+        if number % 10 == 0:
+            time.sleep(0.002)
+    assert all(work.settled.wait(LIMIT_S) for work in works)
+    until(lambda: house.alive == 0)
+
+
+def test_a_job_that_breaks_does_not_end_its_runner(house: Runners) -> None:
+    def bad() -> None:
+        raise SystemExit
+
+    work = Work(bad)
+    house.start(work)
+    assert work.settled.wait(LIMIT_S)
+    assert isinstance(work.errors[0], SystemExit)
+    assert house.alive == 1
+
+
+def spin() -> None:
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        pass
+
+
+def test_who_is_abandoned_is_thrown_out_and_ends(house: Runners) -> None:
+    work = Work(spin, Way.LOST)
+    house.start(work)
+    until(lambda: work.runner is not None and work.runner.ident)
+    assert work.runner is not None
+    house.abandon(work.runner)
+    assert (house.alive, house.stuck) == (0, 1)
+    begun = time.monotonic()
+    while not work.back.is_set() and time.monotonic() - begun < LIMIT_S:
+        house.pace.throw(work.runner)
+        time.sleep(0.01)
+    assert time.monotonic() - begun < LIMIT_S / 2
+    assert isinstance(work.errors[0], OverdueError)
+    until(lambda: house.stuck == 0)
+    assert not work.settled.is_set()
+    assert work.runner not in house.idle
+
+
+@pytest.mark.parametrize(
+    "module", ["logging.config", "importlib", "threading", "asyncio.events", "grpc._channel"]
+)
+def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, module: str) -> None:
+    source = "def hold(until, call):\n    while not until():\n        call()\n"
+    space: dict[str, Any] = {"__name__": module}
+    exec(source, space)
+    over = threading.Event()
+    # The innermost frame is harmless; the one below it is not.
+    work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), Way.LOST)
+    house.start(work)
+    until(lambda: work.runner is not None and work.runner.ident)
+    assert work.runner is not None
+    house.abandon(work.runner)
+    for _ in range(20):
+        house.pace.throw(work.runner)
+        time.sleep(0.001)
+    over.set()
+    assert work.back.wait(LIMIT_S)
+    assert work.errors == []
+
+
+def test_nothing_is_thrown_into_who_is_back() -> None:
+    class Back:
+        ident = threading.get_ident()
+        back = True
+
+    Pace().throw(Back())
+    assert sum(range(1000)) == 499500
+
+
+def test_turns_are_short_while_somebody_takes_long_and_then_as_they_were() -> None:
+    class Slow:
+        ident = 0
+        back = False
+
+    usual, pace, one, other = sys.getswitchinterval(), Pace(), Slow(), Slow()
+    pace.hurry(one)
+    pace.hurry(other)
+    pace.hurry(one)
+    assert sys.getswitchinterval() < usual / 2
+    pace.throw(one)
+    pace.calm(one)
+    pace.calm(one)
+    assert sys.getswitchinterval() < usual / 2
+    pace.calm(other)
+    assert sys.getswitchinterval() == usual
+    pace.throw(other)
+    assert sys.getswitchinterval() == usual
