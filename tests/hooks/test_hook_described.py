@@ -146,6 +146,7 @@ def test_what_is_left_out_is_as_the_engine_would_say() -> None:
         ([], "the event: it must be an object"),
         ({}, "point: it must be one of configure, .* not None"),
         ({"point": ["shutdown"]}, "point: it must be one of"),
+        ({"point": "pre_lunch"}, "point: it must be one of .* not 'pre_lunch'"),
         ({"point": "shutdown", "reason": 5}, "reason: it must be a text, not 5"),
         ({"point": "shutdown", "why": ""}, "why: no such key; there are reason"),
         ({"point": "pre_stop_container", "grace": True}, "grace: it must be a whole number, not True"),

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from proxy.hooks import testing
+from proxy.hooks.facts import Running
 from proxy.hooks.hook import Hook
 from proxy.hooks.points import POINTS
-from proxy.hooks.samples import existing, sample
+from proxy.hooks.samples import OWN, POD, existing, sample
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
 
@@ -52,6 +53,12 @@ def test_settings_reach_the_hook_before_anything_else(tmp_path: Path) -> None:
     assert said == "50-tried ('a', 'b') {'k': 'v'}"
     with pytest.raises(HookError, match=r"hooks\.settings\.50-tried\.config\.nams: unknown key"):
         testing.load(path, {"nams": []})
+
+
+def test_anybodys_file_can_be_tried(tmp_path: Path) -> None:
+    path = written(tmp_path, "def shutdown(event): pass")
+    path.chmod(0o666)
+    assert testing.load(path).hook.name == "50-tried"
 
 
 def test_a_file_that_is_no_hook_or_does_not_configure_is_told(tmp_path: Path) -> None:
@@ -130,6 +137,8 @@ def test_builders_say_what_is_given_and_sensible_things_else() -> None:
     one = testing.running("c9", container=existing(testing.container(name="x"), "c0"))
     assert (one.container.id, one.container.name, one.container.phase) == ("c9", "x", "running")
     assert testing.event("synchronize", containers=(one,)).containers == (one,)
+    assert testing.running() == Running(POD, existing(container_id="c1"), OWN)
+    assert testing.running(pod=testing.pod(), decision=shared).decision == shared
 
 
 def test_what_is_no_event_is_told() -> None:

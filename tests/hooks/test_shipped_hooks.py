@@ -132,15 +132,18 @@ class Watch:
             self.seen.extend(str(arg) for arg in args if isinstance(arg, str | Path))
 
 
-_watch = Watch()
+@pytest.fixture(scope="module")
+def watching() -> Watch:
+    """Make it once and only here: what listens to a process cannot be taken off again."""
+    return Watch()
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
-    _watch.seen.clear()
-    _watch.on = True
-    yield _watch
-    _watch.on = False
+def watch(watching: Watch) -> Iterator[Watch]:
+    watching.seen.clear()
+    watching.on = True
+    yield watching
+    watching.on = False
 
 
 def in_folder(path: Path, folder: Path) -> testing.Loaded:
