@@ -34,13 +34,18 @@ class Hooks:
         self._channel = grpc.insecure_channel(f"unix:{socket}")
 
     def ask(self, stage: str, request: Any, timeout: float = 60.0) -> Any:
+        return self._call(stage)(request, timeout=timeout, wait_for_ready=True)
+
+    def begin(self, stage: str, request: Any) -> Any:
+        return self._call(stage).future(request, wait_for_ready=True)
+
+    def _call(self, stage: str) -> Any:
         kind = pb.PodSandboxHookResponse if "Sandbox" in stage else pb.ContainerResourceHookResponse
-        call = self._channel.unary_unary(
+        return self._channel.unary_unary(
             f"{SERVICE}{stage}Hook",
             request_serializer=lambda r: r if isinstance(r, bytes) else r.SerializeToString(),
             response_deserializer=kind.FromString,
         )
-        return call(request, timeout=timeout, wait_for_ready=True)
 
     def close(self) -> None:
         self._channel.close()

@@ -300,6 +300,48 @@ def test_who_waits_no_more_has_nothing_taken_for_it(live: Callable[..., None], b
     live(day)
 
 
+def test_who_goes_away_has_nothing_taken_for_it(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.run_pod, LSE)
+        clear, begun, ended = node.keeper.clearing.clear, asyncio.Event(), asyncio.Event()
+
+        async def slow(container: Any) -> Any:
+            begun.set()
+            await ended.wait()
+            return await clear(container)
+
+        node.keeper.clearing.clear = slow
+        request = container_request()
+        request.pod_meta.uid, request.pod_meta.name = pod.config.metadata.uid, "lse"
+        request.pod_meta.namespace = pod.config.metadata.namespace
+        calling = node.peer.hooks.begin("PreCreateContainer", request)
+        await begun.wait()
+        assert node.owners() == ["2-3"]
+        calling.cancel()
+        await node.until(lambda: not node.keeper.state.owners)
+        ended.set()
+
+    live(day)
+
+
+def test_a_sandbox_that_is_made_anew_is_the_one(live: Callable[..., None], beside: Any) -> None:
+    async def day(node: Any) -> None:
+        pod = await beside(node.peer.launch, PodSpec("ls", "LS"))
+        with CriClient(str(node.folder / "runtime.sock")) as behind:
+            stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod.pod_id)
+            await beside(behind.call, "StopPodSandbox", stop)
+        assert pod.pod_id in node.keeper.state.pods  # nobody has told
+        pod.config.metadata.attempt = 1
+        request = cri.RunPodSandboxRequest(config=pod.config)
+        pod.pod_id = (await beside(node.peer.call, "RunPodSandbox", request)).pod_sandbox_id
+        created = await beside(node.peer.create, pod)
+        await beside(node.peer.start, created)
+        assert node.keeper.state.containers[created].pod.sandbox_id == pod.pod_id
+        assert not node.under_way.creates
+
+    live(day, SLOW)
+
+
 def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         started = time.monotonic()
