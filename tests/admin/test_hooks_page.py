@@ -70,6 +70,11 @@ def test_long_lines_are_cut_and_strange_answers_left_out() -> None:
     assert list(hooks({"hooks": [{"name": "\x1b", "state": "odd"}, 3]}, 80))[2:] == ["   : odd"]
 
 
+def test_where_none_can_be_asked_that_is_said_too() -> None:
+    bad = Entry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
+    assert shown([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
+
+
 def test_ages() -> None:
     def ago(seconds: float) -> str:
         return last_error({"last_error": "x", "last_error_at": 1000.0}, 1000.0 + seconds)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.cli.hooks import shipped
+from proxy.cli.hooks.listing import span
 from proxy.cli.main import command_line
 
 Run = Callable[..., tuple[int, str, str]]
@@ -169,6 +170,11 @@ def test_check_config_names_what_is_there_and_runs_nothing(node: Path, run: Run)
     assert f"# note: hook file {node}/etc/mine.py is left alone" in said
     assert "# note: hooks.settings.10-god: there is no such hook; did you mean 10-good?" in said
     assert not (node / "ran").exists()
+
+
+def test_times() -> None:
+    told = [span(s) for s in (None, "x", 0, 12, 0.25, 0.0000125, 1e-9)]
+    assert told == ["-", "-", "-", "12 s", "250 ms", "12.5 us", "0 us"]
 
 
 @pytest.mark.parametrize("name", sorted(shipped.shipped()))

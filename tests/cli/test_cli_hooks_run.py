@@ -176,8 +176,25 @@ def test_settings_come_from_the_configuration_and_from_the_command_line(files: P
     assert "envs[MINE]" in run("run", *words, "--set", "name=MINE", "--set", "loud=true")[1]
     code, _, errors = run("run", *words, "--set", "loud=perhaps")
     assert (code, "config.loud: wants true or false, not text" in errors) == (65, True)
-    assert run("run", *words, "--set", "loud")[0] == 2
+    for pair in ("loud", "lo-ud=true", "loud=true\nx: y"):
+        assert run("run", *words, "--set", pair)[0] == 2
     assert run("run", *words, files / "60-second.py", "--set", "loud=true")[0] == 2
+
+
+def test_mounts_devices_and_several_kinds_of_keys_are_shown(files: Path, run: Run) -> None:
+    (files / "50-mounts.py").write_text(
+        "from proxy.hooks.api import Adjustment, CpuSet, Device, Mount\nAPI_VERSION = 1\n"
+        "def pre_create_container(event):\n"
+        "    return Adjustment(cpus=CpuSet([2]), mounts={'/m': Mount('/m', '/h', readonly=True),\n"
+        "        '/w': Mount('/w', '/h')}, devices={'/dev/a': Device('/dev/a', '/dev/b', 'r')})\n"
+    )
+    _, said, _ = run("run", files / "50-mounts.py", "--example", "pre_create_container")
+    assert [line.rsplit(maxsplit=1)[0].split(maxsplit=1) for line in said.splitlines()[2:]] == [
+        ["cpus", "2"],
+        ["devices[/dev/a]", "/dev/b (r)"],
+        ["mounts[/m]", "/h (read-only)"],
+        ["mounts[/w]", "/h"],
+    ]
 
 
 def test_a_refusal_is_an_answer(files: Path, run: Run) -> None:

@@ -32,6 +32,20 @@ def test_each_point_has_a_section_that_names_all_that_it_tells_and_takes() -> No
     assert reference.point_text(Shutdown).endswith("\n**Takes** nothing; cannot be vetoed.\n")
 
 
+def test_the_overview_has_a_row_for_each_point() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \| (.*) \|$", reference.reference(), re.M)
+    assert {name for name, _, _ in rows} == set(POINTS)
+    told = {name: (when, answer) for name, when, answer in rows}
+    assert told["pre_start_container"] == ("A container is about to be started.", "updates, veto")
+    assert told["shutdown"][1] == "nothing"
+
+
+def test_a_point_that_belongs_to_no_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POINTS, "brew_coffee", PreCreateContainer)
+    with pytest.raises(ValueError, match="brew_coffee in no section"):
+        reference.reference()
+
+
 def test_every_link_leads_somewhere() -> None:
     page = reference.reference()
     sections = {line[4:] for line in page.splitlines() if line.startswith("### ")}
@@ -100,5 +114,6 @@ def test_types_in_words() -> None:
     assert say("Mapping[str, Mount | _Clear]") == "map of str to Mount or CLEAR"
     assert say("Sequence[PodFacts]") == say("tuple[PodFacts, ...]") == "list of PodFacts"
     assert say("Mask | None") == "Mask or None"
+    assert say("int | _None") == "int or CLEAR"
     with pytest.raises(ValueError, match="cannot say in words what type 'set\\[int\\]' is"):
         say("set[int]")
