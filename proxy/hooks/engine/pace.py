@@ -24,6 +24,7 @@ import threading
 from pathlib import PurePath
 from typing import Protocol
 
+_USUAL_S = sys.getswitchinterval()
 _HURRIED_S = 0.0001
 _STILL_S = 1.0
 _OURS = str(PurePath(__file__).parent)
@@ -50,7 +51,6 @@ class Pace:
     """The interpreter's switch interval: short while a hook takes long, else as it was."""
 
     def __init__(self) -> None:
-        self._usual = sys.getswitchinterval()
         self._slow: set[Target] = set()
         self._lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class Pace:
                 if not target.back:
                     _throw(target.ident)
             finally:
-                sys.setswitchinterval(_HURRIED_S if self._slow else self._usual)
+                sys.setswitchinterval(_HURRIED_S if self._slow else _USUAL_S)
 
     def calm(self, target: Target) -> None:
         """A thread is out of its hook."""
@@ -78,7 +78,7 @@ class Pace:
         with self._lock:
             self._slow.discard(target)
             if not self._slow:
-                sys.setswitchinterval(self._usual)
+                sys.setswitchinterval(_USUAL_S)
 
 
 def _throw(ident: int) -> None:
