@@ -89,7 +89,7 @@ class Hooking:
         self._launch = launch
         self._interceptors = interceptors
         self._parts: _Parts | None = None
-        self._learning = False
+        self._learning = self._tell = False
         self._ready = asyncio.Event()
         if config.enabled:
             interceptors.awaited = self._ready
@@ -173,10 +173,13 @@ class Hooking:
 
     # -- what hooks are to know ---------------------------------------------------------------------------
 
-    async def _learn_once(self) -> None:
+    async def _learn_once(self) -> bool:
         """Learn of what was made before; where the runtime does not answer, go on with that later."""
         if not await self._learned():
+            self._tell = True
             self._learn_later()
+            return False
+        return True
 
     async def _learned(self) -> bool:
         parts = self._parts
@@ -201,10 +204,13 @@ class Hooking:
             while True:
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
                 if await self._learned():
-                    return
+                    break
                 tries += 1
         finally:
             self._learning = False
+        tell, self._tell = self._tell, False
+        if tell and self._parts is not None:  # hooks have been told of things without labels
+            self._parts.engine.tell(self._parts.following.everything())
 
     def _resumed(self) -> None:
         """The node is ours again: hooks have missed what happened meanwhile."""
@@ -212,8 +218,7 @@ class Hooking:
 
     async def _tell_all(self) -> None:
         parts = self._parts
-        if parts is not None:
-            await self._learn_once()
+        if parts is not None and await self._learn_once():
             parts.engine.tell(parts.following.everything())
 
     # -- for people ---------------------------------------------------------------------------------------
