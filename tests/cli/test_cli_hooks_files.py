@@ -166,6 +166,21 @@ def test_what_is_ones_own_is_not_touched(node: Node) -> None:
     assert node.run("enable", "nothing")[0] == node.run("disable", "nothing")[0] == 2
 
 
+def test_drafts_and_missing_folders_are_nothing(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    (node.folder / ".77-draft.py").write_text("half")
+    node.set(more=", ownedCPUs: true")
+    node.config.write_text(node.config.read_text().replace(str(node.servers), '""'))
+    assert node.run("disable", ".77-draft")[0] == node.run("disable", "draft")[0] == 2
+    assert node.did("disable", "cpus-file") == "30-cpus-file is not enabled\n"
+
+
+def test_what_names_us_to_koordinators_proxy(node: Node) -> None:
+    assert node.run("registration")[0] == 78
+    node.set(", serve: /run/topoproxy/hooks.sock")
+    assert '"remote-endpoint": "/run/topoproxy/hooks.sock"' in node.did("registration")
+
+
 def test_where_no_hook_runs_it_is_said(node: Node) -> None:
     node.set(", enabled: false")
     assert node.did("enable", "cpus-file").endswith(

@@ -112,6 +112,20 @@ def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
     assert data == {"daemon": True, "hooks": HOOKS, "serving": {"socket": "/s"}}
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("hangs", "    not asked: its calls hang"),
+        ("probing", "    tried again now"),
+        ("ok", ""),
+        ("failing", ""),
+    ],
+)
+def test_why_a_hook_is_not_asked(serve_admin: Callable[..., Path], run: Run, asked: str, said: str) -> None:
+    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[0] | {"asked": asked}]}})
+    assert run("hooks", "list", "--config", config)[1].splitlines()[2:] == [said] * bool(said)
+
+
 def test_those_that_could_be_enabled(
     serve_admin: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,12 +170,26 @@ def test_what_a_hook_wants_is_shown(files: Path, run: Run) -> None:
     assert run("run", pinned, "--example", "pre_create_container")[1] == said
 
 
+def empty(files: Path) -> Path:
+    """A configuration that says nothing."""
+    (files / "empty.yaml").write_text("")
+    return files / "empty.yaml"
+
+
+def test_events_of_the_node_are_about_nobody(files: Path, run: Run) -> None:
+    (files / "50-sync.py").write_text("API_VERSION = 1\ndef synchronize(event):\n    return None\n")
+    words = ["run", files / "50-sync.py", files / "60-second.py", "--example", "synchronize"]
+    assert run(*words) == (0, "synchronize: nothing to change\n", "")
+
+
 def test_settings_come_from_the_configuration_and_from_the_command_line(files: Path, run: Run) -> None:
     words = [files / "50-pinned.py", "--example", "pre_create_container", "--config", files / "c.yaml"]
     assert "envs[CPUS]" in run("run", *words)[1]
     assert "envs[MINE]" in run("run", *words, "--set", "name=MINE", "--set", "loud=true")[1]
     code, _, errors = run("run", *words, "--set", "loud=perhaps")
     assert (code, "config.loud: wants true or false, not text" in errors) == (65, True)
+    bare = ["run", files / "50-pinned.py", "--example", "pre_create_container", "--set", "name=MINE"]
+    assert "envs[MINE]" in run(*bare, "--config", empty(files))[1]
     for pair in ("loud", "lo-ud=true", "loud=true\nx: y"):
         assert run("run", *words, "--set", pair)[0] == 2
     assert run("run", *words, files / "60-second.py", "--set", "loud=true")[0] == 2
