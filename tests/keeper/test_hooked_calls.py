@@ -540,7 +540,7 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
 
             def release(event: Any) -> Adjustment:
                 w.keeper.enforcer.paused = True
-                return Adjustment(cpus=cpus("4"), envs={"A": "1"})
+                return Adjustment(envs={"A": "1"})
 
             h.add(pre_create_container=release)
             call = await w.begin(await w.pod("ls", "LS"), cpuset_cpus="7")

@@ -42,6 +42,7 @@ from proxy.model.workload import Container, Phase, Pod, Verdict
 if TYPE_CHECKING:
     from proxy.cri.hooked.following import Following
     from proxy.keeper.keeper import Keeper
+    from proxy.plan.state import NodeState
 
 STARTABLE = (Phase.CREATED, Phase.STARTING)
 
@@ -108,30 +109,30 @@ class Hooked:
 
     def create(self, call: Call, container: Container, go: Callable[[Call, Container], None]) -> None:
         """See ``Asked``."""
-        body, offered = call.body, self._keeper.state.offered(container)
         if isinstance(call.state, Trip):
-            call.state.body = body
+            call.state.body = call.body
+        event, state = self._creating(call.body, container), self._keeper.state
 
         def decided(outcome: Outcome) -> None:
-            hooked = self._placed(call, container.id, offered, outcome)
+            hooked = self._placed(call, container, state, event.decision.cpus, outcome)
             if hooked is not None:
                 go(call, hooked)
 
         def over() -> None:
             self._keeper.failed(container.id)  # it never left for the runtime
 
-        self._way.ask(call, self._creating(body, container), decided, over)
+        self._way.ask(call, event, decided, over)
 
     async def create_elsewhere(self, call: Call, container: Container) -> Container | None:
         """See ``Asked``. Hooks begin anew with the request as it came: they were told of other CPUs."""
         if isinstance(call.state, Trip) and call.state.body:
             call.change(call.state.body)
-        offered = self._keeper.state.offered(container)
-        outcome = await self._way.outcome(self._way.answers(self._creating(call.body, container)))
+        event, state = self._creating(call.body, container), self._keeper.state
+        outcome = await self._way.outcome(self._way.answers(event))
         if call.done:
             self._keeper.failed(container.id)
             return None
-        return self._placed(call, container.id, offered, outcome)
+        return self._placed(call, container, state, event.decision.cpus, outcome)
 
     def leaves(self, token: str, body: bytes) -> None:
         """See ``Asked``."""
@@ -143,9 +144,19 @@ class Hooked:
         facts = pod_facts(pod, known or pb.CreateContainerFacts.FromString(body).sandbox_config)
         return PreCreateContainer(facts, container_facts(body), following.decision(container))
 
-    def _placed(self, call: Call, token: str, offered: CpuSet, outcome: Outcome) -> Container | None:
-        """Do with a placement what hooks want; None where the call has been answered or let go."""
-        keeper = self._keeper
+    def _placed(
+        self, call: Call, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
+    ) -> Container | None:
+        """Do with a placement what hooks want; None where the call has been answered or let go.
+
+        Args:
+            call: The call.
+            placed: The container as it was placed.
+            state: The state in which hooks were asked.
+            offered: What it ran on then.
+            outcome: What hooks want.
+        """
+        keeper, token = self._keeper, placed.id
         if outcome.refusal:
             verdict = Verdict(FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
             keeper.history.refused(token, verdict)
@@ -154,6 +165,8 @@ class Hooked:
             return None
         self._way.narrow(token, outcome, offered)
         self._way.change(call, adjusted_create, outcome)
+        if keeper.state is state and not keeper.enforcer.paused:
+            return placed  # nothing has happened since
         container = keeper.state.containers.get(token)
         if container is None or keeper.enforcer.paused:
             call.release()
