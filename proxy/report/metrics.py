@@ -60,6 +60,11 @@ _COUNTERS = {
     "be_suppress_unreadable": "Rounds of BE suppression in which usage could not be told.",
     "partitions_made": "Times that an owner's CPUs were made a partition of cgroup v2.",
     "partitions_lost": "Times that the kernel said that such a partition holds no more.",
+    "refused_by_hooks": "Calls that were refused by a hook, or as one failed that must not.",
+    "updated_by_hooks": "Containers that were changed as hooks want, beside calls.",
+    "updates_by_hooks_failed": "Changes that hooks want of containers and that could not be made.",
+    "hook_questions": "Times that a koord-runtime-proxy has asked us as its hook server.",
+    "hook_questions_refused": "Times that it was told to refuse a call.",
     "tasks_begun_anew": "Tasks of the background that a fault had ended and that were begun again.",
     "internal_errors": "Faults of our own.",
 }
