@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.hooks import forks
 from proxy.hooks.answers import Veto
 from proxy.hooks.engine import traces
 from proxy.hooks.engine.checks import taken
@@ -24,6 +25,8 @@ def function(hook: Hook, event: Point, tally: Tally) -> Answered:
         return _checked(answer, event) if answer is not None else (None, None)
     except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
         return None, traces.fault(error, hook)
+    finally:
+        forks.leave()
 
 
 async def coroutine(hook: Hook, event: Point, tally: Tally) -> Answered:
@@ -34,6 +37,8 @@ async def coroutine(hook: Hook, event: Point, tally: Tally) -> Answered:
         return _checked(answer, event)
     except BaseException as error:  # noqa: BLE001 - a hook may raise what it likes
         return None, traces.fault(error, hook)
+    finally:
+        forks.leave()
 
 
 def _checked(answer: object, event: Point) -> Answered:

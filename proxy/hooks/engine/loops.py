@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from proxy.hooks import forks
 from proxy.hooks.engine.pace import OverdueError
 
 _END_S = 1.0
@@ -47,6 +48,7 @@ class Looper:
             try:
                 loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a task wants the process to exit, or is overdue
+                forks.leave()
                 if not isinstance(error, OverdueError):
                     self._complain(f"a task of it has ended with {type(error).__name__}")
         self.back = True

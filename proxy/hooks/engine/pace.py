@@ -19,14 +19,18 @@ from that makes a hook server of it.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import itertools
+import operator
 import sys
 import threading
 from pathlib import PurePath
+from types import FrameType
 from typing import Protocol
 
 _USUAL_S = sys.getswitchinterval()
 _HURRIED_S = 0.0001
-_STILL_S = 1.0
 _OURS = str(PurePath(__file__).parent)
 _DELICATE = frozenset(
     ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
@@ -63,13 +67,8 @@ class Pace:
 
     def throw(self, target: Target) -> None:
         """Throw ``OverdueError`` into a thread that is out of time, if it is where that does no harm."""
-        with self._lock:
-            sys.setswitchinterval(_STILL_S)  # nobody else runs between the look and the throw
-            try:
-                if not target.back:
-                    _throw(target.ident)
-            finally:
-                sys.setswitchinterval(_HURRIED_S if self._slow else _USUAL_S)
+        if not target.back:
+            _throw(target.ident)
 
     def calm(self, target: Target) -> None:
         """A thread is out of its hook."""
@@ -82,18 +81,25 @@ class Pace:
 
 
 def _throw(ident: int) -> None:
-    """Throw ``OverdueError`` into a thread if it is where that does no harm."""
     import ctypes
 
-    if _may(ident):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(OverdueError))
-
-
-def _may(ident: int) -> bool:
-    """Tell whether a thread is in code that an exception may hit anywhere."""
     frame = sys._current_frames().get(ident)
-    if frame is None or frame.f_code.co_filename.startswith(_OURS):
+    if frame is None or not _may(frame):
+        return
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    # What follows is one call of C: no other thread gets a turn between the second look and the throw.
+    frames = map(operator.call, (sys._current_frames,))
+    still = map(operator.is_, map(operator.itemgetter(ident), frames), (frame,))
+    threads = itertools.compress((ctypes.c_ulong(ident),), still)
+    with contextlib.suppress(KeyError):  # it has just ended
+        collections.deque(map(throw, threads, (ctypes.py_object(OverdueError),)), 0)
+
+
+def _may(innermost: FrameType) -> bool:
+    """Tell whether a thread is in code that an exception may hit anywhere."""
+    if innermost.f_code.co_filename.startswith(_OURS):
         return False
+    frame: FrameType | None = innermost
     while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
         name = str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] in _DELICATE or frame.f_code.co_filename.startswith(_FROZEN):

@@ -67,6 +67,18 @@ class Runner:
         self._wake.release()
 
     def _live(self) -> None:
+        house = self._house
+        try:
+            lost = self._work()
+        except OverdueError:  # it was thrown at the very end of the hook, and comes only now
+            lost = self.job
+        if lost is None:
+            house.ended()
+        else:
+            house.returned(self, lost)
+
+    def _work(self) -> Job | None:
+        """Do jobs; gives the one that it was abandoned with, or None when there are no more."""
         self.ident = threading.get_ident()
         house = self._house
         while (job := self.job) is not None:
@@ -74,10 +86,9 @@ class Runner:
                 way = job.run(self)
             except BaseException as error:  # noqa: BLE001 - the thread must live, and the call go on
                 way = job.broke(error, self)
-            house.pace.calm(self)
             if way is Way.LOST:
-                house.returned(self, job)
-                return
+                return job
+            house.pace.calm(self)
             self.job = None
             house.idle.append(self)  # before it is told: who asks again at once finds this one
             if way is Way.DONE:
@@ -88,9 +99,8 @@ class Runner:
                     house.idle.remove(self)
                 except ValueError:
                     continue  # somebody has just taken it
-                house.ended()
-                return
-        house.ended()
+                return None
+        return None
 
 
 class Runners:
@@ -155,6 +165,7 @@ class Runners:
         for _ in range(3):
             try:
                 runner.back = True
+                self.pace.calm(runner)
                 self._stuck.discard(runner)
                 job.came_back(runner)
             except OverdueError:

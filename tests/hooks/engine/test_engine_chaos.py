@@ -38,15 +38,11 @@ LIES: list[Any] = [
     Adjustment(envs=["LIE"]),  # type: ignore[arg-type]
     Adjustment(labels={"LIE": "x" * 70_000}),
 ]
-BAD = ["raise", "exit", "sleep", "spin", "gate", "late", "deep"]
+BAD = ["raise", "exit", "sleep", "spin", "gate", "late"]
 
 
 async def endless() -> None:
     await asyncio.sleep(60)
-
-
-def deeper(number: int) -> int:
-    return deeper(number + 1)
 
 
 def behave(what: Any, gate: Any) -> Any:
@@ -65,8 +61,6 @@ def behave(what: Any, gate: Any) -> Any:
             pass
     elif what == "gate":
         gate.wait(20)
-    elif what == "deep":
-        deeper(0)
     return what
 
 
