@@ -22,7 +22,7 @@ from proxy.hooks.engine import calling
 from proxy.hooks.engine.claims import Said
 from proxy.hooks.engine.runners import Runner, Way
 from proxy.hooks.engine.seats import Seat
-from proxy.hooks.engine.shared import Errand, Held, Shared
+from proxy.hooks.engine.shared import Errand, Followed, Held, Shared
 from proxy.hooks.engine.tally import Tally
 from proxy.hooks.engine.traces import Fault
 from proxy.hooks.engine.words import seconds
@@ -39,7 +39,7 @@ class _Step(Enum):
     DONE = "all have been asked"
 
 
-class Course:
+class Course(Followed):
     """One event, its hooks, and what has come of them so far; from any thread."""
 
     __slots__ = (
@@ -250,27 +250,3 @@ class Course:
         except IndexError:
             return
         self.outcome = self._tally.outcome()
-
-    def look(self) -> None:
-        """See who has the call, and whether for too long; on the loop."""
-        raise NotImplementedError
-
-    def came_back(self, runner: Runner) -> None:
-        """A runner that was abandoned with this call is back."""
-        raise NotImplementedError
-
-    def turn(self) -> bool:
-        """There is a place; False if it is not waited for any more."""
-        raise NotImplementedError
-
-    def resume(self) -> None:
-        """Go on with a place."""
-        raise NotImplementedError
-
-    def broke(self, error: BaseException, runner: Runner | None) -> Way:
-        """Our own code has failed."""
-        raise NotImplementedError
-
-    def settle(self) -> None:
-        """Tell who waits that there is an outcome; from any thread."""
-        raise NotImplementedError

@@ -13,8 +13,9 @@ exception between a lock's acquisition and the ``try`` after it would leave the 
 What remains. A thread that sits in a call of C (``time.sleep``, a read) gets the exception when that
 returns. One in C code that keeps the interpreter's lock (a regular expression that backtracks without end)
 stops the whole daemon until it is done: nothing in this process can do anything about it. Neither can a
-hook's ``os._exit`` or a crash in C be helped. A hook that eats memory eats the daemon's. Who must be safe
-from that makes a hook server of it.
+hook's ``os._exit`` or a crash in C be helped, nor what it changes for the whole interpreter
+(``sys.setrecursionlimit``, signals, the working directory). A hook that eats memory eats the daemon's. Who
+must be safe from that makes a hook server of it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.hooks.engine.loops import Looper
-from proxy.hooks.engine.runners import Runner, Runners
+from proxy.hooks.engine.runners import Runner, Runners, Way
 from proxy.hooks.engine.seats import Seat
 from proxy.hooks.engine.traces import Fault
 
@@ -85,3 +85,33 @@ class Held:
     seat: Seat | None
     where: Runner | Errand | None
     deadline: float
+
+
+class Followed:
+    """What a course needs of whoever follows it (``chain``)."""
+
+    __slots__ = ()
+
+    def look(self) -> None:
+        """See who has the call, and whether for too long; on the loop."""
+        raise NotImplementedError
+
+    def came_back(self, runner: Runner) -> None:
+        """A runner that was abandoned with this call is back."""
+        raise NotImplementedError
+
+    def turn(self) -> bool:
+        """There is a place; False if it is not waited for any more."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Go on with a place."""
+        raise NotImplementedError
+
+    def broke(self, error: BaseException, runner: Runner | None) -> Way:
+        """Our own code has failed."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Tell who waits that there is an outcome; from any thread."""
+        raise NotImplementedError
