@@ -22,11 +22,12 @@ RUNTIMES ?= build/runtimes
 BENCH_ARGS ?=
 CRASH_ARGS ?=
 CHURN_ARGS ?=
+HOOKS_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate bench bench-go crash churn drift conformance proto hook-points lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate bench bench-go crash churn bench-hooks drift conformance proto hook-points lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +138,10 @@ crash: venv ## kill the daemon at every step and at 500 moments: CRASH_ARGS="--m
 
 churn: venv ## 20,000 calls with a runtime and a kernel that fail now and then: CHURN_ARGS="--calls 2000"
 	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
+
+bench-hooks: venv ## measure what hooks add to a call, and make 10,000 calls while hooks misbehave: HOOKS_ARGS="--calls 1000"
+	@$(BIN)/python bench/hooks_figures.py
+	@$(BIN)/python bench/hooks_chaos.py $(HOOKS_ARGS)
 
 drift: venv e2e-tools ## measure how soon a cpuset that somebody else wrote is put back: as root on Debian, a minute
 	@$(BIN)/python bench/drift_figures.py

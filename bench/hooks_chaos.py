@@ -33,8 +33,8 @@ from table import number, render
 from proxy.demo.client import CriClient
 
 CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.1
-CALLS_OF_A_COUNT = 2
-"""Creates, updates and removals are counted as they are made; sandboxes, starts and ends come to as many."""
+CALLS_OF_A_COUNT = 1.8
+"""Creates, updates and removals are counted as they are made; sandboxes, starts and ends come on top."""
 HUNG_S = 10.0
 """A call that takes longer hangs: its hooks may take a second together, and creates wait for each other."""
 
@@ -300,7 +300,7 @@ def measure(calls: int = CALLS, share: float = 0.02) -> Chaos:
             one.start()
             one.until(lambda: _hooked(one), 20, "the hooks are asked")
             with watched(one, chaos.found):
-                share_of = calls // HANDS // CALLS_OF_A_COUNT
+                share_of = round(calls / HANDS / CALLS_OF_A_COUNT)
                 hands = [TimedHand(one, n, share_of, chaos.churn, chaos.calls) for n in range(HANDS)]
                 for hand in hands:
                     hand.start()

@@ -1,0 +1,37 @@
+"""Hooks at work in the real daemon: what is measured, and what must hold while they misbehave."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, str(BENCH))
+    yield
+    sys.path.remove(str(BENCH))
+
+
+def test_nobody_hangs_or_is_misplaced_or_dies_while_hooks_misbehave() -> None:
+    """``make bench-hooks`` makes 10,000 calls."""
+    import hooks_chaos
+
+    chaos = hooks_chaos.measure(800, share=0.05)
+    assert chaos.wrong == []
+    assert (chaos.hung, chaos.deaths) == (0, 0), chaos.calls.slowest
+    assert len(chaos.calls.took) >= 700
+
+
+def test_what_hooks_add_is_measured_on_creates_that_hooks_have_changed(tmp_path: Path) -> None:
+    """How much it is, is no matter of a test."""
+    import hooks_figures
+
+    rows = hooks_figures.rows(hooks_figures.measure(1, 20, tmp_path))
+    assert [row[0] for row in rows] == list(hooks_figures.ROWS)
+    assert all(float(row[1].split()[0]) > 0 for row in rows)
