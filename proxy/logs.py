@@ -163,6 +163,21 @@ log = Log()
 setup = log.setup
 
 
+def apart(stream: TextIO) -> TextIO:
+    """Give a stream to the same place with a descriptor of its own.
+
+    Who closes standard error, as a hook may, does not close a log that is written there, nor is the log
+    written into the socket that gets its number.
+    """
+    import fcntl
+
+    try:
+        descriptor = fcntl.fcntl(stream.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    except (OSError, ValueError, AttributeError):
+        return stream
+    return os.fdopen(descriptor, "w", encoding=stream.encoding, errors="backslashreplace", closefd=False)
+
+
 def _has_room(stream: TextIO) -> bool:
     """Tell whether a line can be written without waiting (a full pipe, a journal that has stopped)."""
     try:

@@ -48,7 +48,7 @@ def run(config: Config) -> int:
     """
     from proxy import logs
 
-    logs.setup(config.log.level, config.log.format)
+    logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
     asyncio.run(_serve(Daemon(config)))
     return 0
 

@@ -10,10 +10,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
-from proxy.logs import Log
+from proxy.logs import Log, apart
 
 
 class Clock:
@@ -167,3 +168,24 @@ def test_a_reader_that_has_stopped_does_not_stop_us() -> None:
             assert b"lost=" in os.read(end, 1 << 20)
     finally:
         os.close(end)
+
+
+def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
+    stream = (tmp_path / "log").open("w")
+    own = apart(stream)
+    log.setup("info", "text", own)
+    log.info("before")
+    number = stream.fileno()
+    assert own.fileno() != number
+    stream.close()
+    with (tmp_path / "other").open("w") as other:
+        assert other.fileno() == number, "somebody else has its number"
+        log.info("after")
+    os.close(own.fileno())
+    assert [line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()] == ["before", "after"]
+    assert (tmp_path / "other").read_text() == ""
+
+
+def test_a_stream_without_a_descriptor_is_taken_as_it_is() -> None:
+    stream = io.StringIO()
+    assert apart(stream) is stream

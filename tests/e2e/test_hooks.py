@@ -496,6 +496,52 @@ def test_a_hook_server_that_is_killed_hangs_and_comes_back(
     node.cri.start(node.cri.create(group))
 
 
+def test_a_hook_that_forks_and_closes_what_is_the_daemons(nodes: Callable[..., HookedNode]) -> None:
+    """Children of ``os.fork`` must not hold the lock and the connections of a daemon that is gone."""
+    node = nodes()
+    node.put(
+        "10-forks",
+        """
+        import os, sys, time
+
+        def pre_create_container(event):
+            if not os.fork():
+                while event.container.name == "stays":
+                    time.sleep(0.1)
+            sys.stderr.close()
+            return api.Adjustment(labels={"version": "1"})
+        """,
+    )
+    group = pod(node, "web")
+    for name in ("returns", "stays", "returns-too"):
+        assert labels_of(node.cri, node.cri.create(group, name))["version"] == "1"
+    left = children(node)
+    try:
+        wait_for("those that return to end", lambda: len(children(node)) == 1)
+        left = children(node)
+        node.cri.run(pod(node, "db", "LSE"), **LIMITED)
+        wait_for("its log to go on", lambda: "placed default/db/main" in node.daemon.log.read_text())
+        node.daemon.kill9()
+        node.daemon.start()
+        assert Path(f"/proc/{left[0]}").exists(), "another daemon has begun, and the child is still there"
+    finally:
+        for one in left:
+            os.kill(one, signal.SIGKILL)
+
+
+def children(node: HookedNode) -> list[int]:
+    """Processes that the daemon has begun, and that have not ended."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(parent) == node.daemon.pid and state != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
 # -- hooks that hang ---------------------------------------------------------------------------------------
 
 

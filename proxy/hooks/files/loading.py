@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from proxy.config.hooks import HooksConfig, HookSettings
+from proxy.hooks import forks
 from proxy.hooks.files.contract import Contract, contract_of
 from proxy.hooks.files.faults import inject, said
 from proxy.hooks.files.reading import read_settled
@@ -114,6 +115,7 @@ class Attempt:
 
     def start(self) -> None:
         """Begin."""
+        forks.watch()
         self._thread.start()
 
     def abandon(self, after: float) -> HookError:
@@ -135,8 +137,10 @@ class Attempt:
         try:
             loaded = self._make()
         except BaseException as error:  # noqa: BLE001 - a hook may raise anything
+            forks.leave()
             self.future.set_exception(_refusal(self._path, error))
             return
+        forks.leave()
         with self._lock:
             self.future.set_result(loaded)
             if self._abandoned:

@@ -1,0 +1,137 @@
+"""Children that hooks make: they hold nothing of the daemon's, and end with the hook's code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SCENE = """
+import asyncio, fcntl, json, os, select, socket, sys, tempfile, threading, time
+from proxy.hooks.engine import Engine
+from proxy.hooks import forks
+from proxy.hooks.answers import Adjustment
+from proxy.hooks.hook import Hook
+from proxy.hooks.samples import sample
+
+forks.watch()
+folder = tempfile.mkdtemp()
+locked = open(folder + "/lock", "w")
+fcntl.flock(locked, fcntl.LOCK_EX)
+ours, theirs = socket.socketpair()
+epoll = select.epoll()
+plain = open(folder + "/plain", "w")
+reads, writes = os.pipe()
+parent = os.getpid()
+children = []
+
+def fork():
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+    return not pid
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+def ask(*handlers):
+    async def main():
+        said = []
+        engine = Engine(said.append, lambda *_: None)
+        engine.use([Hook(f"{i}0-x", "x.py", {"pre_create_container": h}) for i, h in enumerate(handlers)])
+        outcome = await asyncio.wait_for(engine.ask(sample("pre_create_container")).wait(), 30)
+        engine.close()
+        return outcome.adjustment.labels, said
+    return asyncio.run(main())
+
+def ends():
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+"""
+
+
+def play(script: str) -> object:
+    """Run a script after the scene, in a process of its own; gives what it prints last."""
+    whole = SCENE + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", whole], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_child_lives_on_without_what_it_must_not_share() -> None:
+    kept = play(
+        """
+        def hook(event):
+            if fork():
+                all_of_it = (locked, ours, theirs, epoll, plain)
+                found = [is_open(thing.fileno()) for thing in all_of_it] + [is_open(writes)]
+                os.write(writes, json.dumps(found).encode())
+                time.sleep(60)
+
+        ask(hook)
+        found = os.read(reads, 1000).decode()
+        locked.close()
+        fcntl.flock(open(folder + "/lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the child has it
+        ours.close()
+        assert theirs.recv(1) == b"", "the other side sees the end"
+        os.kill(children[0], 9)
+        print(found)
+        """
+    )
+    assert kept == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("then", ["return Adjustment(labels={'a': 'b'})", "raise OSError"])
+def test_a_child_that_comes_out_of_a_hook_ends_there(kind: str, then: str) -> None:
+    told = play(
+        f"""
+        {kind} first(event):
+            fork()
+            {then}
+
+        def second(event):
+            os.write(writes, b"x")
+
+        labels, said = ask(first, second)
+        print(json.dumps([labels, len(said), ends(), len(os.read(reads, 100))]))
+        """
+    )
+    labels, failures = ({"a": "b"}, 0) if then.startswith("return") else ({}, 1)
+    assert told == [labels, failures, [0], 1], "the child asks nobody"
+
+
+def test_a_fork_of_the_main_thread_is_none_of_ours() -> None:
+    assert play(
+        """
+        if fork():
+            forks.leave()
+            os.write(writes, json.dumps([is_open(ours.fileno()), is_open(locked.fileno())]).encode())
+            os._exit(7)
+        assert ends() == [7]
+        print(os.read(reads, 100).decode())
+        """
+    ) == [True, True]
+
+
+def test_a_hook_file_that_forks_while_it_is_loaded() -> None:
+    assert play(
+        """
+        from proxy.config.hooks import HooksConfig
+        from pathlib import Path
+        from proxy.hooks.files.loading import load
+
+        text = b"import os\\nAPI_VERSION = 1\\nchild = os.fork()\\ndef pre_create_container(event): pass\\n"
+        loaded = load("10-x", Path(folder, "10-x.py"), text, HooksConfig())
+        children.append(loaded.module.child)
+        print(json.dumps(ends()))
+        """
+    ) == [0]
