@@ -82,9 +82,12 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
         raise HookError(f"cannot read {what} {path}: {candidate.cause}")
     data = read_settled(path, what, trusted=trusted).data
     if candidate.server:
-        from proxy.hooks.remote.servers import server_of
+        from proxy.hooks.remote.servers import OurselvesError, server_of
 
-        return Loaded(server_of(candidate.name, path, data, config))
+        try:
+            return Loaded(server_of(candidate.name, path, data, config))
+        except OurselvesError:
+            return None
     if not data:
         return None
     return load(candidate.name, path, data, config)

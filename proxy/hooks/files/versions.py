@@ -49,7 +49,7 @@ class Maker:
             old: The version that is in use.
 
         Returns:
-            ``old`` if that is what is in it; None if it is disabled.
+            ``old`` if that is what is in it; None if it is disabled, or a server that is us.
 
         Raises:
             Unsettled: It is being written.
@@ -68,19 +68,22 @@ class Maker:
         if candidate.server:
             loop = asyncio.get_running_loop()
             hook = await self._worker.run(self._server, name, path, content.data, loop)
-            return Version(Loaded(hook), path, content.version)
+            return None if hook is None else Version(Loaded(hook), path, content.version)
         if not content.data:
             return None
         return Version(await self._load(name, path, content.data), path, content.version)
 
-    def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook:
-        from proxy.hooks.remote.servers import server_of
+    def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
+        from proxy.hooks.remote.servers import OurselvesError, server_of
 
         def tell(sentence: str) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._complain, sentence)
 
-        return server_of(name, path, data, self._config, tell)
+        try:
+            return server_of(name, path, data, self._config, tell)
+        except OurselvesError:
+            return None
 
     async def _load(self, name: str, path: Path, data: bytes) -> Loaded:
         attempt = Attempt(name, path, data, self._config)

@@ -28,6 +28,10 @@ NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
 """Known to Koordinator, and asked by none of its proxies."""
 
 
+class OurselvesError(HookError):
+    """The server is us: the file is there for others who ask in this folder, too."""
+
+
 class _FlawError(Exception):
     """What is wrong with a file."""
 
@@ -50,6 +54,7 @@ def server_of(
         tell: Takes a sentence for people about what is overlooked, now and later, from any thread.
 
     Raises:
+        OurselvesError: It names our own socket.
         HookError: The file does not name a server that can be asked.
     """
     # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
@@ -58,7 +63,7 @@ def server_of(
 
     try:
         entries = _read(data)
-        endpoint = _endpoint(entries, config)
+        endpoint = _endpoint(entries, config, path)
         said = _text(entries, "failure-policy")
         wanted = _hooks(entries)
     except _FlawError as error:
@@ -117,7 +122,7 @@ def _hooks(entries: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(value))
 
 
-def _endpoint(entries: Mapping[str, Any], config: HooksConfig) -> Path:
+def _endpoint(entries: Mapping[str, Any], config: HooksConfig, file: Path) -> Path:
     text = _text(entries, "remote-endpoint")
     if not text.strip():
         raise _FlawError("it has no remote-endpoint")
@@ -126,7 +131,8 @@ def _endpoint(entries: Mapping[str, Any], config: HooksConfig) -> Path:
     except (ConfigError, ValueError) as error:  # a text that no path can be
         raise _FlawError(f"remote-endpoint: {error}") from None
     if config.serve is not None and os.path.realpath(path) == os.path.realpath(config.serve):
-        raise _FlawError(f"remote-endpoint {path} is our own hooks.serve, and we would ask ourselves")
+        cause = f"remote-endpoint {path} is our own hooks.serve, and we would ask ourselves"
+        raise OurselvesError(f"cannot use the hook server of {file}: {cause}")
     return path
 
 

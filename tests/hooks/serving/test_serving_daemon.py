@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-from proxy.daemon import Daemon
 from proxy.demo.client import PodSpec
 
 HOOK = """
@@ -41,7 +40,7 @@ hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, s
 """
 
     async def whole() -> None:
-        daemon: Daemon = node.made(text)
+        daemon: Any = node.made(text)
         await daemon.start()
         peer = node.peer_of(node.folder / "runtime.sock")
         try:
@@ -50,6 +49,7 @@ hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, s
             config = node.config(lse.container_id)
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
             assert config.annotations["seen"] == "lse"
+            assert not [p for p in daemon.keeper.problems.page() if "topoproxy.json" in p["what"]]
             hooking = daemon.hooking
             assert hooking is not None
             assert hooking.page()["serving"] == {"socket": str(node.socket), "listening": True}
