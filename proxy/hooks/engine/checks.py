@@ -122,6 +122,10 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
     for key, entry in items:
         try:
             word = _KEYS[field](key)
+            if field in values.KUBELETS:
+                _leave_kubelets(field, word, entry, event)
+            if word in plain:
+                raise WrongError("it is there twice, spelled in two ways")
             if entry is CLEAR and field != "updates":
                 plain[word] = entry
             elif field == "updates":
@@ -131,6 +135,18 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
         except WrongError as wrong:
             raise HookError(_no(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
     return plain
+
+
+def _leave_kubelets(field: str, key: str, entry: object, event: Point) -> None:
+    """Refuse what would change a label or an annotation by which kubelet knows its own."""
+    if not key.startswith(values.KUBELETS[field]):
+        return
+    about: Any = event
+    places = [getattr(about.container if hasattr(about, "container") else about.pod, field)]
+    if field == "annotations" and hasattr(about, "asked_annotations"):
+        places.append(about.asked_annotations)
+    if not any(place.get(key) == entry for place in places):
+        raise WrongError("kubelet has set it, and knows its pods and containers by it")
 
 
 def _entry(field: str, key: str, entry: object) -> object:

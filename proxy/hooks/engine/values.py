@@ -7,7 +7,9 @@ where it is no real value; ``CLEAR`` says it.
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from proxy.hooks.facts import Device, Mount
@@ -30,6 +32,15 @@ NUMBERS: Final[dict[str, tuple[int, int]]] = {
 """Field to its least and greatest value."""
 UNLIMITED: Final = frozenset(("cpu_quota", "memory_swap_limit"))
 """Where -1 means no limit."""
+KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "labels": ("io.kubernetes.",),
+    "annotations": ("io.kubernetes.container.", "io.kubernetes.pod."),
+}
+"""How keys begin that kubelet reads back from the runtime's lists (``pkg/kubelet/kuberuntime/labels.go``).
+
+With another value of one of them kubelet takes a container for somebody else's, or for one whose pod has been
+changed, and kills it or starts it anew.
+"""
 _FILE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _PROPAGATIONS: Final = ("private", "host_to_container", "bidirectional")
 
@@ -136,17 +147,20 @@ def cgroup_file(value: object) -> str:
 
 
 def path(value: object) -> str:
-    """Check an absolute path that names something below the root.
+    """Check an absolute path that names something below the root; gives it as the runtimes spell it.
+
+    ``/a/`` and ``/a`` are one place, so two hooks that name them must meet.
 
     Raises:
         WrongError: It is relative, the root itself, or goes up.
     """
     word = text(value, LONGEST_KEY)
-    if not word.startswith("/") or not word.strip("/"):
-        raise WrongError("the path must be absolute and not the root")
     if ".." in word.split("/"):
         raise WrongError("the path must not have '..' in it")
-    return word
+    clean = "/" + posixpath.normpath(word).lstrip("/")
+    if not word.startswith("/") or clean == "/":
+        raise WrongError("the path must be absolute and not the root")
+    return clean
 
 
 def parent(value: object) -> str:

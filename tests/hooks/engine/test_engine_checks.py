@@ -140,6 +140,11 @@ def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
         ("devices", "/dev/x", Mount("/dev/x", "/dev/x")),
         ("mounts", "/", Mount("/", "/x")),
         ("mounts", "/a/../b", Mount("/a/../b", "/x")),
+        ("mounts", "/./", Mount("/./", "/x")),
+        ("labels", "io.kubernetes.pod.uid", "x"),
+        ("labels", "io.kubernetes.container.name", CLEAR),
+        ("annotations", "io.kubernetes.container.hash", "x"),
+        ("annotations", "io.kubernetes.pod.terminationGracePeriod", CLEAR),
         ("mounts", "/a", Mount("/a", "x")),
         ("mounts", "/a", Mount("/a", "/x", propagation="slave")),
         ("mounts", "/a", Mount("/a", "/x", readonly=1)),  # type: ignore[arg-type]
@@ -160,6 +165,28 @@ def test_an_entry_that_cannot_be_is_refused_with_its_key_and_without_its_value(
     words = refusal(Adjustment(**values))
     assert words.startswith(f"cannot set {field}[")
     assert "xxx" not in words
+
+
+def test_what_kubelet_knows_its_own_by_may_be_said_again_and_the_rest_is_free() -> None:
+    keys = {"io.kubernetes.pod.uid": "u"}
+    mine = {"io.kubernetes.container.hash": "h"}
+    pod = PodFacts(namespace="ns", name="pod", labels=keys, annotations=mine)
+    container = ContainerFacts(name="main", id="c", labels=keys, annotations=mine)
+    echo = Adjustment(labels=keys, annotations=mine)
+    assert taken(echo, PreCreateContainer(POD, container, DECISION)) == {"labels": keys, "annotations": mine}
+    assert taken(echo, PreRunPodSandbox(pod)) is not None
+    assert "kubelet" in refusal(echo, PreCreateContainer(pod, ContainerFacts(name="main"), DECISION))
+    asked = PreUpdateContainerResources(POD, ContainerFacts(name="main"), DECISION, asked_annotations=mine)
+    assert taken(Adjustment(annotations=mine), asked) == {"annotations": mine}
+    free = {"io.kubernetes.cri-o.ShmSize": "1", "kubernetes.io/config.source": "x"}
+    assert taken(Adjustment(annotations=free), RUN) == {"annotations": free}
+
+
+def test_a_path_is_taken_as_the_runtimes_spell_it_and_once() -> None:
+    said: Any = taken(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
+    assert said["mounts"] == {"/a/b": Mount("/a/b", "/x")}
+    twice = {"/dev/x": Device("/dev/x", "/dev/x"), "/dev/x/": CLEAR}
+    assert "twice" in refusal(Adjustment(devices=twice))
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
