@@ -349,3 +349,38 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pyt
         assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
 
     scene.run(story)
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_a_late_answer_is_not_used_though_the_loop_was_too_busy_to_see_that_it_is_late(
+    scene: Any, kind: str
+) -> None:
+    def late(event: Any) -> Adjustment:
+        time.sleep(2 * SHORT_S)
+        return good(event)
+
+    async def as_coroutine(event: Any) -> Adjustment:
+        return late(event)
+
+    async def story() -> None:
+        scene.use(hook("10-a", late if kind == "function" else as_coroutine))
+        answers = scene.engine.ask(scene.create())
+        time.sleep(6 * SHORT_S)
+        assert (await answers.wait()).adjustment.envs == {}
+        assert scene.report("10-a").failures == {"timeout": 1}
+
+    scene.run(story)
+
+
+def test_coroutines_that_are_cancelled_before_their_first_step_are_back(scene: Any) -> None:
+    async def blocking(event: Any) -> None:
+        time.sleep(3 * SHORT_S)
+
+    async def story() -> None:
+        scene.use(hook("10-a", blocking))
+        for answers in [scene.engine.ask(scene.create()) for _ in range(PLACES)]:
+            await asyncio.wait_for(answers.wait(), 30)
+        await scene.until(lambda: scene.report("10-a").hung == 0)
+        assert scene.report("10-a").running == 0
+
+    scene.run(story)
