@@ -121,11 +121,9 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, entry in items:
         try:
-            word = _KEYS[field](key)
+            word = _key(field, key, plain)
             if field in values.KUBELETS:
                 _leave_kubelets(field, word, entry, event)
-            if word in plain:
-                raise WrongError("it is there twice, spelled in two ways")
             if entry is CLEAR and field != "updates":
                 plain[word] = entry
             elif field == "updates":
@@ -135,6 +133,13 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
         except WrongError as wrong:
             raise HookError(_no(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
     return plain
+
+
+def _key(field: str, key: object, others: Mapping[str, object]) -> str:
+    word = _KEYS[field](key)
+    if word in others:
+        raise WrongError("it is there twice, spelled in two ways")
+    return word
 
 
 def _leave_kubelets(field: str, key: str, entry: object, event: Point) -> None:
