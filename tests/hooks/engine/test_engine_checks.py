@@ -185,7 +185,7 @@ def test_what_kubelet_knows_its_own_by_may_be_said_again_and_the_rest_is_free() 
 def test_a_path_is_taken_as_the_runtimes_spell_it_and_once() -> None:
     said: Any = taken(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
     assert said["mounts"] == {"/a/b": Mount("/a/b", "/x")}
-    twice = {"/dev/x": Device("/dev/x", "/dev/x"), "/dev/x/": CLEAR}
+    twice: Any = {"/dev/x": Device("/dev/x", "/dev/x"), "/dev/x/": CLEAR}
     assert "twice" in refusal(Adjustment(devices=twice))
 
 
