@@ -17,7 +17,7 @@ from played_hooks import hooks
 from proxy.cri.hooked import way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
-from proxy.hooks.hook import Policy
+from proxy.hooks.hook import Outcome, Policy
 from proxy.keeper.runtime_ports import RuntimePod
 from proxy.model.idset import CpuSet, Mask
 
@@ -250,7 +250,7 @@ def test_cpus_that_cannot_be_freed_are_changed_for_others_and_hooks_are_asked_an
                 if not event.decision.own:
                     return None
                 seen.append(str(event.decision.own))
-                return Adjustment(envs={"MINE": str(event.decision.own)})
+                return Adjustment(envs={f"ON_{event.decision.own.first()}": str(event.decision.own)})
 
             h.add(pre_create_container=told)
             stuck = await w.run(await w.pod("ls", "LS"))
@@ -259,7 +259,7 @@ def test_cpus_that_cannot_be_freed_are_changed_for_others_and_hooks_are_asked_an
             call = await w.begin(await w.pod("g"), **WHOLE)
             config = created(call)
             assert seen == ["0,8", config.linux.resources.cpuset_cpus]
-            assert [(e.key, e.value.decode()) for e in config.envs] == [("MINE", seen[1])]
+            assert [e.value.decode() for e in config.envs] == seen[1:], "what was wanted at first is not kept"
 
     live(day)
 
@@ -417,6 +417,50 @@ def test_two_updates_of_one_container_go_on_in_their_order(live) -> None:
             for each in (first, second, third, other):
                 w.wire.finished(each, 0)
             await w.quiet()
+
+    live(day)
+
+
+def test_who_stands_in_line_and_goes_is_not_asked_about(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            may_answer, seen = threading.Event(), []
+
+            def slow(event: Any) -> None:
+                seen.append(event.asked.cpu_shares)
+                assert may_answer.wait(30)
+
+            h.add(pre_update_container_resources=slow)
+            one = await w.run(await w.pod("a", "LS"))
+            calls = []
+            for shares in (100, 200, 300):
+                made = pb.UpdateContainerResourcesRequest(container_id=one)
+                made.linux.cpu_shares = shares
+                calls.append(w.played("UpdateContainerResources", made))
+                w.wire.request(calls[-1])
+            await w.until(lambda: seen)
+            calls[1].done = True
+            w.wire.finished(calls[1], None)
+            may_answer.set()
+            await asyncio.wait_for(calls[2].over.wait(), 30)
+            assert (seen, calls[1].sent) == ([100, 300], None)
+            for each in (calls[0], calls[2]):
+                w.wire.finished(each, 0)
+            await w.quiet()
+
+    live(day)
+
+
+def test_what_cannot_be_done_any_more_when_hooks_have_answered_is_told(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
+            way.Way(w.keeper, h.engine, h.updates, w.wire.hold).narrow(one, late, cpus("0-15"))
+            assert (
+                "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
+                in (w.keeper.problems.page()[0]["what"])
+            )
 
     live(day)
 
