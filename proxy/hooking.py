@@ -135,6 +135,8 @@ class Hooking:
                     await self._parts.library.look_once(FIRST_S)
         finally:
             self._let_go()
+        if not self._keeper.synced.is_set():
+            self._keeper.spawn(self._tell_when_synced())
         await self._parts.library.run()
 
     def _let_go(self) -> None:
@@ -215,6 +217,11 @@ class Hooking:
     def _resumed(self) -> None:
         """The node is ours again: hooks have missed what happened meanwhile."""
         self._keeper.spawn(self._tell_all())
+
+    async def _tell_when_synced(self) -> None:
+        """The runtime came late, and hooks are in use that were not told what exists."""
+        await self._keeper.synced.wait()
+        await self._tell_all()
 
     async def _tell_all(self) -> None:
         parts = self._parts

@@ -132,6 +132,21 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
     live(day)
 
 
+def test_hooks_are_told_what_exists_when_the_runtime_comes_late(live, folders: Folders, monkeypatch) -> None:
+    monkeypatch.setattr(hooking, "FIRST_S", 0.2)
+    folders.write("def synchronize(event):\n    tell(len(event.containers))\n")
+
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.until(lambda: made.engine is not None and made.engine.points)
+            assert folders.told() == []
+            await w.sync.once()
+            await w.until(folders.told)
+            assert folders.told() == ["0"]
+
+    live(day, synced=False)
+
+
 def test_a_hook_that_does_not_end_is_not_waited_for_long(live, folders: Folders, monkeypatch) -> None:
     monkeypatch.setattr(hooking, "STOP_S", 0.3)
     folders.write("import time\ndef shutdown(event):\n    tell('ends')\n    time.sleep(5)\n")
