@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Protocol
 
 from proxy.model.errors import TopoproxyError
@@ -102,6 +104,15 @@ class ForeignCall:
     def lost(self) -> None:
         """Nobody will tell what becomes of it."""
         self._end(None)
+
+    @contextlib.contextmanager
+    def or_lost(self) -> Iterator[None]:
+        """Lose the call if what is done with its decision fails."""
+        try:
+            yield
+        except BaseException:
+            self.lost()
+            raise
 
     def _end(self, status: int | None) -> None:
         if not self.done:

@@ -7,12 +7,11 @@ have us look at the runtime, as the peer asks them after failed calls, too (Koor
 
 from __future__ import annotations
 
-import asyncio
-
 from proxy.cri.pb import api_pb2 as cri
 from proxy.cri.trips import Trip
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving.call import ForeignCall, RefusedError, Wire
+from proxy.hooks.serving.finding import Finder
 from proxy.hooks.serving.messages import (
     container_echo,
     create_answer,
@@ -27,17 +26,13 @@ from proxy.hooks.serving.under_way import Creation, UnderWay
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.quotas.quotas import CONTAINER
-from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.idset import CpuSet
 from proxy.model.options import Policy
 from proxy.model.workload import KubeQos, Phase
 from proxy.pools.claims import STRICT
 from proxy.pools.facts import pod_facts
 
 FAILED, INTERNAL, UNAVAILABLE = 2, 13, 14
-PAUSES_S = (0.05, 0.2, 0.5)
-"""A sandbox that is not listed yet is looked for again after these pauses."""
 
 Container = pb.ContainerResourceHookRequest
 ContainerAnswer = pb.ContainerResourceHookResponse
@@ -58,6 +53,7 @@ class Desk:
         self._launch = launch
         self._wire = wire
         self.under_way = UnderWay(keeper, launch)
+        self._find = Finder(keeper, launch, self.under_way)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -69,16 +65,18 @@ class Desk:
         """
         call = ForeignCall(self._wire, "RunPodSandbox", run_request(asked).SerializeToString())
         body = await call.decide()
-        if asked.pod_meta.uid and call.state is not None:
-            self.under_way.add_pod(asked.pod_meta.uid, call)
-        else:
-            call.lost()
-        return run_answer(asked, call.original, body)
+        with call.or_lost():
+            answer = run_answer(asked, call.original, body)
+            if asked.pod_meta.uid and call.state is not None:
+                self.under_way.add_pod(asked.pod_meta.uid, call)
+            else:
+                call.lost()
+        return answer
 
     async def post_stop_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A sandbox was stopped, or was not: the runtime knows."""
         keeper = self._keeper
-        ours = self._sandboxes(asked.pod_meta.uid)
+        ours = self._find.sandboxes(asked.pod_meta.uid)
         if ours:
             try:
                 listed = await self._launch.lookups.run(keeper.runtime.list_pods)
@@ -87,7 +85,7 @@ class Desk:
                     if sandbox_id not in ready:
                         keeper.sandboxes.stopped(sandbox_id)
             except (UnavailableError, RuntimeCallError) as error:
-                self._look_later(error)
+                self._find.look_later(error)
         return pod_echo(asked)
 
     # -- containers ---------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ class Desk:
             return container_echo(asked)  # the node is released
         try:
             await self.under_way.settle_creates()  # who was made may run already, where others are to leave
-            found = await self._sandbox(asked.pod_meta)
+            found = await self._find.sandbox(asked.pod_meta)
         except (UnavailableError, RuntimeCallError) as error:
             return self._undecided(asked, str(error))
         if found is None:
@@ -111,20 +109,28 @@ class Desk:
         body = create_request(asked, sandbox_id, attempt).SerializeToString()
         call = ForeignCall(self._wire, "CreateContainer", body)
         body = await call.decide()
-        meta = asked.container_meta
-        answer, lost = create_answer(asked, call.original, body)
-        if isinstance(call.state, Trip):
-            told = answer.container_resources
-            self._keeper.entrusted.give(call.state.target, told.cpuset_cpus, told.cpuset_mems, told.cpu_quota)
-            self.under_way.creates.add(Creation(sandbox_id, meta.name, meta.attempt), call)
-            self.under_way.stir()
+        with call.or_lost():
+            answer, lost = create_answer(asked, call.original, body)
+            self._entrust(call, answer, sandbox_id, asked.container_meta)
         if lost:
-            ref = f"{asked.pod_meta.namespace}/{asked.pod_meta.name}/{meta.name}"
+            ref = f"{asked.pod_meta.namespace}/{asked.pod_meta.name}/{asked.container_meta.name}"
             what = ", ".join(lost)
             self._keeper.problems.note(
                 f"cannot change {what} of {ref}: a hook server has no words for it (Koordinator's protocol)"
             )
         return answer
+
+    def _entrust(
+        self, call: ForeignCall, answer: ContainerAnswer, sandbox_id: str, meta: pb.ContainerMetadata
+    ) -> None:
+        """The create is the peer's from here on."""
+        if isinstance(call.state, Trip):
+            told = answer.container_resources
+            self._keeper.entrusted.give(call.state.target, told.cpuset_cpus, told.cpuset_mems, told.cpu_quota)
+            self.under_way.creates.add(Creation(sandbox_id, meta.name, meta.attempt), call)
+            self.under_way.stir()
+        else:
+            call.lost()
 
     async def pre_start_container(self, asked: Container) -> ContainerAnswer:
         """A container is about to be started: the runtime has today's set for it when this returns.
@@ -134,7 +140,7 @@ class Desk:
         """
         container_id = asked.container_meta.id
         if container_id:
-            await self._name(container_id)
+            await self._find.name(container_id)
             request = cri.StartContainerRequest(container_id=container_id)
             call = ForeignCall(self._wire, "StartContainer", request.SerializeToString())
             await call.decide()
@@ -149,7 +155,7 @@ class Desk:
         """A container was started, or was not: the runtime knows."""
         container_id = asked.container_meta.id
         if container_id in self.under_way.starts or container_id in self._keeper.state.containers:
-            seen = await self._seen(container_id)
+            seen = await self._find.seen(container_id)
             call = self.under_way.starts.take(container_id)
             if call is None or seen is None:
                 self._keeper.attention.set()
@@ -169,7 +175,7 @@ class Desk:
         container_id = asked.container_meta.id
         if not container_id:
             return container_echo(asked)
-        await self._name(container_id)
+        await self._find.name(container_id)
         quotas, container = self._keeper.quotas, self._keeper.state.containers.get(container_id)
         ours = CONTAINER + container_id in quotas.records or (container is not None and quotas.off(container))
         request = update_request(asked, quota=not ours)
@@ -182,79 +188,12 @@ class Desk:
         """A container was stopped, or was not: the runtime knows."""
         container_id = asked.container_meta.id
         if container_id in self._keeper.state.containers:
-            seen = await self._seen(container_id)
+            seen = await self._find.seen(container_id)
             if seen is not None and all(one.state == "EXITED" for one in seen):
                 self._keeper.phase(container_id, Phase.EXITED)
             else:
                 self._keeper.attention.set()
         return container_echo(asked)
-
-    # -- finding out --------------------------------------------------------------------------------------
-
-    def _sandboxes(self, uid: str) -> list[str]:
-        """Give the sandboxes of a pod that are known by their ids."""
-        keeper = self._keeper
-        arriving = keeper.sandboxes.arriving
-        return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]
-
-    async def _sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
-        """Find the sandbox that a container is about to be made in: the pod's newest one that is ready.
-
-        Returns:
-            Its id and attempt; None where there is none.
-
-        Raises:
-            UnavailableError, RuntimeCallError: The runtime does not tell.
-        """
-        keeper, new = self._keeper, meta.uid in self.under_way.pods
-        known = self._sandboxes(meta.uid)
-        if len(known) == 1 and not new:
-            return known[0], keeper.state.pods[known[0]].attempt
-        name = (meta.uid, meta.namespace, meta.name)
-        for pause in (*PAUSES_S, None):
-            listed = await self._launch.lookups.run(keeper.runtime.list_pods)
-            there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
-            if there:
-                newest = max(there, key=lambda pod: pod.attempt)
-                self.under_way.see_pod(newest)
-                return newest.id, newest.attempt
-            if pause is not None:
-                await asyncio.sleep(pause)
-        return None
-
-    async def _name(self, container_id: str) -> None:
-        """See which container it is that somebody names, if it was made by an answer of ours.
-
-        What the runtime has saved for it is what it says itself.
-        """
-        keeper = self._keeper
-        if container_id not in keeper.state.containers and self.under_way.creates:
-            for one in await self._seen(container_id) or ():
-                self.under_way.see_container(one)
-        container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.CREATED or container_id in keeper.saved:
-            return
-        try:
-            detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
-            saved = CpuSet.parse(detail.cpuset_cpus)
-        except (UnavailableError, RuntimeCallError, ValueError):
-            return  # it is told today's set, whatever it has
-        keeper.saved[container_id] = saved
-        if detail.cpu_quota > 0 > keeper.quotas.carried(container):
-            keeper.quotas.untold.add(container_id)
-
-    async def _seen(self, container_id: str) -> list[RuntimeContainer] | None:
-        """Ask the runtime for one container: none, or one; None where it does not tell."""
-        keeper = self._keeper
-        try:
-            return list(await self._launch.lookups.run(keeper.runtime.list_containers, container_id))
-        except (UnavailableError, RuntimeCallError) as error:
-            self._look_later(error)
-            return None
-
-    def _look_later(self, error: Exception) -> None:
-        self._keeper.problems.note(str(error))
-        self._keeper.attention.set()
 
     # -- where nothing can be decided ---------------------------------------------------------------------
 

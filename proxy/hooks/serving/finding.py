@@ -1,0 +1,92 @@
+"""Which sandbox, which container: what the peer's questions do not say, asked at the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.hooks.pb import hook_pb2 as pb
+from proxy.hooks.serving.under_way import UnderWay
+from proxy.keeper.keeper import Keeper
+from proxy.keeper.launch import Launch
+from proxy.keeper.runtime_ports import RuntimeContainer
+from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
+
+PAUSES_S = (0.05, 0.2, 0.5)
+"""A sandbox that is not listed yet is looked for again after these pauses."""
+
+
+class Finder:
+    """Asks the runtime in the way of questions."""
+
+    def __init__(self, keeper: Keeper, launch: Launch, under_way: UnderWay) -> None:
+        self._keeper = keeper
+        self._launch = launch
+        self._under_way = under_way
+
+    def sandboxes(self, uid: str) -> list[str]:
+        """Give the sandboxes of a pod that are known by their ids."""
+        keeper = self._keeper
+        arriving = keeper.sandboxes.arriving
+        return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]
+
+    async def sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
+        """Find the sandbox that a container is about to be made in: the pod's newest one that is ready.
+
+        Returns:
+            Its id and attempt; None where there is none.
+
+        Raises:
+            UnavailableError, RuntimeCallError: The runtime does not tell.
+        """
+        keeper, new = self._keeper, meta.uid in self._under_way.pods
+        known = self.sandboxes(meta.uid)
+        if len(known) == 1 and not new:
+            return known[0], keeper.state.pods[known[0]].attempt
+        name = (meta.uid, meta.namespace, meta.name)
+        for pause in (*PAUSES_S, None):
+            listed = await self._launch.lookups.run(keeper.runtime.list_pods)
+            there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
+            if there:
+                newest = max(there, key=lambda pod: pod.attempt)
+                self._under_way.see_pod(newest)
+                return newest.id, newest.attempt
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return None
+
+    async def name(self, container_id: str) -> None:
+        """See which container it is that somebody names, if it was made by an answer of ours.
+
+        What the runtime has saved for it is what it says itself.
+        """
+        keeper = self._keeper
+        if container_id not in keeper.state.containers and self._under_way.creates:
+            for one in await self.seen(container_id) or ():
+                self._under_way.see_container(one)
+        container = keeper.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.CREATED or container_id in keeper.saved:
+            return
+        try:
+            detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
+            saved = CpuSet.parse(detail.cpuset_cpus)
+        except (UnavailableError, RuntimeCallError, ValueError):
+            return  # it is told today's set, whatever it has
+        keeper.saved[container_id] = saved
+        if detail.cpu_quota > 0 > keeper.quotas.carried(container):
+            keeper.quotas.untold.add(container_id)
+
+    async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
+        """Ask the runtime for one container: none, or one; None where it does not tell."""
+        keeper = self._keeper
+        try:
+            return list(await self._launch.lookups.run(keeper.runtime.list_containers, container_id))
+        except (UnavailableError, RuntimeCallError) as error:
+            self.look_later(error)
+            return None
+
+    def look_later(self, error: Exception) -> None:
+        """The runtime has not told: say so, and compare with it soon."""
+        self._keeper.problems.note(str(error))
+        self._keeper.attention.set()
