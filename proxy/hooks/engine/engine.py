@@ -28,13 +28,15 @@ from proxy.hooks.engine.shared import Shared
 from proxy.hooks.engine.standing import HookReport
 from proxy.hooks.engine.telling import Teller
 from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
-from proxy.hooks.points import VALIDATES, Configure, Point, Shutdown, Synchronize
+from proxy.hooks.points import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 
 ALONE_S = 5.0
 """A hook has at least so long to be configured and to see all that exists: no call waits for that."""
 INLINE_S = 0.0002
 """The loop waits at once for hooks that usually take less than this together."""
 _LINGER_S = 60.0
+_TOLD = frozenset(name for name in POINTS if name.startswith("post_") or name.endswith("_changed"))
+"""Points of what has happened; who is asked before something happens is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Engine:
         self._hooks: tuple[Hook, ...] = ()
         self._tellers: dict[Hook, Teller] = {}
         self._lines: dict[str, _Line] = {}
+        self._coming: set[Hook] = set()
         self._closed = False
 
     def use(self, hooks: Sequence[Hook]) -> None:
@@ -123,7 +126,12 @@ class Engine:
         names = set(by_point)
         names |= {name for name, validate in VALIDATES.items() if validate in by_point}
         self._lines = {name: _line(name, by_point) for name in names}
-        self.points = frozenset(names)
+        self._coming.difference_update(self._hooks)
+        self._name_points()
+
+    def _name_points(self) -> None:
+        told = {name for hook in self._coming for name in hook.handlers if name in _TOLD}
+        self.points = frozenset(self._lines.keys() | told)
 
     def _teller(self, hook: Hook) -> Teller:
         teller = self._tellers.get(hook)
@@ -145,6 +153,12 @@ class Engine:
     def _drop(self, hook: Hook) -> None:
         if hook not in self._hooks and (teller := self._tellers.pop(hook, None)) is not None:
             teller.seat.close()
+            self._go_away(hook)
+
+    def _go_away(self, hook: Hook) -> None:
+        if hook in self._coming:
+            self._coming.discard(hook)
+            self._name_points()
 
     def ask(self, event: Point) -> Answers:
         """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
@@ -159,19 +173,24 @@ class Engine:
 
     def tell(self, event: Point) -> None:
         """Tell all hooks of an event's point beside everything else; ``updated`` takes what they want."""
-        line = self._lines.get(event.NAME)
-        if line is None or self._closed:
+        if event.NAME not in self.points or self._closed:
             return
         if self._shared.loop is None:
             self._shared.loop = asyncio.get_running_loop()
         claims = Claims()
-        for seat in line.seats:
+        line = self._lines.get(event.NAME)
+        for seat in line.seats if line is not None else ():
             self._tellers[seat.hook].tell(event, claims)
+        for hook in self._coming:
+            if event.NAME in hook.handlers and event.NAME in _TOLD:
+                self._teller(hook).tell(event, Claims())  # the version before it may say the same
 
     def tell_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
         """Tell one hook something, also one that is not used yet or not any more, whatever its breaker says.
 
-        After ``Shutdown`` the hook is forgotten; what waited to be told is not told any more.
+        After ``Synchronize`` the hook is told of what happens, also before it is used: else nobody would tell
+        it of what comes between. After ``Shutdown`` it is forgotten; what waited to be told is not told any
+        more.
 
         Returns:
             The error in words, or None.
@@ -184,10 +203,14 @@ class Engine:
                 teller.forget()
             least = ALONE_S if isinstance(event, Configure | Synchronize) else hook.timeout
             done = teller.tell_one(event, least)
+            if isinstance(event, Synchronize) and hook not in self._hooks:
+                self._coming.add(hook)
+                self._name_points()
         else:
             done = loop.create_future()
             done.set_result(None)
         if last:
+            self._go_away(hook)
             done.add_done_callback(lambda _: self._retire(hook, hook.timeout + 1.0))
         return done
 
@@ -206,6 +229,7 @@ class Engine:
         self.points = frozenset()
         self._lines = {}
         self._hooks = ()
+        self._coming.clear()
         for hook in list(self._tellers):
             self._drop(hook)
         self._shared.runners.close()

@@ -163,6 +163,54 @@ def test_one_hook_is_told_alone_before_and_after_it_is_used_and_its_error_comes_
     scene.run(story)
 
 
+def test_what_happens_after_a_hook_has_been_told_all_is_told_to_it_before_it_is_used(scene: Any) -> None:
+    told: list[Any] = []
+
+    def everything(event: Any) -> None:
+        scene.gate.wait(30)
+        told.append("all")
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {
+            "synchronize": everything,
+            POST: lambda event: told.append(of(event)),
+            "pre_create_container": lambda event: told.append("asked"),
+        }
+        new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        scene.engine.tell(numbered(scene, 0))
+        synchronized = scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        assert scene.engine.points == {POST}
+        scene.engine.tell(numbered(scene, 1))
+        await scene.ask()
+        scene.gate.set()
+        assert await synchronized is None
+        scene.engine.tell(numbered(scene, 2))
+        scene.use(new)
+        scene.engine.tell(numbered(scene, 3))
+        await scene.until(lambda: len(told) == 4)
+        assert told == ["all", 1, 2, 3]
+        scene.use()
+        assert scene.engine.points == frozenset()
+
+    scene.run(story)
+
+
+def test_a_hook_that_never_comes_into_use_is_told_no_more_when_it_is_shut_down(scene: Any) -> None:
+    told: list[Any] = []
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {"synchronize": told.append, POST: told.append, "shutdown": told.append}
+        new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        await scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        await scene.engine.tell_one(new, Shutdown("stop"))
+        scene.engine.tell(numbered(scene, 1))
+        assert scene.engine.points == frozenset()
+        await asyncio.sleep(0.05)
+        assert [each.NAME for each in told] == ["synchronize", "shutdown"]
+
+    scene.run(story)
+
+
 def test_an_open_breaker_does_not_keep_a_hook_from_being_told_alone(scene: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError
