@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from proxy.keeper.worker import Worker
-from proxy.model.errors import RuntimeCallError, UnavailableError
-
 if TYPE_CHECKING:
     from proxy.config.hooks import HooksConfig
     from proxy.cri.hooked.following import Following
+    from proxy.cri.hooked.learning import Learning
     from proxy.cri.hooked.updates import Updates
     from proxy.cri.interceptors import Interceptors
     from proxy.hooks.engine.engine import Engine
@@ -40,11 +38,10 @@ FIRST_S: Final = 10.0
 """So long calls wait at most for the hooks that are there at a start."""
 STOP_S: Final = 8.0
 """So long hooks may take to be told that the daemon ends."""
-PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
-"""Before the runtime is asked again for what hooks are to know; the last again and again."""
 _IMPORTED: Final = (
     "proxy.cri.hooked.calls",
     "proxy.cri.hooked.following",
+    "proxy.cri.hooked.learning",
     "proxy.cri.hooked.updates",
     "proxy.hooks.engine.engine",
     "proxy.hooks.library",
@@ -59,7 +56,7 @@ class _Parts:
     library: Library
     following: Following
     updates: Updates
-    worker: Worker
+    learning: Learning
 
 
 class Hooking:
@@ -89,7 +86,6 @@ class Hooking:
         self._launch = launch
         self._interceptors = interceptors
         self._parts: _Parts | None = None
-        self._learning = self._tell = False
         self._ready = asyncio.Event()
         if config.enabled:
             interceptors.awaited = self._ready
@@ -131,12 +127,12 @@ class Hooking:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
                     await self._keeper.synced.wait()
-                    await self._learn_once()
+                    await self._parts.learning.once()
                     await self._parts.library.look_once(FIRST_S)
         finally:
             self._let_go()
         if not self._keeper.synced.is_set():
-            self._keeper.spawn(self._tell_when_synced())
+            self._keeper.spawn(self._parts.learning.when_synced())
         await self._parts.library.run()
 
     def _let_go(self) -> None:
@@ -149,6 +145,7 @@ class Hooking:
         await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
         from proxy.cri.hooked.calls import Hooked
         from proxy.cri.hooked.following import Following
+        from proxy.cri.hooked.learning import Learning
         from proxy.cri.hooked.updates import Updates
         from proxy.cri.hooked.way import Way
         from proxy.hooks.engine.engine import Engine
@@ -157,7 +154,9 @@ class Hooking:
         keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
         updates = Updates(keeper, self._launch, owned_cpus=owned)
         engine = Engine(keeper.problems.note, updates.take)
-        following = Following(keeper, engine, self._resumed, self._learn_later, owned_cpus=owned)
+        learning = Learning(keeper, engine)
+        following = Following(keeper, engine, learning.resumed, learning.later, owned_cpus=owned)
+        learning.following = following
         library = Library(
             config,
             engine,
@@ -169,64 +168,9 @@ class Hooking:
         hold = self._interceptors.hold
         way = Way(keeper, engine, updates, hold, owned_cpus=owned)
         hooked = Hooked(keeper, way, following, adopt, hold)
-        self._parts = _Parts(engine, library, following, updates, Worker("hooks-learn", keeper.broken))
+        self._parts = _Parts(engine, library, following, updates, learning)
         keeper.onlooker = following
         self._interceptors.hook(hooked)
-
-    # -- what hooks are to know ---------------------------------------------------------------------------
-
-    async def _learn_once(self) -> bool:
-        """Learn of what was made before; where the runtime does not answer, go on with that later."""
-        if not await self._learned():
-            self._tell = True
-            self._learn_later()
-            return False
-        return True
-
-    async def _learned(self) -> bool:
-        parts = self._parts
-        if parts is None:
-            return True
-        try:
-            pods, containers = await parts.worker.run(self._keeper.runtime.raw_lists)
-            parts.following.learn(pods, containers)
-        except (UnavailableError, RuntimeCallError) as error:
-            self._keeper.problems.note(f"hooks lack labels and annotations of what was there before: {error}")
-            return False
-        return True
-
-    def _learn_later(self) -> None:
-        if not self._learning:
-            self._learning = True
-            self._keeper.spawn(self._go_on_learning())
-
-    async def _go_on_learning(self) -> None:
-        try:
-            tries = 0
-            while True:
-                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
-                if await self._learned():
-                    break
-                tries += 1
-        finally:
-            self._learning = False
-        tell, self._tell = self._tell, False
-        if tell and self._parts is not None:  # hooks have been told of things without labels
-            self._parts.engine.tell(self._parts.following.everything())
-
-    def _resumed(self) -> None:
-        """The node is ours again: hooks have missed what happened meanwhile."""
-        self._keeper.spawn(self._tell_all())
-
-    async def _tell_when_synced(self) -> None:
-        """The runtime came late, and hooks are in use that were not told what exists."""
-        await self._keeper.synced.wait()
-        await self._tell_all()
-
-    async def _tell_all(self) -> None:
-        parts = self._parts
-        if parts is not None and await self._learn_once():
-            parts.engine.tell(parts.following.everything())
 
     # -- for people ---------------------------------------------------------------------------------------
 
@@ -256,7 +200,7 @@ class Hooking:
             async with asyncio.timeout(STOP_S):
                 await parts.library.close()
         parts.engine.close()
-        for worker in (parts.updates, parts.worker):
+        for worker in (parts.updates, parts.learning):
             await asyncio.to_thread(worker.close)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from proxy import hooking
 from proxy.config.hooks import HooksConfig
+from proxy.cri.hooked import learning
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooking import Hooking, may_be_hooks
 from proxy.model.errors import UnavailableError
@@ -101,7 +102,7 @@ def test_calls_do_not_wait_for_ever(live, folders: Folders, monkeypatch) -> None
 
 
 def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folders, monkeypatch) -> None:
-    monkeypatch.setattr(hooking, "PAUSES_S", (0.05,))
+    monkeypatch.setattr(learning, "PAUSES_S", (0.05,))
     folders.write("def synchronize(event):\n    tell([c.container.image for c in event.containers])\n")
 
     async def day(w) -> None:

@@ -1,0 +1,102 @@
+"""Learning what hooks are to know of what was made before there were hooks, or without a call.
+
+The runtime's lists tell it, in a worker. Where the runtime does not answer, it is asked again; until then
+hooks see such pods and containers without labels and annotations, and are told of all that exists once more
+after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from proxy.keeper.worker import Worker
+from proxy.model.errors import RuntimeCallError, UnavailableError
+
+if TYPE_CHECKING:
+    from proxy.cri.hooked.following import Following
+    from proxy.hooks.hook import Asking
+    from proxy.keeper.keeper import Keeper
+
+PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
+"""Before the runtime is asked again; the last again and again."""
+
+
+class Learning:
+    """Learns, and has hooks told."""
+
+    def __init__(self, keeper: Keeper, asking: Asking) -> None:
+        """Ask nobody yet; who follows is set before anything is learned.
+
+        Args:
+            keeper: Whose runtime tells.
+            asking: Tells hooks.
+        """
+        self.following: Following | None = None
+        self._keeper = keeper
+        self._asking = asking
+        self._worker = Worker("hooks-learn", keeper.broken)
+        self._learning = self._tell = False
+
+    async def once(self) -> bool:
+        """Learn; where the runtime does not answer, go on with that later, and tell hooks then.
+
+        Returns:
+            Whether it has answered.
+        """
+        if await self._learned():
+            return True
+        self._tell = True
+        self.later()
+        return False
+
+    def later(self) -> None:
+        """Learn in a moment, and until it works."""
+        if not self._learning:
+            self._learning = True
+            self._keeper.spawn(self._go_on())
+
+    def resumed(self) -> None:
+        """The node is ours again: hooks have missed what happened meanwhile."""
+        self._keeper.spawn(self._tell_all())
+
+    async def when_synced(self) -> None:
+        """The runtime comes late, and hooks are in use that were not told what exists."""
+        await self._keeper.synced.wait()
+        await self._tell_all()
+
+    async def _learned(self) -> bool:
+        try:
+            pods, containers = await self._worker.run(self._keeper.runtime.raw_lists)
+        except (UnavailableError, RuntimeCallError) as error:
+            self._keeper.problems.note(f"hooks lack labels and annotations of what was there before: {error}")
+            return False
+        if self.following is not None:
+            self.following.learn(pods, containers)
+        return True
+
+    async def _go_on(self) -> None:
+        try:
+            tries = 0
+            while True:
+                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+                if await self._learned():
+                    break
+                tries += 1
+        finally:
+            self._learning = False
+        tell, self._tell = self._tell, False
+        if tell:
+            self._tell_now()
+
+    async def _tell_all(self) -> None:
+        if await self.once():
+            self._tell_now()
+
+    def _tell_now(self) -> None:
+        if self.following is not None:
+            self._asking.tell(self.following.everything())
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
