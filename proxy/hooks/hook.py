@@ -59,11 +59,13 @@ class Outcome:
         adjustment: What they want together.
         owners: Field to the hook that has set it; maps by key: ``envs[NAME]``, ``updates[id].cpus``.
         refusal: Why the call is refused, with the hook's name; empty if it goes on.
+        firm: Some of it was said by a hook without which the call must not go on (policy Fail).
     """
 
     adjustment: Adjustment = NOTHING
     owners: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
+    firm: bool = False
 
 
 AS_IT_IS = Outcome()

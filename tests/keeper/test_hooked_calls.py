@@ -19,6 +19,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
 from proxy.hooks.hook import Outcome, Policy
 from proxy.keeper.runtime_ports import RuntimePod
+from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
@@ -589,6 +590,75 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
             h.add(pre_create_container=release)
             call = await w.begin(await w.pod("ls", "LS"), cpuset_cpus="7")
             assert (linux(call).cpuset_cpus, created(call).envs[0].key) == ("7", "A")
+
+    live(day)
+
+
+def test_what_cannot_be_written_counts_for_nothing_and_refuses_where_it_must_not_be_missed(
+    live, monkeypatch
+) -> None:
+    def never(body: bytes, adjustment: Adjustment) -> bytes:
+        raise HookError("cannot change it")
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            want = Adjustment(cpus=cpus("6-7"), labels={"a": "b"})
+            h.add(pre_create_container=want, pre_update_container_resources=Adjustment(cpus=cpus("6-7")))
+            one = await w.run(sandbox := await w.pod("ls", "LS"))
+            assert w.on(one) == "6-7"
+            for name in ("calls.adjusted_create", "calls.adjusted_run_pod", "lines.adjusted_update"):
+                monkeypatch.setattr(f"proxy.cri.hooked.{name}", never)
+            call = await w.begin(sandbox, "second")
+            assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
+            assert not created(call).labels
+            assert any(each["what"] == "cannot change it" for each in w.keeper.problems.page())
+            w.finish(call, "c-second")
+            firm = {
+                "pre_create_container": Adjustment(envs={"A": "1"}),
+                "pre_run_pod_sandbox": Adjustment(labels={"a": "b"}),
+                "pre_update_container_resources": Adjustment(memory_limit=1 << 30),
+            }
+            h.add("20-firm", policy=Policy.FAIL, **firm)
+            before = w.keeper.state.containers.keys()
+            call = await w.begin(sandbox, "third")
+            assert call.refused == (9, "cannot change it")
+            w.wire.finished(call, None)
+            assert w.keeper.state.containers.keys() == before
+            assert await w.pod("other", "LS", may_be_refused=True) == "cannot change it"
+            update = pb.UpdateContainerResourcesRequest(container_id=one)
+            assert (await w.call("UpdateContainerResources", update)).refused == (9, "cannot change it")
+            w.check()
+
+    live(day)
+
+
+def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.create(await w.pod("ls", "LS"))
+
+            def release(event: Any) -> Adjustment:
+                w.keeper.enforcer.paused = True
+                return Adjustment(annotations={"a": "b"})
+
+            def start(event: Any) -> None:
+                w.keeper.enforcer.paused = True
+
+            h.add(pre_update_container_resources=release, pre_start_container=start)
+            call = await w.call(
+                "UpdateContainerResources",
+                pb.UpdateContainerResourcesRequest(
+                    container_id=one, linux=pb.LinuxContainerResources(cpuset_cpus="7")
+                ),
+            )
+            sent = pb.UpdateContainerResourcesRequest.FromString(call.sent)
+            assert (sent.linux.cpuset_cpus, sent.annotations["a"]) == ("7", "b")
+            w.wire.finished(call, 0)
+            w.keeper.enforcer.paused = False
+            call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
+            assert (call.refused, call.sent) == (None, call.body)
+            assert call.state is None, "no start of ours is watched"
+            w.wire.finished(call, 0)
 
     live(day)
 

@@ -91,13 +91,16 @@ class Hooked:
         facts = pod_facts(pod, config, request.runtime_handler)
 
         def decided(outcome: Outcome) -> None:
+            outcome, body = self._way.written(call, adjusted_run_pod, outcome)
             if self._way.refuses(call, outcome):
                 return
-            if not self._way.change(call, adjusted_run_pod, outcome):
-                go(call, config, pod)
-                return
-            changed = pb.RunPodSandboxRequest.FromString(call.body).config
-            go(call, changed, _renewed(pod, pod_of(changed)))
+            told, seen = config, pod
+            if body is not call.body:
+                call.change(body)
+                told = pb.RunPodSandboxRequest.FromString(body).config
+                seen = _renewed(pod, pod_of(told))
+            if not self._way.relays(call):
+                go(call, told, seen)
 
         self._way.ask(call, PreRunPodSandbox(facts, resources_of(config.linux.resources)), decided)
 
@@ -157,6 +160,7 @@ class Hooked:
             outcome: What hooks want.
         """
         keeper, token = self._keeper, placed.id
+        outcome, body = self._way.written(call, adjusted_create, outcome)
         if outcome.refusal:
             verdict = Verdict(FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
             keeper.history.refused(token, verdict)
@@ -164,7 +168,8 @@ class Hooked:
         if self._way.refuses(call, outcome):
             return None
         self._way.narrow(token, outcome, offered)
-        self._way.change(call, adjusted_create, outcome)
+        if body is not call.body:
+            call.change(body)
         if keeper.state is state and not keeper.enforcer.paused:
             return placed  # nothing has happened since
         container = keeper.state.containers.get(token)
@@ -195,7 +200,7 @@ class Hooked:
             return
 
         def decided(outcome: Outcome) -> None:
-            if not self._way.refuses(call, outcome):
+            if not self._way.refuses(call, outcome) and not self._way.relays(call):
                 go(call)
 
         event = PreStartContainer(*following.facts(container), following.decision(container))

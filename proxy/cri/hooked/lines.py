@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from proxy.cri.asked import Go
 from proxy.cri.hooked.adjust import adjusted_update
 from proxy.cri.hooked.facts import resources_of
+from proxy.cri.hooked.lazy import LazyMap
 from proxy.cri.hooked.way import Decided, Way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.trips import Call, Hold
@@ -110,9 +111,13 @@ class Lines:
         offered = self._keeper.state.offered(container)
 
         def decided(outcome: Outcome) -> None:
-            if not self._way.refuses(call, outcome):
+            outcome, body = self._way.written(call, adjusted_update, outcome)
+            if self._way.refuses(call, outcome):
+                return
+            if body is not call.body:
+                call.change(body)
+            if not self._way.relays(call):
                 self._way.narrow(container_id, outcome, offered)
-                self._way.change(call, adjusted_update, outcome)
                 go(call)
 
         answers = self._way.answers(
@@ -120,10 +125,14 @@ class Lines:
                 *following.facts(container),
                 following.decision(container),
                 resources_of(request.linux),
-                request.annotations,
+                LazyMap(_annotations, request),
             )
         )
         if answers.outcome is None:
             return _Waiting(answers, decided)
         decided(answers.outcome)
         return None
+
+
+def _annotations(request: pb.UpdateContainerResourcesRequest) -> dict[str, str]:
+    return dict(request.annotations)

@@ -99,22 +99,35 @@ class Way:
         self.update(outcome)
         return False
 
+    def relays(self, call: Call) -> bool:
+        """Let a call go where the node was released while hooks thought: nothing is decided here any more."""
+        if not self._keeper.enforcer.paused:
+            return False
+        call.release()
+        return True
+
     def update(self, outcome: Outcome) -> None:
         """Have done what hooks want of other containers."""
         if outcome.adjustment.updates:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
-    def change(self, call: Call, adjusted: Callable[[bytes, Adjustment], bytes], outcome: Outcome) -> bool:
-        """Change a call's message; tells whether it is another one now."""
+    def written(
+        self, call: Call, adjusted: Callable[[bytes, Adjustment], bytes], outcome: Outcome
+    ) -> tuple[Outcome, bytes]:
+        """Write what hooks want into a call's message.
+
+        Returns:
+            What counts of the outcome, and the message. Where it cannot be written nothing of it counts, and
+            the call is refused if a hook has said some of it that must not be missed.
+        """
+        if outcome.refusal:
+            return outcome, call.body
         try:
-            body = adjusted(call.body, outcome.adjustment)
-        except HookError as error:
-            self._keeper.problems.note(str(error))
-            return False
-        if body is call.body:
-            return False
-        call.change(body)
-        return True
+            return outcome, adjusted(call.body, outcome.adjustment)
+        except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and that is said
+            words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
+            self._keeper.problems.note(words)
+            return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
         """Narrow a container as hooks want it; ``offered`` is what they had to choose from."""
