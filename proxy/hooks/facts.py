@@ -146,8 +146,8 @@ class Decision:
         mems: Its memory nodes; None where the engine leaves them.
         unlimited: Its CFS quota is off.
         reasons: Why, in sentences.
-        allowed: CPUs that a hook may choose from: ``cpus`` itself, or, where the configuration lets hooks
-            give owned CPUs away, all that are online.
+        allowed: CPUs that a hook may choose from: what the container has if no hook narrows it. Where the
+            configuration lets hooks give owned CPUs away, all that are online, but for reserved ones.
         allowed_mems: Memory nodes that a hook may choose from.
     """
 
