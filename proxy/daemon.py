@@ -122,6 +122,7 @@ class Daemon:
     def _wire(self, machine: Machine, away: list[str]) -> Front:
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
+        from proxy.keeper.hooked import take_back
         from proxy.keeper.launch import Launch
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
@@ -141,6 +142,8 @@ class Daemon:
         self._launch = launch = Launch(keeper)
         self.sync = Sync(keeper, launch)
         self.sync.recover(entries)
+        if enforce and not config.hooks.owned_cpus:
+            take_back(keeper)
         self._settler = Settler(keeper, launch)
         self._task(self.sync.run)
         self._task(self._settler.run)

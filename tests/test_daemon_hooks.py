@@ -68,12 +68,12 @@ hooks:
         path = self.cgroups.find("", container_id)
         return "" if path is None else str(self.cgroups.read(path).cpus)
 
-    async def launch(self, name: str) -> str:
-        """Have a pod with one container, and tell its CPUs."""
+    async def launch(self, spec: PodSpec | str) -> str:
+        """Have a pod with one container (LS if only its name is said), and tell its CPUs."""
 
         def work() -> str:
             with CriClient(self.folder / "cri.sock") as client:
-                return client.launch(PodSpec(name, "LS")).container_id
+                return client.launch(spec if isinstance(spec, PodSpec) else PodSpec(spec, "LS")).container_id
 
         return self.cpus(await asyncio.to_thread(work))
 
@@ -198,6 +198,24 @@ def test_a_hook_is_told_what_exists_and_that_the_daemon_ends(node: Node) -> None
     assert lines[0] == "configure 10-story"
     assert lines[1] == "synchronize there LS main"
     assert lines[2:] == ["start new", "shutdown stop"]
+
+
+def test_cpus_of_owners_that_hooks_gave_are_left_when_the_configuration_says_so_no_more(node: Node) -> None:
+    node.write("10-x.py", NARROWS.format("3-4"))
+
+    async def before() -> None:
+        assert await node.launch(PodSpec("lse", "LSE", cpuset="2-3")) == "3-4"
+        assert await node.launch("ls") == "3-4"
+
+    async def after() -> None:
+        keeper = daemon.keeper
+        assert keeper is not None
+        ids = {c.pod.name: i for i, c in keeper.state.containers.items()}
+        await until(lambda: (node.cpus(ids["lse"]), node.cpus(ids["ls"])) == ("3", "4"))
+
+    live(node.daemon(hooks="ownedCPUs: true"), before)
+    daemon = node.daemon()
+    live(daemon, after)
 
 
 def test_no_hooks_where_only_is_looked_on(node: Node) -> None:

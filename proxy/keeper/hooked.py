@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
-from proxy.plan.narrowing import Narrowing, lost, narrowed
+from proxy.plan.narrowing import Narrowing, lost, narrowed, within_its_own
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
@@ -43,6 +43,19 @@ def narrow(keeper: Keeper, container_id: str, wish: Narrowing, seen: CpuSet | No
     if keeper.partitions is not None:
         keeper.partitions.stir()
     return problem
+
+
+def take_back(keeper: Keeper) -> None:
+    """Take CPUs of others back that hooks gave away while the configuration let them; it does so no more."""
+    there = keeper.state.containers.values()
+    inside = [within_its_own(container) for container in there if container.placement.beyond]
+    if not inside:
+        return
+    keeper.go_on(keeper.state.changed(put=inside))
+    for container in inside:
+        keeper.journal.put(f"{'i' if container.phase is Phase.CREATING else 'c'}/{container.id}", container)
+        keeper.voice.info(f"{container.ref} leaves CPUs that a hook gave it: hooks.ownedCPUs is false")
+    tell_lost(keeper, [container.id for container in inside])
 
 
 def tell_lost(keeper: Keeper, ids: Iterable[str]) -> None:

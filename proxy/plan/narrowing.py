@@ -101,13 +101,26 @@ def _cpus(state: NodeState, placement: Placement, wish: Narrowing, base: CpuSet)
         return placement, f"it has {base}" if not wish.owned else "none of them is online"
     why = f"{_NARROWED}{cpus}{_BY}{wish.by}"
     if outside:
-        why += f", {outside} of them although they are not its to have"
+        why += _outside(outside)
     reasons = (*placement.reasons, why)
     return dataclasses.replace(placement, narrowed=cpus, beyond=outside, reasons=reasons), ""
 
 
 def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
     return tuple(reason for reason in reasons if not reason.startswith(kind) or _BY not in reason)
+
+
+def within_its_own(container: Container) -> Container:
+    """Give a container without the CPUs that a hook gave it although they are not its to have."""
+    placement = container.placement
+    words = _outside(placement.beyond)
+    reasons = tuple(reason.removesuffix(words) for reason in placement.reasons)
+    placement = dataclasses.replace(placement, beyond=CpuSet(), reasons=reasons)
+    return dataclasses.replace(container, placement=placement)
+
+
+def _outside(cpus: CpuSet) -> str:
+    return f", {cpus} of them although they are not its to have"
 
 
 def lost(state: NodeState, container: Container) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.keeper.hooked import narrow
+from proxy.keeper.hooked import narrow, take_back
 from proxy.keeper.partitions.jobs import shared_with
 from proxy.model.idset import CpuSet, Mask
 from proxy.plan.narrowing import Narrowing
@@ -144,5 +144,31 @@ def test_somebody_who_writes_a_narrowed_set_is_put_right(live) -> None:
         w.cgroups.sets[one] = CpuSet.parse("0-15")
         await w.sync.once()
         assert w.on(one) == "4-5"
+
+    live(day)
+
+
+def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -> None:
+    async def day(w) -> None:
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        some, only = [await w.run(await w.pod(name, "LS")) for name in ("some", "only")]
+        assert narrow(w.keeper, some, wish("3-4", owned=True)) == ""
+        assert narrow(w.keeper, only, wish("2", owned=True)) == ""
+        await w.until(lambda: (w.on(some), w.on(only)) == ("3-4", "2"))
+        await w.close()
+        w.boot()
+        take_back(w.keeper)
+        await w.sync.once()
+        await w.until(lambda: (w.on(some), w.on(only)) == ("4", "4-15"))
+        await w.quiet()
+        w.check()
+        reasons = w.keeper.state.containers[some].placement.reasons
+        assert reasons[-1] == "narrowed to CPUs 3-4 by hook 10-x"
+        told = [each["what"] for each in w.keeper.problems.page()]
+        assert any("nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in told)
+        assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
+        state = w.keeper.state
+        take_back(w.keeper)
+        assert w.keeper.state is state
 
     live(day)
