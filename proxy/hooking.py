@@ -117,6 +117,8 @@ class Hooking:
         """Wait for a first hook, and then keep hooks to what is in the folders."""
         if not self.config.enabled:
             return
+        # A folder may hang (a server of files that is gone), and what waits for a look at it would, too.
+        late = asyncio.get_running_loop().call_later(2 * FIRST_S, self._let_go)
         try:
             while self._parts is None:
                 if await asyncio.to_thread(may_be_hooks, self.config):
@@ -130,6 +132,7 @@ class Hooking:
                     await self._parts.learning.once()
                     await self._parts.library.look_once(FIRST_S)
         finally:
+            late.cancel()
             self._let_go()
         if not self._keeper.synced.is_set():
             self._keeper.spawn(self._parts.learning.when_synced())

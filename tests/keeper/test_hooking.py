@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_calls_do_not_wait_for_ever(live, folders: Folders, monkeypatch) -> None
             await w.pod("ls", "LS")
             assert folders.told() == []
             await w.until(lambda: made.engine.points)
+
+    live(day)
+
+
+def test_calls_do_not_wait_for_a_folder_that_hangs(live, folders: Folders, monkeypatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(hooking, "FIRST_S", 0.1)
+    monkeypatch.setattr(hooking, "may_be_hooks", lambda config: gate.wait(60))
+
+    async def day(w) -> None:
+        async with running(w, folders) as made:
+            await w.pod("ls", "LS")
+            assert made.engine is None
+            assert not gate.is_set()
+            gate.set()
+            await w.until(lambda: made.engine)
 
     live(day)
 
