@@ -126,7 +126,8 @@ class Settler:
         except RuntimeCallError:
             return True
         saved = saved_cpus(detail.cpuset_cpus)
-        if saved and not flights and not keeper.flights.of(container_id):
+        there = container_id in keeper.state.containers  # else nobody would forget it any more
+        if saved and there and not flights and not keeper.flights.of(container_id):
             keeper.saved.setdefault(container_id, saved)
         return True
 

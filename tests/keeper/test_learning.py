@@ -120,6 +120,37 @@ def test_what_was_told_meanwhile_stands(live: Any) -> None:
     live(day, settle_per_second=1000)
 
 
+def test_of_who_goes_while_the_runtime_is_asked_nothing_is_kept(live: Any) -> None:
+    async def day(world: Any) -> None:
+        shared = await shared_beside_an_owner(world)
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        real = world.runtime.detail
+
+        def slow(container_id: str) -> RuntimeDetail:
+            if container_id == shared and threading.current_thread().name.startswith("settle"):
+                asyncio.run_coroutine_threadsafe(gone(), loop).result(60)
+                loop.call_soon_threadsafe(asked.set)
+                return RuntimeDetail("/x", cpuset_cpus="0-15")
+            found: RuntimeDetail = real(container_id)
+            return found
+
+        async def gone() -> None:
+            world.keeper.removed([shared])
+
+        world.runtime.detail = slow
+
+        async def settled() -> None:
+            await asked.wait()
+            await world.until(lambda: not world.keeper.unsettled)
+            await world.quiet()
+            assert shared not in world.keeper.saved
+
+        await again(world, settled)
+
+    live(day, settle_per_second=1000)
+
+
 def test_nobody_is_asked_where_nothing_is_settled(live: Any) -> None:
     async def day(world: Any) -> None:
         await shared_beside_an_owner(world)
