@@ -13,6 +13,7 @@ The mutants are tried in copies of the tree, so that the work in the clone can g
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import queue
 import random
@@ -31,52 +32,88 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("proxy", "tests", "proto", "pyproject.toml")
 
 
-def tests_of(room: str, *quick_first: str) -> list[str]:
-    return [f"tests/{room}/test_{name}.py" for name in quick_first]
+Part = tuple[list[str], list[str]]
+"""What is changed, and the tests that ought to notice; those that are quick or find much first."""
 
 
-CALLS = [f"proxy/cri/{name}.py" for name in ("interceptors", "pod_calls", "create_calls", "container_calls")]
-CALLS += ["proxy/cri/trips.py", "proxy/cri/rewrite.py"]
-HOOKED = [f"proxy/cri/hooked/{name}.py" for name in ("calls", "following", "lines", "updates", "way")]
-ROOMS = {
-    "place": (["proxy/place"], ["tests/place"]),
-    "pools": (["proxy/pools"], ["tests/pools"]),
-    "plan": (["proxy/plan"], ["tests/plan"]),
-    "simulate": (["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"]),
-    "relay": (
-        ["proxy/relay"],
-        tests_of("relay", "frames", "huffman", "flow", "headers", "session", "windows", "garbage", "splits"),
-    ),
-    "keeper": (
-        ["proxy/keeper", *CALLS],
-        tests_of("keeper", "parts", "enforce", "rare", "day", "bad_days", "random"),
-    ),
-    "hooked": (
-        [*HOOKED, "proxy/keeper/hooked.py", "proxy/plan/narrowing.py", "proxy/plan/wanted.py"],
-        [
-            "tests/plan/test_narrowing.py",
-            *tests_of("keeper", "keeper_hooked", "hooked_updates", "hooked_following", "hooked_calls"),
-        ],
-    ),
+def tests_of(room: str, names: str) -> list[str]:
+    return [f"tests/{room}/test_{name}.py" for name in names.split()]
+
+
+def files_of(room: str, names: str) -> list[str]:
+    return [f"proxy/{room}/{name}.py" for name in names.split()]
+
+
+CALLS = files_of("cri", "interceptors pod_calls create_calls container_calls trips rewrite")
+HOOKED = files_of("cri/hooked", "calls following lines updates way")
+NARROWED = ["proxy/keeper/hooked.py", *files_of("plan", "narrowing wanted")]
+ENGINE_TESTS = "claims words breaker checks asking telling runners deadlines chaos"
+ROOMS: dict[str, list[Part]] = {
+    "place": [(["proxy/place"], ["tests/place"])],
+    "pools": [(["proxy/pools"], ["tests/pools"])],
+    "plan": [(["proxy/plan"], ["tests/plan"])],
+    "simulate": [(["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"])],
+    "relay": [
+        (
+            ["proxy/relay"],
+            tests_of("relay", "frames huffman flow headers session windows garbage splits"),
+        )
+    ],
+    "keeper": [
+        (["proxy/keeper", *CALLS], tests_of("keeper", "parts enforce rare day bad_days random")),
+    ],
+    "hooked": [
+        (
+            [*HOOKED, *NARROWED],
+            tests_of("plan", "narrowing")
+            + tests_of("keeper", "keeper_hooked hooked_updates hooked_following hooked_calls"),
+        ),
+        (
+            files_of("cri/hooked", "lazy facts parts adjust suffix memory"),
+            tests_of("cri", "hooked_lazy hooked_adjust hooked_facts hooked_memory"),
+        ),
+    ],
+    "hooks": [
+        (
+            ["proxy/hooks/engine"],
+            [f"tests/hooks/engine/test_engine_{name}.py" for name in ENGINE_TESTS.split()],
+        ),
+        (
+            ["proxy/hooks/serving"],
+            [
+                f"tests/hooks/serving/test_serving_{name}.py"
+                for name in ("messages", "place", "day", "daemon", "faults", "random")
+            ],
+        ),
+        (["proxy/hooks/remote"], ["tests/hooks/remote"]),
+        (files_of("hooks", "library handover"), tests_of("hooks", "hook_library")),
+        (
+            ["proxy/hooks/files"],
+            tests_of("hooks", "hook_folders hook_trust hook_reading hook_loading hook_library"),
+        ),
+    ],
 }
-"""Room to what is changed and to the tests that ought to notice."""
+"""Room to its parts; a mutant is tried by the tests of the part that it is of."""
 
 
 def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
-    """List the mutants of a room, or of some of its files or lines (``file`` or ``file:line``)."""
+    """List the mutants of a part, or of some of its files or lines (``file`` or ``file:line``)."""
     listed = [ROOT / s for s in sources]
     files = [f for s in listed for f in ([s] if s.is_file() else sorted(s.rglob("*.py")))]
     found = {m.source: m for f in files for m in mutants(ROOT, f)}  # two ways to one text are one mutant
-    return [m for m in found.values() if not at or m.path in at or f"{m.path}:{m.line}" in at]
+    return [
+        m
+        for m in found.values()
+        if not at or {m.path, str(Path(m.path).parent), f"{m.path}:{m.line}"} & {*at}
+    ]
 
 
 class Workspace:
     """A copy of the tree in which one mutant at a time is tried."""
 
-    def __init__(self, folder: Path, tests: list[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tests = tests
-        self.limit = 600.0
+        self.limits: dict[str, float] = {}
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -87,12 +124,26 @@ class Workspace:
         compiled = ["compileall", "-q", "--invalidation-mode", "checked-hash", "proxy"]
         subprocess.run([sys.executable, "-m", *compiled], cwd=folder, check=True)
 
-    def passes(self, *, keep_bytecode: bool = False) -> bool:
+    def twin(self, folder: Path) -> Workspace:
+        """Copy it, with what has been measured."""
+        other = copy.copy(self)
+        other.folder = folder
+        shutil.copytree(self.folder, folder)
+        return other
+
+    def measure(self, tests: list[str]) -> None:
+        """Try tests without any mutant, and let them take some times as long from then on."""
+        started = time.monotonic()
+        if not self.passes(tests, keep_bytecode=True):
+            sys.exit(f"cannot try mutants: {' '.join(tests)} fails without any")
+        self.limits[tests[0]] = 10 + 4 * (time.monotonic() - started)
+
+    def passes(self, tests: list[str], *, keep_bytecode: bool = False) -> bool:
         """Run the tests; running past the limit is not passing."""
         env = os.environ | ({} if keep_bytecode else {"PYTHONDONTWRITEBYTECODE": "1"})
         options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *self.tests],
+            [sys.executable, "-m", "pytest", *options, *tests],
             cwd=self.folder,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -101,7 +152,7 @@ class Workspace:
             start_new_session=True,
         )
         try:
-            return process.wait(self.limit) == 0
+            return process.wait(self.limits.get(tests[0], 600.0)) == 0
         except subprocess.TimeoutExpired:
             return False
         finally:
@@ -109,18 +160,18 @@ class Workspace:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def survives(self, mutant: Mutant) -> bool:
+    def survives(self, mutant: Mutant, tests: list[str]) -> bool:
         file = self.folder / mutant.path
         original = file.read_text()
         file.write_text(mutant.source)
         try:
-            return self.passes()
+            return self.passes(tests)
         finally:
             file.write_text(original)
 
 
-def run(todo: list[Mutant], tests: list[str], jobs: int) -> int:
-    """Try the mutants and tell what survived.
+def run(todo: list[tuple[Mutant, list[str]]], jobs: int) -> int:
+    """Try the mutants, each by its tests, and tell what survived.
 
     Returns:
         How many survived.
@@ -128,22 +179,20 @@ def run(todo: list[Mutant], tests: list[str], jobs: int) -> int:
     survived = 0
     with tempfile.TemporaryDirectory(prefix="mutate-") as temp, ThreadPoolExecutor(jobs) as threads:
         idle: queue.Queue[Workspace] = queue.Queue()
-        for number in range(jobs):
-            place = Workspace(Path(temp) / str(number), tests)
-            started = time.monotonic()
-            if not place.passes(keep_bytecode=True):
-                sys.exit(f"cannot try mutants: {' '.join(tests)} fails without any")
-            place.limit = 10 + 4 * (time.monotonic() - started)
+        first = Workspace(Path(temp) / "0")
+        for tests in {tests[0]: tests for _, tests in todo}.values():
+            first.measure(tests)
+        for place in (first, *(first.twin(Path(temp) / str(number)) for number in range(1, jobs))):
             idle.put(place)
 
-        def attempt(mutant: Mutant) -> bool:
+        def attempt(what: tuple[Mutant, list[str]]) -> bool:
             place = idle.get()
             try:
-                return place.survives(mutant)
+                return place.survives(*what)
             finally:
                 idle.put(place)
 
-        for mutant, alive in zip(todo, threads.map(attempt, todo), strict=True):
+        for (mutant, _), alive in zip(todo, threads.map(attempt, todo), strict=True):
             survived += alive
             if alive:
                 print(f"survived  {mutant}", flush=True)
@@ -155,14 +204,15 @@ def main() -> None:
     parser.add_argument("room", choices=ROOMS)
     parser.add_argument("-n", type=int, default=0, help="how many mutants, chosen at random (0: all)")
     parser.add_argument("--seed", type=int, default=1, help="another number chooses others")
-    parser.add_argument("--at", action="append", default=[], metavar="FILE[:LINE]", help="only there")
+    parser.add_argument(
+        "--at", action="append", default=[], metavar="PATH[:LINE]", help="only in this folder, file or line"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     asked = parser.parse_args()
-    sources, tests = ROOMS[asked.room]
-    known = chosen(sources, asked.at)
+    known = [(m, tests) for sources, tests in ROOMS[asked.room] for m in chosen(sources, asked.at)]
     todo = random.Random(asked.seed).sample(known, asked.n) if 0 < asked.n < len(known) else known
     started = time.monotonic()
-    killed = len(todo) - run(todo, tests, asked.jobs)
+    killed = len(todo) - run(todo, asked.jobs)
     share = 100 * killed / len(todo) if todo else 100
     took = time.monotonic() - started
     print(f"{asked.room}: {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s")
