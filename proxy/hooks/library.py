@@ -7,7 +7,9 @@ use, each file by a task of its own, so that one that hangs keeps nobody waiting
     read -> load -> configure -> synchronize -> use -> shut the version before down
 
 Until ``use`` the version before answers; where one of the steps fails it goes on, and the file's entry says
-why. A file that is being written is looked at again a moment later.
+why. A file that is being written is looked at again a moment later. Where the reason may pass although the
+file stays as it is (the machine lacks something, or what the hook wants when it is configured is not there
+yet) it is tried again, after longer and longer.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ from proxy.model.errors import HookError
 LOOK_S: Final = 0.4
 """Between two looks; what has changed is to be in use a second after."""
 SOON_S: Final = 0.1
+AGAIN_S: Final = 5.0
+LONGEST_S: Final = 300.0
+"""Before what has failed is tried again: at first, and at most; each time twice as long."""
 PATIENCE_S: Final = 2.0
 """After so long it is told of a file that it is still being written."""
 END_S: Final = 2.0
@@ -44,12 +49,14 @@ _THREADS: Final = 4
 
 @dataclass(slots=True)
 class _Known:
-    """What became of a file: as it was when it was looked at."""
+    """What became of a file: as it was when it was looked at; ``again``: when it is tried again."""
 
     candidate: Candidate
     state: State = State.WAITING
     error: str = ""
     unsettled: float | None = None
+    again: float | None = None
+    pause: float = AGAIN_S
 
 
 class Library:
@@ -157,6 +164,7 @@ class Library:
                     known is None
                     or known.unsettled is not None
                     or known.candidate.signature != candidate.signature
+                    or (known.again is not None and known.again <= self._clock())
                 ):
                     self._begin(name, self._bring(name, candidate))
             for name, known in list(self._known.items()):
@@ -182,18 +190,22 @@ class Library:
         """Bring what is in a file now into use."""
         before = self._known.get(name)
         known = self._known[name] = _Known(candidate, before.state if before else State.WAITING)
-        old = self._in_use.get(name)
+        old, passing = self._in_use.get(name), False
         try:
             new = await self._maker.make(name, candidate, old)
+            passing = True
             if new is not None and new is not old:
                 await self._handover.introduce(new)
         except Unsettled as error:
             self._postpone(known, before, error)
         except HookError as error:
             self._refuse(known, error, old)
+            if passing or isinstance(error.__cause__, OSError):
+                self._put_off(known, before)
         except Exception as error:  # noqa: BLE001 - the others go on, and this one as it was
             cause = f"{type(error).__name__}: {error}"
             self._refuse(known, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
+            self._put_off(known, before)
         else:
             known.state, known.error = State.DISABLED if new is None else State.RUNNING, ""
             if new is not old:
@@ -225,6 +237,13 @@ class Library:
             what = "hook server" if known.candidate.server else "hook"
             known.error = f"cannot read {what} {known.candidate.path}: {error}"
             self._tell_once(known.error)
+
+    def _put_off(self, known: _Known, before: _Known | None) -> None:
+        """Try a file again that may be right by then."""
+        same = before is not None and before.candidate.signature == known.candidate.signature
+        if before is not None and before.again is not None and same:
+            known.pause = min(2 * before.pause, LONGEST_S)
+        known.again = self._clock() + known.pause
 
     def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
         """Note that a file cannot be used."""

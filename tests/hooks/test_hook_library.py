@@ -16,6 +16,7 @@ import pytest
 
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
+from proxy.hooks import library
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.files.entries import Entry, State
 from proxy.hooks.files.reading import SETTLED_S
@@ -77,6 +78,7 @@ class Scene:
         given = f"folder: {self.etc}, vendorFolder: {self.usr}, serverFolder: {self.servers}"
         self.config: HooksConfig = parse(f"hooks: {{{given}, {words}}}", "f").hooks
         self.engine = Engine()
+        self.now = 0.0
         self.told: list[str] = []
         self.said: list[str] = []
         self.everything: Callable[[], Synchronize | None] = lambda: None
@@ -427,6 +429,43 @@ def test_a_hook_that_hangs_as_it_is_configured_keeps_nobody_waiting(scene: Scene
             await scene.until(lambda: scene.engine.answers() == ["newer", "b"])
 
     play(story)
+
+
+def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "LONGEST_S", 11.0)
+    scene.library = Library(
+        scene.config, scene.engine, lambda: None, scene.told.append, clock=lambda: scene.now
+    )
+    lacks = f"__import__('os').stat({str(tmp_path / 'there')!r})"
+    scene.write("10-loads.py", hook("loads", lacks))
+    scene.write("20-configures.py", hook("configures", f"def configure(event): {lacks}"))
+    scene.write("30-wrong.py", hook("wrong", "1 / 0"))
+
+    async def story() -> None:
+        tried = []
+        await scene.look()
+        for _ in range(36):
+            scene.now += 1
+            before = len(scene.told)
+            await scene.library.look_once(0)
+            while scene.library._busy:
+                await asyncio.sleep(0.005)
+            if len(scene.told) > before:
+                tried.append((scene.now, len(scene.told) - before))
+        assert tried == [(5, 2), (15, 2), (26, 2)]
+        (tmp_path / "there").touch()
+        scene.now += 11
+        await scene.look()
+        assert scene.engine.answers() == ["loads", "configures"]
+        assert scene.states() == {"10-loads": "running", "20-configures": "running", "30-wrong": "broken"}
+        scene.now += 1000
+        before = len(scene.told)
+        await scene.look()
+        assert len(scene.told) == before
+
+    asyncio.run(story())
 
 
 def test_settings_of_hooks_that_there_are_not_are_told_once(tmp_path: Path) -> None:
