@@ -85,6 +85,7 @@ def test_a_new_hook_in_a_folder_of_ones_own_from_one_that_is_shipped(node: Node,
         (["50-mine", "--from", "nothing"], 2, "cannot use nothing: there is no such hook"),
         (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
         (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),
+        (["50-mine", "--folder", "/dev/null"], 73, "50-mine.py: /dev/null is no folder"),
         (["50-mine", "--folder", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
     ],
 )
@@ -151,6 +152,45 @@ def test_a_mask_without_a_file_gives_way_to_the_shipped_one(node: Node) -> None:
     node.did("enable", "10-quota")
     assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     assert node.run("enable", "70-gone")[1].endswith("masks a file that is nowhere; remove it\n")
+
+
+def test_an_empty_file_is_a_mask_too(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    ours = node.folder / "20-theirs.py"
+    (node.vendor / "20-theirs.py").write_text("# theirs\n")
+    for name in ("20-theirs", "10-quota"):
+        (node.folder / f"{name}.py").touch()
+        assert node.did("disable", name) == f"{name} is not enabled\n"
+    assert "is masked no more" in node.did("enable", "theirs")
+    assert not os.path.lexists(ours)
+    node.did("enable", "10-quota")
+    assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
+    (node.vendor / "60-quota.py").touch()
+    node.did("enable", "60-quota")
+    assert (node.folder / "60-quota.py").readlink() == node.shipped / "60-quota.py", "it goes first"
+    (node.vendor / "80-none.py").touch()
+    assert node.run("enable", "80-none")[1].endswith("80-none.py is empty, and so disables it\n")
+
+
+def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    for name in ("10-quota", "70-gone"):
+        (node.folder / f"{name}.py").symlink_to("/nonexistent/old.py")
+    (node.folder / "60-quota.py").symlink_to("60-quota.py")
+    node.did("enable", "10-quota")
+    node.did("enable", "60-quota")
+    assert (node.folder / "10-quota.py").readlink() == node.shipped / "10-quota.py"
+    assert (node.folder / "60-quota.py").readlink() == node.shipped / "60-quota.py"
+    code, said = node.run("enable", "70-gone")
+    assert code == 2
+    assert said.endswith("70-gone.py -> /nonexistent/old.py leads nowhere; remove it, or mend the link\n")
+
+
+def test_a_folder_of_its_name_is_no_hook(node: Node) -> None:
+    (node.folder / "10-quota.py").mkdir(parents=True)
+    code, said = node.run("enable", "10-quota")
+    assert code == 1
+    assert said.endswith("10-quota.py is no file; remove it, or rename it\n")
 
 
 def test_what_is_ones_own_is_not_touched(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,27 +28,35 @@ def enable(name: str, file: Path | None) -> None:
     """Let a hook run that comes with topoproxy, or that was disabled.
 
     NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.folder a link to the
-    file is made, and a link to /dev/null that masks it is removed.
+    file is made; what masks it there (a link to /dev/null, an empty file) is removed.
 
-    Ends with 2 where there is no such hook, 73 where the link cannot be made, 77 for who may not.
+    Ends with 1 where a folder has its name, 2 where there is no such hook, 73 where the link cannot be made,
+    77 for who may not.
     """
     hooks = read_config(file, {}).hooks
     name = full_name(name, {**_files(hooks.folder), **_files(hooks.vendor_folder), **shipped()}, "enable")
     ours, theirs = hooks.folder / f"{name}.py", hooks.vendor_folder / f"{name}.py"
-    masked = _is_mask(ours)
+    brought = _is_there(theirs) and not _is_mask(theirs)
+    masked = _is_mask(ours) or _leads_nowhere(ours)
     if not masked and _is_there(ours):
+        if not os.path.isfile(ours):  # noqa: PTH113 - Path.is_file raises where nobody may look
+            raise TopoproxyError(f"cannot enable {name}: {ours} is no file; remove it, or rename it")
         click.echo(f"{name} is enabled already: {_shown(ours)}")
-    elif not masked and _is_there(theirs):
+    elif not masked and brought:
         click.echo(f"{name} is enabled already: {_shown(theirs)}")
-    elif _is_there(theirs):
+    elif brought:
         _change(ours, None)
         click.echo(f"enabled {name}: {_shown(theirs)} is masked no more\n{_next(hooks)}")
     elif name in shipped():
         _change(ours, shipped()[name])
         click.echo(f"enabled {name}: {_shown(ours)}\n{_next(hooks)}")
         _warn(ours)
-    else:
+    elif _is_there(ours) and not _leads_nowhere(ours):
         raise UsageError(f"cannot enable {name}: {ours} masks a file that is nowhere; remove it")
+    elif not _is_there(ours):
+        raise UsageError(f"cannot enable {name}: {theirs} is empty, and so disables it")
+    else:
+        raise UsageError(f"cannot enable {name}: {_shown(ours)} leads nowhere; remove it, or mend the link")
 
 
 @click.command()
@@ -108,10 +117,18 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_mask(path: Path) -> bool:
-    """Tell whether a file of this name is kept from running."""
-    with suppress(OSError):
-        return path.is_symlink() and path.resolve() == MASK
+    """Tell whether a file of this name is kept from running: it is empty, or a link to ``/dev/null``."""
+    with suppress(OSError, RuntimeError):
+        if path.is_symlink() and path.resolve() == MASK:
+            return True
+        found = path.stat()
+        return stat.S_ISREG(found.st_mode) and found.st_size == 0
     return False
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Tell whether it is a link to a file that has gone, as after another installation."""
+    return path.is_symlink() and not os.path.exists(path)  # noqa: PTH110 - Path.exists may raise
 
 
 def _shown(path: Path) -> str:

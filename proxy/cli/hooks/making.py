@@ -74,6 +74,8 @@ def make_file(path: Path, text: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    if path.parent.exists() and not path.parent.is_dir():
+        raise CannotCreateError(f"cannot make {path}: {path.parent} is no folder")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
