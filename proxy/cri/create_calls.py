@@ -102,7 +102,26 @@ class CreateCalls:
         placement = container.placement
         if placement.pool is Pool.OWN:
             self._hold(call, self._create_owner(call, container))
+        elif placement.narrowed is not None:
+            self._hold(call, self._create_narrowed(call, container))
+        else:
+            self._share(call, container)
+
+    async def _create_narrowed(self, call: Call, container: Container) -> None:
+        """Write down what hooks have named, which no list of the runtime would say after a crash."""
+        keeper = self.keeper
+        if not await keeper.clearing.write_down(container):
+            keeper.problems.note(f"what hooks want of {container.ref} is not written down in time")
+        current = keeper.state.containers.get(container.id)
+        if call.done:
             return
+        if current is None or keeper.enforcer.paused:
+            call.release()
+        else:
+            self._share(call, current)
+
+    def _share(self, call: Call, container: Container) -> None:
+        placement = container.placement
         told = None if self.keeper.state.node.erases(placement) else self.keeper.state.wanted(container)
         self._goes(call, container, create_suffix(told, placement.mems))
 

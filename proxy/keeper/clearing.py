@@ -52,14 +52,20 @@ class Clearing:
 
     async def clear(self, container: Container) -> Obstacle | None:
         """Make a placement durable and have the others leave its CPUs; None when they are free."""
+        if not await self.write_down(container):
+            return Obstacle("the placement is not written down in time", container.placement.own, final=True)
+        return await self.barrier(container.placement.own)
+
+    async def write_down(self, container: Container) -> bool:
+        """Make the placement of a container that is to be created durable; False if that takes too long."""
         journal = self._keeper.journal
         journal.put(f"i/{container.id}", container)
         try:
             async with asyncio.timeout(self._keeper.options.call_timeout):
                 await journal.flush()
         except TimeoutError:
-            return Obstacle("the placement is not written down in time", container.placement.own, final=True)
-        return await self.barrier(container.placement.own)
+            return False
+        return True
 
     async def barrier(self, mine: CpuSet) -> Obstacle | None:
         """See to it that nobody runs on CPUs that are not his.

@@ -238,7 +238,7 @@ class Keeper(Household):
         else:
             self.saved.pop(container_id, None)
         self.journal.put(f"c/{container_id}", container)
-        if container.placement.pool is Pool.OWN:
+        if container.placement.pool is Pool.OWN or container.placement.narrowed is not None:
             self.journal.put(f"i/{token}", None)
         self.quotas.created(container)
         if self.onlooker is not None:

@@ -91,6 +91,35 @@ def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(live) -> N
     live(day)
 
 
+def test_what_hooks_named_is_written_down_before_anybody_is_asked_to_make_it(live) -> None:
+    """A crash while the runtime makes the container: its list does not say what hooks wanted."""
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("2-5")) if e.pod.name == "ls" else None)
+            pod = await w.pod("ls", "LS", "burstable")
+            w.log.clear()
+            call = await w.begin(pod)
+            assert w.log[-2:] == ["ledger +i/", "forward CreateContainer"]
+            at_the_crash = dict(w.ledger.entries)
+            one = w.finish(call, "one")
+            await w.keeper.journal.flush()
+            assert [key for key in w.ledger.entries if key.startswith("i/")] == []
+            other = await w.begin(await w.pod("other", "LS"))
+            await w.keeper.journal.flush()
+            assert [key for key in w.ledger.entries if key.startswith("i/")] == [], "of others nothing"
+            w.finish(other, "other")
+        await w.close()
+        w.ledger.entries.clear()
+        w.ledger.entries.update(at_the_crash)
+        w.boot()
+        await w.sync.once()
+        assert str(w.keeper.state.wanted(w.keeper.state.containers[one])) == "2-5"
+        assert str(w.keeper.state.wanted(w.keeper.state.containers["other"])) == "0-15"
+
+    live(day)
+
+
 def test_an_owner_is_narrowed_within_its_own_and_nobody_gets_the_rest(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
