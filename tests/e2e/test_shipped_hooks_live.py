@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from bed import CGROUPS, Bed, wait_for
-from cri import Cri, cgroup_of, cpuset_root, online
+from cri import Cri, cgroup_of, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
+from hooked import environment, inside
 
 from proxy.model.idset import CpuSet
 
@@ -42,22 +43,6 @@ class Hooked:
             annotations={**own, **(annotations or {})},
             cgroup_parent=f"/kubepods/pod{uid}",
         )
-
-
-def inside(container: str, path: str) -> Path:
-    """A path as the container sees it."""
-    group = cgroup_of(container, cpuset_root())
-    assert group is not None
-    pid = (group / "cgroup.procs").read_text().split()[0]
-    return Path(f"/proc/{pid}/root") / path.lstrip("/")
-
-
-def environment(container: str) -> dict[str, str]:
-    group = cgroup_of(container, cpuset_root())
-    assert group is not None
-    pid = (group / "cgroup.procs").read_text().split()[0]
-    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def told(container: str) -> dict[str, str]:
