@@ -63,6 +63,13 @@ class Call(Course):
         Args:
             inline: Wait for the outcome for a moment.
         """
+        try:
+            self._start(inline)
+        except Exception as error:  # noqa: BLE001 - as in ``look``
+            self.broke(error, None)
+            self._arrived()
+
+    def _start(self, inline: bool) -> None:
         done: threading.Lock | None = None
         if inline:
             self._done = done = threading.Lock()
@@ -196,7 +203,11 @@ class Call(Course):
             self._open.pop()
         except IndexError:
             return Way.HANDED
-        if any(seat.hook.policy is Policy.FAIL for seat in self._seats) and self.event.VETO:
+        seats = (*self._seats, *(self._validators or ()))
+        words = f"calls cannot be taken through the hooks: {type(error).__name__}: {error}"
+        self._tally.notes.append((seats[0], Fault("error", words)))
+        firm = self._tally.firm or any(seat.hook.policy is Policy.FAIL for seat in seats)
+        if firm and self.event.VETO:
             why = f"cannot {task(self.event)}: its hooks cannot be asked: {type(error).__name__}"
             self.outcome = Outcome(refusal=why)
         else:

@@ -245,8 +245,9 @@ class Course(Followed):
         self._tally.failed(seat, fault, self.event)
 
     def _conclude(self) -> None:
+        outcome = self._tally.outcome()  # first: where it fails, somebody else must be able to conclude
         try:
             self._open.pop()
         except IndexError:
             return
-        self.outcome = self._tally.outcome()
+        self.outcome = outcome

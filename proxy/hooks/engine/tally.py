@@ -16,11 +16,11 @@ from proxy.hooks.points import Point
 class Tally:
     """The sum of the answers; whoever has the call adds to it."""
 
-    __slots__ = ("_claims", "_firm", "notes", "refusal")
+    __slots__ = ("_claims", "firm", "notes", "refusal")
 
     def __init__(self) -> None:
         self._claims = Claims()
-        self._firm = False
+        self.firm = False
         self.refusal = ""
         self.notes: list[tuple[Seat, Fault]] = []
 
@@ -41,7 +41,7 @@ class Tally:
             return None
         if clash := self._claims.claim(seat.hook.name, said):
             return Fault("conflict", clash)
-        self._firm = self._firm or seat.hook.policy is Policy.FAIL
+        self.firm = self.firm or seat.hook.policy is Policy.FAIL
         return None
 
     def failed(self, seat: Seat, fault: Fault, event: Point) -> None:
@@ -56,4 +56,4 @@ class Tally:
         if self.refusal:
             return Outcome(refusal=self.refusal)
         adjustment = self._claims.merged()
-        return Outcome(adjustment, self.owners, firm=self._firm) if adjustment is not NOTHING else AS_IT_IS
+        return Outcome(adjustment, self.owners, firm=self.firm) if adjustment is not NOTHING else AS_IT_IS

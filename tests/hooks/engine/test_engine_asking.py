@@ -213,6 +213,26 @@ def test_what_cannot_be_refused_goes_on_whatever_fails(scene: Any) -> None:
     scene.run(story)
 
 
+@pytest.mark.parametrize("policy", [Policy.FAIL, Policy.IGNORE])
+@pytest.mark.parametrize("where", ["seats.Seat.enter", "tally.Tally.said", "tally.Tally.outcome"])
+def test_a_fault_of_our_own_is_told_and_refuses_where_a_hook_must_not_be_missed(
+    scene: Any, monkeypatch: pytest.MonkeyPatch, policy: Policy, where: str
+) -> None:
+    def fault(*_: Any) -> None:
+        raise KeyError("ours")
+
+    async def story() -> None:
+        scene.use(hook("10-a", envs(A="1"), policy=policy), hook("20-b", envs(B="1")))
+        monkeypatch.setattr(f"proxy.hooks.engine.{where}", fault)
+        outcome = await scene.ask()
+        assert outcome.adjustment is NOTHING
+        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is Policy.FAIL)
+        await scene.until(lambda: scene.said)
+        assert scene.said == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
+
+    scene.run(story)
+
+
 def test_a_hook_that_skips_a_pod_is_not_asked_about_it(scene: Any) -> None:
     def broken(labels: Any) -> bool:
         raise KeyError
