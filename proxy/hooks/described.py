@@ -18,7 +18,9 @@ then, as the engine has it where hooks may not give owned CPUs away. What is wro
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import json
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -49,7 +51,10 @@ def event_from(data: object) -> Point:
     given = _object(data, "the event")
     name = given.get("point")
     if not isinstance(name, str) or name not in POINTS:
-        raise _bad("point", f"it must be one of {', '.join(sorted(POINTS))}, not {name!r}")
+        close = difflib.get_close_matches(name, POINTS, n=1) if isinstance(name, str) else ()
+        meant = f"did you mean {close[0]}?" if close else "topoproxy hooks points lists them"
+        lack = "it is missing" if name is None else f"there is no hook point {_shown(name)}"
+        raise _bad("point", f"{lack}; {meant}")
     rest = {key: value for key, value in given.items() if key != "point"}
     event: Point = _record(POINTS[name], rest, "")
     return event
@@ -114,7 +119,7 @@ def _object(value: object, path: str) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

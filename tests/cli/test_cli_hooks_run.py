@@ -240,9 +240,10 @@ def test_a_failure_shows_the_hooks_own_lines(files: Path, run: Run) -> None:
 def test_all_of_it_as_data(files: Path, run: Run) -> None:
     _, said, _ = run("run", files / "60-second.py", "--example", "pre_create_container", "--json")
     data = json.loads(said)
-    assert data["outcome"]["adjustment"] == {"envs": {"PINNED": "all"}}
-    assert data["outcome"]["owners"] == {"envs[PINNED]": "60-second"}
-    assert data["event"]["point"] == "pre_create_container"
+    (asked,) = data["asked"]
+    assert asked["outcome"]["adjustment"] == {"envs": {"PINNED": "all"}}
+    assert asked["outcome"]["owners"] == {"envs[PINNED]": "60-second"}
+    assert asked["event"]["point"] == "pre_create_container"
     (hook,) = data["hooks"]
     assert (hook["name"], hook["calls"], hook["failures"], hook["asked"]) == ("60-second", 1, {}, "ok")
 
@@ -258,10 +259,17 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         ),
         (["60-second.py", "--example", "pre_create_container", "--event", "-"], 2, "one of them"),
         (["60-second.py", "--example", "shutdown"], 2, "cannot run hooks at shutdown: post_stop_container, "),
-        (["60-second.py", "--example", "pre_create"], 65, "no such hook point"),
+        (["60-second.py", "--example", "pre_create"], 2, "did you mean pre_create_container?"),
         (["60-second.py", "--event", "none.json"], 65, "cannot read the event none.json: No such file"),
         (["60-second.py", "--event", "60-second.py"], 65, "it is not JSON"),
-        (["gone.py", "--example", "shutdown"], 65, "cannot read hook gone.py"),
+        (["60-second.py", "--event", "/dev/zero"], 65, "it is larger than 16777216 bytes"),
+        (["gone.py", "--example", "shutdown"], 65, "cannot read hook gone.py: there is no such file"),
+        (["koordlet.json", "--example", "shutdown"], 2, "it is no NN-name.py"),
+        (["50-pinned.py", "--set", "words.x=a"], 2, "it must be KEY=VALUE, and KEY a field of Settings"),
+        (["50-pinned.py", "--set", "name=a\u2028b: c"], 2, "it must be KEY=VALUE"),
+        (["50-pinned.py", "--set", "name=a: b"], 2, "cannot use --set name=a: b: not YAML: mapping values"),
+        (["50-pinned.py", "--set", "words=a,b"], 65, "words: wants a list of texts, not text ('a,b')"),
+        (["60-second.py", "--print-example", "nothing"], 2, "topoproxy hooks points lists them"),
     ],
 )
 def test_what_cannot_be_run(
@@ -270,6 +278,77 @@ def test_what_cannot_be_run(
     monkeypatch.chdir(files)
     ended = run("run", *words)
     assert (ended[0], said in ended[2]) == (code, True), ended
+
+
+COUNTS = """
+from proxy.hooks.api import Adjustment, Update
+API_VERSION = 1
+known = set()
+
+def synchronize(event):
+    known.update(one.container.id for one in event.containers)
+
+def post_start_container(event):
+    known.add(event.container.id)
+    if event.container.id == "bad":
+        raise ValueError("no")
+
+def pools_changed(event):
+    return Adjustment(updates={each: Update(cpu_shares=2) for each in sorted(known)})
+"""
+
+
+def test_what_happens_one_after_the_other(files: Path, run: Run) -> None:
+    (files / "40-counts.py").write_text(COUNTS)
+    started = {"point": "post_start_container", "container": {"id": "c7", "name": "main"}}
+    bad = {"point": "post_start_container", "container": {"id": "bad"}}
+    (files / "a.json").write_text(json.dumps([started, bad, {"point": "pre_stop_container"}]))
+    (files / "b.json").write_text("\ufeff" + json.dumps({"point": "pools_changed"}))
+    words = ("run", files / "40-counts.py", "--event", files / "a.json", "--event", files / "b.json")
+    code, said, _ = run(*words)
+    assert code == 1
+    lines = said.splitlines()
+    assert lines[0] == "post_start_container, //main: nothing to change"
+    assert lines[1] == "post_start_container: nothing to change"
+    assert lines[2].startswith("FAILED 40-counts (policy Ignore): ValueError: no")
+    (at,) = [i for i, line in enumerate(lines) if line == "pre_stop_container: no hook handles it"]
+    assert lines[at + 1] == "pools_changed:"
+    assert [line.split()[0] for line in lines[at + 3 :]] == [
+        "updates[bad].cpu_shares",
+        "updates[c7].cpu_shares",
+    ]
+    data = json.loads(run(*words, "--json")[1])
+    assert [one["event"]["point"] for one in data["asked"]] == [
+        "post_start_container",
+        "post_start_container",
+        "pre_stop_container",
+        "pools_changed",
+    ]
+
+
+def test_which_of_several_events_is_none(files: Path, run: Run) -> None:
+    (files / "a.json").write_text('[{"point": "pre_create_container"}, {"point": "pre_create"}]')
+    _, _, said = run("run", files / "60-second.py", "--event", files / "a.json")
+    assert "cannot use point: there is no hook point 'pre_create'; did you mean pre_create_container?" in said
+    assert f"(in event 2 of {files / 'a.json'})" in said
+
+
+def test_signs_for_the_terminal_and_what_is_no_text_are_not_passed_on(files: Path, run: Run) -> None:
+    event = {"point": "pre_create_container", "pod": {"name": "a\x1b[31m\nb\ud800"}}
+    (files / "a.json").write_text(json.dumps(event))
+    words = ("run", files / "60-second.py", "--event", files / "a.json")
+    code, said, _ = run(*words)
+    assert code == 0
+    assert said.startswith("pre_create_container, /a [31m b /:\n")
+    code, said, _ = run(*words, "--json")
+    assert json.loads(said)["asked"][0]["event"]["pod"]["name"] == event["pod"]["name"]  # type: ignore[index]
+    assert (code, said.isascii()) == (0, True)
+
+
+def test_settings_of_several_values(files: Path, run: Run) -> None:
+    words = ("run", files / "50-pinned.py", "--example", "pre_create_container")
+    code, said, errors = run(*words, "--set", "words=[a, b]", "--set", "name=C")
+    assert (code, "envs[C]" in said) == (0, True), errors
 
 
 def test_a_hook_that_cannot_be_configured_is_not_asked(files: Path, run: Run) -> None:

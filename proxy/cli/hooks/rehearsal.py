@@ -1,4 +1,4 @@
-"""Hooks asked once by the real engine, outside of a daemon."""
+"""Hooks asked by the real engine, outside of a daemon."""
 
 from __future__ import annotations
 
@@ -17,15 +17,32 @@ from proxy.model.errors import HookError
 
 
 @dataclass(frozen=True, slots=True)
+class AskedAbout:
+    """What came of one event.
+
+    Attributes:
+        event: What hooks were asked, or told.
+        outcome: Of the call.
+        failed: How those hooks did that failed at it.
+        handled: A hook was asked.
+    """
+
+    event: Point
+    outcome: Outcome
+    failed: Sequence[HookReport]
+    handled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsed:
     """What came of it.
 
     Attributes:
-        outcome: Of the call.
+        asked: The events, in order.
         reports: How each hook did.
     """
 
-    outcome: Outcome
+    asked: Sequence[AskedAbout]
     reports: Sequence[HookReport]
 
     @property
@@ -34,12 +51,12 @@ class Rehearsed:
         return [report for report in self.reports if report.failures]
 
 
-async def rehearse(hooks: Sequence[Loaded], event: Point) -> Rehearsed:
-    """Configure hooks, ask them about one event, and shut them down.
+async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearsed:
+    """Configure hooks, ask them about events one after the other, and shut them down.
 
     Args:
         hooks: As they were loaded.
-        event: What they are asked, or told. ``configure`` and ``shutdown`` they are told in any case.
+        events: What they are asked, or told. ``configure`` and ``shutdown`` they are told in any case.
 
     Raises:
         HookError: One cannot be configured; the daemon would not use it.
@@ -51,16 +68,29 @@ async def rehearse(hooks: Sequence[Loaded], event: Point) -> Rehearsed:
             if error is not None:
                 raise HookError(f"cannot configure hook {loaded.hook.source}: {error}")
         engine.use([loaded.hook for loaded in hooks])
-        outcome = Outcome()
-        if not isinstance(event, Configure | Shutdown):
-            answers = engine.ask(event)
-            outcome = answers.outcome or await answers.wait()
+        asked = []
+        for event in events:
+            before = _failures(engine)
+            outcome = Outcome()
+            if not isinstance(event, Configure | Shutdown):
+                answers = engine.ask(event)
+                outcome = answers.outcome or await answers.wait()
+            failed = [one for one in engine.report() if _count(one) > before.get(one.name, 0)]
+            asked.append(AskedAbout(event, outcome, failed, handled(hooks, event)))
         for loaded in hooks:
             await engine.tell_one(loaded.hook, Shutdown("stop"))
         reports = engine.report()
     finally:
         engine.close()
-    return Rehearsed(outcome, reports)
+    return Rehearsed(asked, reports)
+
+
+def _failures(engine: Engine) -> dict[str, int]:
+    return {report.name: _count(report) for report in engine.report()}
+
+
+def _count(report: HookReport) -> int:
+    return sum(report.failures.values())
 
 
 def handled(hooks: Sequence[Loaded], event: Point) -> bool:

@@ -1,9 +1,8 @@
-"""``topoproxy hooks run``: what does a hook do with an event."""
+"""``topoproxy hooks run``: what does a hook do with events."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,25 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxy.cli.hooks.written import in_json
 from proxy.cli.settings import config_option, read_config
-from proxy.model.errors import HookError, InputError, UsageError
+from proxy.model.errors import ConfigError, HookError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from proxy.cli.hooks.rehearsal import Rehearsed
+    from proxy.cli.hooks.rehearsal import AskedAbout, Rehearsed
     from proxy.config.schema import HooksConfig
     from proxy.hooks.engine.standing import HookReport
     from proxy.hooks.files.loading import Loaded
     from proxy.hooks.points import Point
 
+QUOTES = '""'
+"""An empty text in YAML."""
 _KEY = re.compile(r"[A-Za-z_]\w*")
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option(
-    "--event", "event_file", metavar="EVENT.json", help="What happens, as JSON; - for standard input."
+    "--event",
+    "event_files",
+    multiple=True,
+    metavar="EVENT.json",
+    help="What happens, as JSON; - for standard input. May be given again: one happens after the other.",
 )
-@click.option("--example", metavar="POINT", help="Take the example of a hook point.")
+@click.option(
+    "--example",
+    "examples",
+    multiple=True,
+    metavar="POINT",
+    help="Take the example of a hook point; may be given again.",
+)
 @click.option(
     "--print-example", metavar="POINT", help="Print that example, to start from, and do nothing else."
 )
@@ -39,50 +51,52 @@ _KEY = re.compile(r"[A-Za-z_]\w*")
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set a key of the hook's Settings; may be given again.",
+    help="Set a key of the hook's Settings, as in the configuration: a list is [a, b], keys with texts are"
+    " {a: b}. May be given again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @config_option
 def run(
     files: tuple[Path, ...],
-    event_file: str | None,
-    example: str | None,
+    event_files: tuple[str, ...],
+    examples: tuple[str, ...],
     print_example: str | None,
     pairs: tuple[str, ...],
     file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask hooks about one event, and show what they want together.
+    """Ask hooks about events, and show what they want together.
 
-    The hooks run here, as whoever runs this command: configure, then the event, then shutdown, with their
+    The hooks run here, as whoever runs this command: configure, then the events, then shutdown, with their
     deadlines. What they want is shown and done to nobody; what they do themselves, such as writing files, is
     done. Settings come from the configuration, and --set goes before. Several FILEs are asked in the order of
     their names, so conflicts show.
 
     \b
-    Try a hook on an event of your own:
+    Try a hook on an event of your own, and on what happens one after the other:
       topoproxy hooks run --print-example pre_create_container > event.json
       topoproxy hooks run 50-mine.py --event event.json
+      topoproxy hooks run 50-mine.py --example synchronize --example pools_changed
 
     Ends with 0 when all hooks answered, also where one refuses the call; with 1 when one failed; with 2
-    where none of them handles such events; with 65 when a file or the event is not what it should be.
+    where none of them handles such events; with 65 when a file or an event is not what it should be.
     """  # noqa: D301 - click wants the real backspace
-    from proxy.hooks.described import example as example_of
+    from proxy.cli.hooks.events import example
 
     if print_example is not None:
-        click.echo(json.dumps(example_of(print_example), indent=1, ensure_ascii=False))
+        click.echo(in_json(example(print_example)))
         return
     if not files:
         raise UsageError("cannot run hooks: name a file (NN-name.py)")
     hooks = _load(files, pairs, read_config(file, {}).hooks)
-    event = _event(event_file, example, hooks)
+    happens = _events(event_files, examples, hooks)
     from proxy.cli.hooks.rehearsal import rehearse
 
-    done = asyncio.run(rehearse(hooks, event))
+    done = asyncio.run(rehearse(hooks, happens))
     if as_json:
-        click.echo(json.dumps(_data(event, done), indent=1, ensure_ascii=False))
+        click.echo(in_json(_data(done)))
     else:
-        click.echo("\n".join(_lines(event, done)))
+        click.echo("\n".join(_lines(done)))
     if done.failed:
         click.get_current_context().exit(1)
 
@@ -96,6 +110,9 @@ def _load(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig) -> l
     """
     from proxy.hooks.files.loading import load_file
 
+    for path in files:
+        if not path.name.endswith(".py"):
+            raise UsageError(f"cannot run {path}: it is no NN-name.py; topoproxy hooks validate tells more")
     if pairs and len(files) > 1:
         raise UsageError("cannot use --set with several files: whose setting is meant?")
     if pairs:
@@ -110,8 +127,7 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
     """Set keys of one hook's settings, as if they stood in the configuration.
 
     Raises:
-        UsageError: A pair is none.
-        ConfigError: A value is none that a configuration can have.
+        UsageError: A pair is none, or a value is none that a configuration can have.
     """
     from proxy.config.fixed import Fixed
     from proxy.config.hooks import HookSettings
@@ -121,79 +137,87 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
     values: dict[str, Any] = dict(known.config or {})
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or not _KEY.fullmatch(key) or "\n" in value:
-            raise UsageError(f"cannot use --set {pair}: it must be KEY=VALUE")
-        text = "hooks: {settings: {x: {config: {%s: %s}}}}\n" % (key, value or '""')  # noqa: UP031
-        read = parse(text, f"--set {key}").hooks.settings["x"].config
+        if not equals or not _KEY.fullmatch(key) or len(value.splitlines()) > 1:
+            raise UsageError(f"cannot use --set {pair}: it must be KEY=VALUE, and KEY a field of Settings")
+        text = f"hooks:\n settings:\n  x:\n   config:\n    {key}: {value or QUOTES}\n"
+        try:
+            read = parse(text, "").hooks.settings["x"].config
+        except ConfigError as error:
+            raise UsageError(f"cannot use --set {pair}: {_cause(error)}") from error
         values |= dict(read or {})
     changed = replace(known, config=Fixed(values))
     return replace(config, settings=Fixed({**config.settings, name: changed}))
 
 
-def _event(file: str | None, example: str | None, hooks: Sequence[Loaded]) -> Point:
-    """Read the event that is meant.
+def _cause(error: ConfigError) -> str:
+    """Say what is wrong with a value, without the place in a text that nobody has written."""
+    said = str(error).partition(": ")[2]
+    return f"{re.sub(r'^line [0-9]+: ', '', said)} (a text with signs of YAML in it is put in quotes)"
+
+
+def _events(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Loaded]) -> list[Point]:
+    """Read the events that are meant.
 
     Raises:
-        UsageError: It is not clear which one, or none of the hooks handles it.
-        InputError: It is none.
+        UsageError: It is not clear which, or none of the hooks handles any.
+        InputError: One is none.
     """
+    from proxy.cli.hooks.events import events
     from proxy.cli.hooks.rehearsal import handled
-    from proxy.hooks.described import event_from
-    from proxy.hooks.described import example as example_of
 
-    points = sorted({name for loaded in hooks for name in loaded.hook.handlers})
-    if (file is None) == (example is None):
-        raise UsageError(
-            f"cannot run hooks: give --event or --example, one of them ({', '.join(points)} is handled)"
-        )
-    event = event_from(example_of(example) if example is not None else _read(file or "-"))
-    if not handled(hooks, event):
-        raise UsageError(f"cannot run hooks at {event.NAME}: {', '.join(points)} is handled")
-    return event
+    points = ", ".join(sorted({name for loaded in hooks for name in loaded.hook.handlers}))
+    if bool(files) == bool(examples):
+        raise UsageError(f"cannot run hooks: give --event or --example, one of them ({points} is handled)")
+    found = events(files, examples)
+    if not any(handled(hooks, event) for event in found):
+        names = ", ".join(dict.fromkeys(event.NAME for event in found)) or "no event"
+        raise UsageError(f"cannot run hooks at {names}: {points} is handled")
+    return found
 
 
-def _read(file: str) -> object:
-    name = "standard input" if file == "-" else file
-    try:
-        with click.open_file(file, encoding="utf-8") as stream:
-            return json.load(stream)
-    except OSError as error:
-        raise InputError(f"cannot read the event {name}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"cannot use the event {name}: it is not JSON: {error}") from error
-
-
-def _data(event: Point, done: Rehearsed) -> dict[str, Any]:
+def _data(done: Rehearsed) -> dict[str, Any]:
     from proxy.hooks.described import event_to, outcome_to
     from proxy.hooks.page import hooks_page
 
-    return {
-        "event": event_to(event),
-        "outcome": outcome_to(done.outcome),
-        "hooks": hooks_page((), done.reports),
-    }
+    asked = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
+    return {"asked": asked, "hooks": hooks_page((), done.reports)}
 
 
-def _lines(event: Point, done: Rehearsed) -> Iterator[str]:
+def _lines(done: Rehearsed) -> Iterator[str]:
+    for one in done.asked:
+        yield from _of_event(one)
+        for report in one.failed:
+            yield from _failure(report)
+    # what failed at configure or shutdown was no event's
+    shown = {report.name for one in done.asked for report in one.failed}
+    for report in done.failed:
+        if report.name not in shown:
+            yield from _failure(report)
+
+
+def _of_event(one: AskedAbout) -> Iterator[str]:
     from proxy.cli.hooks.rehearsal import fields_of
     from proxy.hooks.engine.words import whom
     from proxy.report.parts import one_line, table
 
-    title = ", ".join(part for part in (event.NAME, whom(event)) if part)
-    fields = list(fields_of(done.outcome.adjustment))
-    if done.outcome.refusal:
+    who = one_line(whom(one.event))
+    title = f"{one.event.NAME}, {who}" if who.strip("/") else one.event.NAME
+    fields = list(fields_of(one.outcome.adjustment))
+    if one.outcome.refusal:
         yield f"{title}: refused"
-        yield f"  {done.outcome.refusal}"
+        yield f"  {one_line(one.outcome.refusal)}"
+    elif not one.handled:
+        yield f"{title}: no hook handles it"
     elif not fields:
         yield f"{title}: nothing to change"
     else:
         yield f"{title}:"
-        rows = [(name, one_line(value), done.outcome.owners.get(name, "")) for name, value in fields]
+        rows = [(one_line(name), one_line(value), one.outcome.owners.get(name, "")) for name, value in fields]
         yield from (f"  {line}" for line in table([("FIELD", "VALUE", "HOOK"), *rows]))
-    for report in done.failed:
-        yield from _failure(report)
 
 
 def _failure(report: HookReport) -> Iterator[str]:
-    yield f"FAILED {report.name} (policy {report.policy}): {report.last_error}"
-    yield from (f"  {line}" for line in report.last_trace.splitlines())
+    from proxy.report.parts import one_line
+
+    yield f"FAILED {report.name} (policy {report.policy}): {one_line(report.last_error)}"
+    yield from (f"  {one_line(line)}" for line in report.last_trace.splitlines())

@@ -86,7 +86,8 @@ def read_settled(path: Path, what: str = "hook", *, trusted: bool = True, patien
             return read(path, what, trusted=trusted)
         except Unsettled as error:
             if time.monotonic() > until:
-                raise HookError(f"cannot read {what} {path}: {error}") from error
+                cause = error if os.path.lexists(path) else "there is no such file"
+                raise HookError(f"cannot read {what} {path}: {cause}") from error
             time.sleep(SETTLED_S / 3)
 
 
