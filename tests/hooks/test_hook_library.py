@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from proxy.config.hooks import HooksConfig
 from proxy.hooks import library
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.files.entries import Entry, State
+from proxy.hooks.files.folders import survey
 from proxy.hooks.files.reading import SETTLED_S
 from proxy.hooks.hook import Hook
-from proxy.hooks.library import Library
+from proxy.hooks.library import SOON_S, Library
 from proxy.hooks.points import Point, PostRunPodSandbox, Synchronize
 from proxy.model.machine import Machine
 
@@ -243,6 +245,10 @@ def test_nothing_is_told_of_all_that_exists_as_long_as_it_is_not_known(scene: Sc
         await scene.look()
         assert scene.engine.story == ["configure 10-a (one)", "use one"]
         scene.everything = lambda: 1 / 0  # type: ignore[assignment,return-value]
+        scene.write("20-a.py", hook("deaf"))
+        await scene.look()
+        assert scene.told == []
+        (scene.etc / "20-a.py").unlink()
         scene.write("20-b.py", hook("two", LIFE))
         await scene.look()
         assert scene.engine.answers() == ["one", "two"]
@@ -468,6 +474,43 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
     asyncio.run(story())
 
 
+def test_who_has_come_into_use_is_looked_at_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have changed meanwhile."""
+    monkeypatch.setattr("proxy.hooks.library.LOOK_S", 3600.0)
+
+    async def story() -> None:
+        gate = scene.engine.gates["configure"] = asyncio.Event()
+        scene.write("10-a.py", hook("a", "def configure(event): pass\n"))
+        await asyncio.sleep(SETTLED_S + 0.05)
+        async with running(scene):
+            await scene.until(lambda: scene.engine.story != [])
+            scene.write("10-a.py", hook("newer"))
+            await asyncio.sleep(SETTLED_S + 0.05)
+            gate.set()
+            await scene.until(lambda: scene.engine.answers() == ["newer"])
+
+    play(story)
+
+
+def test_a_file_that_is_being_written_is_not_looked_at_all_the_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def watched(config: HooksConfig) -> Any:
+        looks.append(time.monotonic())
+        return survey(config)
+
+    async def story() -> None:
+        monkeypatch.setattr("proxy.hooks.library.survey", watched)
+        with scene.write("10-a.py", hook("a")).open("a"):
+            async with running(scene):
+                await scene.until(lambda: len(looks) > 4)
+                assert min(b - a for a, b in pairwise(looks)) > SOON_S / 2
+
+    play(story)
+
+
 def test_settings_of_hooks_that_there_are_not_are_told_once(tmp_path: Path) -> None:
     text = (
         f"from dataclasses import dataclass\n{hook('x')}"
@@ -544,7 +587,9 @@ def test_a_server_that_writes_its_file_in_two_steps_is_told_of_nothing(scene: Sc
     play(story)
 
 
-def test_what_cannot_be_listed_now_is_kept(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, "settings: {10-a: {timeout: 1s}}")
+
     async def story() -> None:
         scene.write("10-a.py", hook("a"))
         scene.write("20-b.py", hook("b"), scene.usr)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Veto
-from proxy.hooks.hook import AS_IT_IS, Hook, Policy
+from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
 from proxy.hooks.points import PreStopContainer, Shutdown
 from proxy.model.idset import CpuSet
 
@@ -363,6 +363,35 @@ def test_nobody_is_asked_any_more_when_it_is_closed(scene: Any) -> None:
         scene.engine.close()
         assert await scene.ask() is AS_IT_IS
         assert scene.engine.report() == []
+        told: list[Any] = []
+        scene.use(Hook("20-b", "b.py", {"post_create_container": told.append}, timeout=30.0))
+        scene.engine.tell(scene.created())
+        await asyncio.sleep(0.05)
+        assert told == []
+        scene.engine.close()
         await scene.until(lambda: not [t for t in threading.enumerate() if t.name.startswith("hooks-")])
+
+    scene.run(story)
+
+
+def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: Any) -> None:
+        raise LookupError
+
+    async def story() -> None:
+        monkeypatch.setattr("proxy.hooks.engine.calling.function", fault)
+        for policy, refusal in (
+            (Policy.IGNORE, ""),
+            (Policy.FAIL, "cannot create container ns/pod/main: its hooks cannot be asked: LookupError"),
+        ):
+            scene.use(hook("10-a", envs(A="1"), policy=policy, timeout=30.0))
+            assert await scene.ask() == Outcome(refusal=refusal)
+        event = scene.create()
+        stop = PreStopContainer(event.pod, event.container, event.decision)
+        scene.use(hook("10-a", envs(A="1"), "pre_stop_container", policy=Policy.FAIL, timeout=30.0))
+        assert await scene.ask(stop) == Outcome()
+        assert scene.engine._shared.runners.alive == 1, "it goes on"
 
     scene.run(story)

@@ -91,6 +91,9 @@ def test_what_began_before_it_opened_is_not_taken_for_the_probe() -> None:
     assert breaker.probing
     breaker.succeeded(probe)
     assert not is_open(breaker)
+    for late in (early, probe):
+        breaker.failed(late, FIRST_S)
+    assert breaker.failures == 0, "what ends after it has closed does not count either"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ask", "good", "bad", "unused"]), st.floats(0, 90)), max_size=60))

@@ -128,6 +128,7 @@ def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
         ("annotations", "", "x"),
         ("annotations", "a", "\udcff"),
         ("labels", "a", 1),
+        ("labels", "\udcff", "x"),
         ("unified", "cpuset.cpus", "0"),
         ("unified", "cgroup.procs", "1"),
         ("unified", "../memory.high", "1"),

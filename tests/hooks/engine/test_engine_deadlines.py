@@ -12,7 +12,10 @@ import pytest
 
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine import course
-from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES
+from proxy.hooks.engine.loops import Looper
+from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES, Seat
+from proxy.hooks.engine.shared import Errand
+from proxy.hooks.engine.traces import Fault
 from proxy.hooks.hook import Hook, Policy
 from proxy.hooks.points import PreStartContainer
 
@@ -294,6 +297,20 @@ def test_a_server_is_given_a_little_more_for_its_own_error_and_is_never_thrown_a
     scene.run(story)
 
 
+def test_turns_stay_long_while_a_server_is_waited_for(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(hook("koordlet", scene.hang, remote=True, timeout=30.0))
+        answers = scene.engine.ask(scene.create())
+        before = sys.getswitchinterval()
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+            assert sys.getswitchinterval() == before
+        scene.gate.set()
+        await answers.wait()
+
+    scene.run(story)
+
+
 def test_a_loop_that_a_hook_blocks_is_replaced(scene: Any) -> None:
     first = [True]
 
@@ -384,3 +401,13 @@ def test_coroutines_that_are_cancelled_before_their_first_step_are_back(scene: A
         assert scene.report("10-a").running == 0
 
     scene.run(story)
+
+
+def test_a_coroutine_whose_loop_has_gone_before_it_began_is_back() -> None:
+    gone = threading.Event()
+    looper = Looper("x", print, gone.set)
+    looper.close()
+    assert gone.wait(30)
+    seat = Seat(hook("10-a", asleep), print)
+    seat.leave(0, SHORT_S, Fault("timeout", "no answer"), 0.0, astray=Errand(looper))
+    assert seat.report(0.0, 0).hung == 0

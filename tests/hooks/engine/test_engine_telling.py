@@ -179,6 +179,8 @@ def test_what_happens_after_a_hook_has_been_told_all_is_told_to_it_before_it_is_
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         scene.engine.tell(numbered(scene, 0))
         synchronized = scene.engine.tell_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        deaf = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
+        scene.engine.tell_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
         assert scene.engine.points == {POST}
         scene.engine.tell(numbered(scene, 1))
         await scene.ask()
@@ -189,6 +191,7 @@ def test_what_happens_after_a_hook_has_been_told_all_is_told_to_it_before_it_is_
         scene.engine.tell(numbered(scene, 3))
         await scene.until(lambda: len(told) == 4)
         assert told == ["all", 1, 2, 3]
+        assert scene.said == []
         scene.use()
         assert scene.engine.points == frozenset()
 

@@ -108,6 +108,12 @@ def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     now[0] = complaints.EACH_S
     people.note(seat, Fault("error", "again"))
     assert said[-2:] == ["hook 10-x: 5 failures before this one were not told", "hook 10-x: again"]
+    for number in range(complaints.MOST):
+        people.complain("10-x", f"no {number}")
+    assert said[-1] == f"hook 10-x: no {complaints.MOST - 2}"
+    now[0] *= 2
+    people.complain("10-x", "still")
+    assert said[-2:] == ["hook 10-x: 1 failures before this one were not told", "hook 10-x: still"]
 
 
 @pytest.fixture
