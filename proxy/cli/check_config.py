@@ -62,6 +62,7 @@ def _runtime(config: Config) -> str:
 
 def _hooks(config: Config) -> Iterator[str]:
     """Say which hook files there are, and what is wrong with them that can be told without running them."""
+    from proxy.cli.hooks.shipped import shipped
     from proxy.config.trees import meant
     from proxy.hooks.files.folders import survey
 
@@ -74,4 +75,7 @@ def _hooks(config: Config) -> Iterator[str]:
     yield from (f"note: {sentence}" for sentence in found.strange)
     for name in config.hooks.settings if config.hooks.enabled else ():
         if name not in found.candidates:
-            yield f"note: hooks.settings.{name}: there is no such hook{meant(name, found.candidates)}"
+            if name in shipped():
+                yield f"note: hooks.settings.{name}: it is not enabled: topoproxy hooks enable {name}"
+            else:
+                yield f"note: hooks.settings.{name}: there is no such hook{meant(name, found.candidates)}"

@@ -27,10 +27,14 @@ _BY_REASON = {
     "EmptyPodSharedPoolError": (
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
+    "RefusedByHook": (
+        "Do as the hook that is named wants, if it has refused; if it has failed, topoproxy hooks list says"
+        " why, and topoproxy hooks disable lets it not run"
+    ),
 }
 
-_ANYWHERE = ("InvalidCPUSet", "InvalidCPURequest")
-"""Reasons that lie in what the pod says of itself: every node refuses it."""
+_ANYWHERE = ("InvalidCPUSet", "InvalidCPURequest", "RefusedByHook")
+"""Reasons that lie in what the pod says of itself, or in what all nodes have: every node refuses it."""
 
 
 def against(told: Explanation) -> tuple[str, ...]:

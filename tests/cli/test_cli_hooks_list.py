@@ -147,6 +147,16 @@ def test_a_daemon_that_asks_no_hooks_says_so(serve_admin: Callable[..., Path], r
     assert said == "No hooks. topoproxy hooks list --all shows those that come with topoproxy.\n"
 
 
+@pytest.mark.parametrize("answer", [[], {}, "hello", {"hooks": "all"}, None])
+def test_what_is_no_answer_is_not_taken_for_a_node_without_hooks(
+    serve_admin: Callable[..., Path], run: Run, answer: object
+) -> None:
+    config = serve_admin({"/hooks": lambda: answer})
+    code, _, errors = run("hooks", "list", "--config", config)
+    assert code == 0
+    assert "what answers there is no daemon that knows hooks (so this is what the folders tell)" in errors
+
+
 def test_without_a_daemon_the_folders_tell(node: Path, run: Run) -> None:
     code, said, errors = run("hooks", "list", "--config", node / "c.yaml")
     assert code == 0
@@ -184,6 +194,15 @@ def test_check_config_names_what_is_there_and_runs_nothing(node: Path, run: Run)
     assert f"# note: hook file {node}/etc/mine.py is left alone" in said
     assert "# note: hooks.settings.10-god: there is no such hook; did you mean 10-good?" in said
     assert not (node / "ran").exists()
+
+
+def test_check_config_knows_what_could_be_enabled(tmp_path: Path, run: Run) -> None:
+    settings = "{30-cpus-file: {timeout: 2s}}"
+    (tmp_path / "c.yaml").write_text(
+        f"hooks: {{folder: {tmp_path}, vendorFolder: {tmp_path}/v, settings: {settings}}}\n"
+    )
+    said = run("check-config", "--config", tmp_path / "c.yaml")[1]
+    assert "hooks.settings.30-cpus-file: it is not enabled: topoproxy hooks enable 30-cpus-file" in said
 
 
 def test_times() -> None:

@@ -43,7 +43,7 @@ def list_hooks(
     """
     config = config_for(file, admin)
     try:
-        answer = as_map(ask_daemon(config, "/hooks", timeout, hint="so this is what the folders tell"))
+        answer = _told(config, timeout)
     except UnavailableError as error:
         from proxy.cli.hooks.offline import from_folders
 
@@ -58,6 +58,20 @@ def list_hooks(
         click.echo(f"note: {note}", err=True)
     width = shutil.get_terminal_size((120, 24)).columns
     click.echo("\n".join(_lines(entries, config, width, wide=wide)))
+
+
+def _told(config: Config, timeout: float) -> Mapping[str, object]:
+    """Ask the daemon.
+
+    Raises:
+        UnavailableError: Nobody answers, or nobody who knows of hooks.
+    """
+    hint = "so this is what the folders tell"
+    answer = as_map(ask_daemon(config, "/hooks", timeout, hint=hint))
+    if not isinstance(answer.get("hooks"), list):
+        what = "what answers there is no daemon that knows hooks"
+        raise UnavailableError(f"cannot ask the daemon at {config.admin_path}: {what} ({hint})")
+    return answer
 
 
 def _others(entries: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
