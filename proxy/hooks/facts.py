@@ -168,8 +168,8 @@ class Pools:
     Attributes:
         shared: What LS and Burstable run on.
         be: What BE and BestEffort run on.
-        owned: Those that have owners, and container to CPUs in ``owners``.
-        owners: Runtime's container id to its own CPUs.
+        owned: Those that have owners.
+        owners: Runtime's container id to those of its own CPUs that it runs on: ``Decision.own``.
     """
 
     shared: CpuSet = field(default_factory=CpuSet)

@@ -133,7 +133,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
     placement, machine = container.placement, state.node.machine
     cpus = state.wanted(container)
     offered = cpus if placement.narrowed is None else state.offered(container)
-    own = cpus & _held(placement) if placement.pool is Pool.OWN else _NO_CPUS
+    own = _own(placement, cpus) if placement.pool is Pool.OWN else _NO_CPUS
     mems = state.wanted_mems(container) if placement.mems else None
     return Decision(
         placement.pool.value,
@@ -150,7 +150,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
 def pools_of(state: NodeState) -> Pools:
     """Tell who may use which CPUs. A container that is being made has no id yet: its CPUs are owned."""
     owners = {
-        container.id: _held(container.placement)
+        container.id: _own(container.placement, state.wanted(container))
         for container in state.containers.values()
         if container.placement.pool is Pool.OWN and container.phase not in (Phase.CREATING, Phase.EXITED)
     }
@@ -158,5 +158,6 @@ def pools_of(state: NodeState) -> Pools:
     return Pools(state.pools.shared, state.pools.of(Pool.BE), owned, owners)
 
 
-def _held(placement: Placement) -> CpuSet:
-    return placement.own | placement.instead if placement.instead else placement.own
+def _own(placement: Placement, cpus: CpuSet) -> CpuSet:
+    """Give those of an owner's CPUs that it runs on: without what is offline, or left out by hooks."""
+    return cpus & (placement.own | placement.instead if placement.instead else placement.own)

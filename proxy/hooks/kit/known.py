@@ -103,7 +103,7 @@ class Known:
         self._pools = pools
         changed: list[Member] = []
         for container_id, member in self._members.items():
-            now = _moved(member, pools.owners.get(container_id), _pool(member.pool, pools))
+            now = _moved(member, pools.owners.get(container_id), _pool(member.pool, pools), pools.shared)
             if now != member:
                 self._members[container_id] = now
                 changed.append(now)
@@ -114,10 +114,11 @@ def _pool(name: str, pools: Pools | None) -> CpuSet | None:
     return {"shared": pools.shared, "be": pools.be}.get(name) if pools is not None else None
 
 
-def _moved(member: Member, own: CpuSet | None, pool: CpuSet | None) -> Member:
+def _moved(member: Member, own: CpuSet | None, pool: CpuSet | None, shared: CpuSet) -> Member:
     if pool is not None:
         part = member.part & pool if member.part is not None else None
         return replace(member, cpus=part or pool, own=CpuSet())
     if own is not None and own != member.own:
-        return replace(member, cpus=(member.cpus - member.own) | own, own=own)
+        beside = member.cpus - member.own if member.own else CpuSet()  # without any it shares meanwhile
+        return replace(member, cpus=beside | own or shared, own=own)
     return member

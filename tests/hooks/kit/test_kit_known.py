@@ -68,6 +68,14 @@ def test_owners_are_told_by_their_id() -> None:
     assert after(there, owned=cpus("5"))["c1"] == ("2-3,5", "5"), "not named: older than its create"
 
 
+def test_an_owner_whose_cpus_are_all_offline_shares_until_they_are_back() -> None:
+    there = known()
+    enter(there, testing.decision("own", "0-1"))
+    pools = {"shared": cpus("4-7"), "owned": cpus("0-1")}
+    assert after(there, owners={"c1": CpuSet()}, **pools)["c1"] == ("4-7", "")
+    assert after(there, owners={"c1": cpus("0-1")}, **pools)["c1"] == ("0-1", "0-1")
+
+
 def test_before_the_pools_are_known_everybody_has_all() -> None:
     there = Known()
     enter(there, testing.decision("shared", "0-3"))
