@@ -488,6 +488,7 @@ def test_a_hook_server_that_is_killed_hangs_and_comes_back(
     process = server()
     wait_for("it to be asked again", seen)
     os.kill(process.pid, signal.SIGSTOP)
+    wait_for("all of it to stand still", lambda: states(process.pid) == {"T"})
     began = time.monotonic()
     lacks_it("hangs")
     print(f"{policy}: 4 creates in {time.monotonic() - began:.2f} s while the server hangs")
@@ -540,6 +541,12 @@ def children(node: HookedNode) -> list[int]:
         if int(parent) == node.daemon.pid and state != "Z":
             found.append(int(entry.parent.name))
     return found
+
+
+def states(pid: int) -> set[str]:
+    """The states of a process's threads."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
 
 
 # -- hooks that hang ---------------------------------------------------------------------------------------
