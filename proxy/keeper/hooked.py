@@ -62,5 +62,5 @@ def tell_lost(keeper: Keeper, ids: Iterable[str]) -> None:
     """Tell who of some containers has nothing left of what hooks have narrowed it to."""
     for container_id in ids:
         container = keeper.state.containers[container_id]
-        if container.placement.narrowed is not None and (words := lost(keeper.state, container)):
+        if words := lost(keeper.state, container):
             keeper.problems.note(f"{words}: it has all that it would have without hooks")

@@ -267,6 +267,8 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             w.cgroups.sets["odd"] = CpuSet.parse("0-15")
             await w.sync.once()
             assert h.lacked == 1
+            h.following.listed({sandbox}, (), w.keeper.news.number)
+            assert h.lacked == 1, "of what the runtime does not list it tells no more"
             h.following.learn(*w.runtime.raw_lists())
             assert h.following.facts(w.keeper.state.containers["odd"])[1].labels == {"listed": "odd"}
             await w.sync.once()

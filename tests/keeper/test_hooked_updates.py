@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -196,5 +197,57 @@ def test_so_many_may_wait_and_no_more(live, monkeypatch) -> None:
             await done(w, h)
             assert len(w.runtime.told) == 2
             assert told(w) == ["cannot update container ns/ls/c2 as hook 10-x wants: too many updates wait"]
+
+    live(day)
+
+
+def test_each_is_told_of_with_its_own_hooks(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
+            h.updates.take(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
+            words = "cannot update container {} as hook {} wants: there is no such container"
+            assert told(w) == [words.format("a", "10-x"), words.format("b", "20-y")]
+
+    live(day)
+
+
+def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkeypatch) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            request = pb.UpdateContainerResourcesRequest(container_id=one)
+            request.linux.cpu_shares = 5
+            fencing, calls = w.keeper.lasting.fencing, []
+            prepare = fencing.fitting
+
+            async def comes(container_id: str) -> Any:
+                fence = await prepare(container_id)
+                if not calls:
+                    calls.append(await w.call("UpdateContainerResources", request))
+                return fence
+
+            monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
+            take(h, one, cpu_shares=9)
+            await w.until(lambda: calls and one in h.updates._waiting)
+            assert not w.runtime.told
+            w.wire.finished(calls[0], 0)
+            await done(w, h)
+            assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
+            assert not told(w)
+
+    live(day)
+
+
+def test_its_thread_ends_with_it(live) -> None:
+    def threads() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("hook-updates")]
+
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            take(h, await w.run(await w.pod("ls", "LS")), cpu_shares=9)
+            await done(w, h)
+            assert threads()
+        assert not threads()
 
     live(day)

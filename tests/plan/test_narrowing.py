@@ -157,6 +157,8 @@ def test_memory_nodes() -> None:
         "1",
         "bound to memory of NUMA node 1 by hook 30-m",
     )
+    everywhere = hooked(state, "ls", Narrowing(mems=state.node.machine.memory_nodes, by="30-m"))
+    assert everywhere.containers["ls"].placement.mems == state.node.machine.memory_nodes
     same, problem = narrowed(state, one, Narrowing(mems=Mask((7,)), by="30-m"))
     assert same is one
     assert "there is memory on NUMA nodes 0-1 only" in problem

@@ -70,11 +70,6 @@ class _Wanted:
         self.unified.update(update.unified)
         self.by.update(by)
 
-    @property
-    def hooks(self) -> str:
-        """Who wants it, for people."""
-        return ", ".join(sorted(set(self.by.values()))) or "unknown"
-
 
 class Updates:
     """Carries out what hooks want of containers."""
@@ -150,7 +145,7 @@ class Updates:
             return False
         cpus = wanted.fields.pop("cpus", LEAVE)
         if cpus is not LEAVE:
-            self._narrow(container, cpus, wanted.by.get("cpus", wanted.hooks))
+            self._narrow(container, cpus, wanted.by["cpus"])
         if not wanted.fields and not wanted.unified:
             return False
         late = keeper.clock() - wanted.since > PATIENCE_S
@@ -227,7 +222,7 @@ class Updates:
     def _lack(self, container_id: str, by: Mapping[str, str], why: str) -> None:
         container = self._keeper.state.containers.get(container_id)
         who = container_id if container is None else container.ref
-        hooks = ", ".join(sorted(set(by.values()))) or "unknown"
+        hooks = ", ".join(sorted(set(by.values())))
         self._keeper.counters["updates_by_hooks_failed"] += 1
         self._keeper.problems.note(f"cannot update container {who} as hook {hooks} wants: {why}")
 

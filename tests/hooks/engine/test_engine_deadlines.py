@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.engine import course
+from proxy.hooks.engine import course, overdue
 from proxy.hooks.engine.loops import Looper
 from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES, Seat
-from proxy.hooks.engine.shared import Errand
+from proxy.hooks.engine.shared import Errand, Shared
 from proxy.hooks.engine.traces import Fault
 from proxy.hooks.hook import Hook, Policy
 from proxy.hooks.points import PreStartContainer
@@ -411,3 +411,10 @@ def test_a_coroutine_whose_loop_has_gone_before_it_began_is_back() -> None:
     seat = Seat(hook("10-a", asleep), print)
     seat.leave(0, SHORT_S, Fault("timeout", "no answer"), 0.0, astray=Errand(looper))
     assert seat.report(0.0, 0).hung == 0
+
+
+def test_a_loop_that_has_heard_that_a_coroutine_is_cancelled_is_left_alone() -> None:
+    looper = Looper("x", print, lambda: None)
+    overdue._see(Shared(time.monotonic, print), Errand(looper, reached=True))
+    assert not looper.lost
+    looper.close()

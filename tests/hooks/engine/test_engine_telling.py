@@ -187,6 +187,8 @@ def test_what_happens_after_a_hook_has_been_told_all_is_told_to_it_before_it_is_
         scene.gate.set()
         assert await synchronized is None
         scene.engine.tell(numbered(scene, 2))
+        scene.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
+        scene.engine.tell(Synchronize(None, None))  # type: ignore[arg-type]  # for those that are in use
         scene.use(new)
         scene.engine.tell(numbered(scene, 3))
         await scene.until(lambda: len(told) == 4)
@@ -265,6 +267,40 @@ def test_a_hook_that_goes_is_not_told_what_still_waits(scene: Any) -> None:
     scene.run(story)
 
 
+def test_a_hook_is_told_that_it_ends_when_its_calls_have_ended_but_does_not_wait_for_ever(scene: Any) -> None:
+    story_of: list[str] = []
+
+    def asked(event: Any) -> None:
+        scene.gate.wait(30)
+        story_of.append("answered")
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {
+            "pre_create_container": asked,
+            "shutdown": lambda event: story_of.append(event.reason),
+        }
+        patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        scene.use(patient)
+        answers = scene.engine.ask(scene.create())
+        scene.use()
+        ends = scene.engine.tell_one(patient, Shutdown("replaced"))
+        await asyncio.sleep(0.1)
+        assert story_of == []
+        scene.gate.set()
+        await ends
+        await answers.wait()
+        assert story_of == ["answered", "replaced"]
+        scene.gate.clear()
+        hasty = Hook("10-a", "/hooks/10-a.py", handlers, timeout=0.1)
+        scene.use(hasty)
+        scene.engine.ask(scene.create())
+        scene.use()
+        await scene.engine.tell_one(hasty, Shutdown("removed"))
+        assert story_of[2:] == ["removed"]
+
+    scene.run(story)
+
+
 def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
     async def goodbye(event: Any) -> None:
         asyncio.get_running_loop().create_task(asyncio.sleep(60))
@@ -298,5 +334,25 @@ def test_a_task_that_a_coroutine_hook_leaves_running_goes_on_and_its_failure_is_
         scene.engine.tell(scene.created())
         await scene.until(lambda: scene.said)
         assert scene.said[0] == "hook 10-a: a task of it has failed: OSError"
+
+    scene.run(story)
+
+
+def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_told(scene: Any) -> None:
+    async def exits() -> None:
+        raise SystemExit
+
+    kept: list[Any] = []
+
+    async def leaves(event: Any) -> None:
+        kept.append(asyncio.get_running_loop().create_task(exits()))
+
+    async def story() -> None:
+        scene.use(hook("10-a", leaves))
+        for number in range(1, 3):
+            scene.engine.tell(scene.created())
+            await scene.until(lambda n=number: len(kept) == n and kept[-1].done())
+        await scene.until(lambda: scene.said)
+        assert scene.said[0] == "hook 10-a: a task of it has ended with SystemExit"
 
     scene.run(story)

@@ -116,6 +116,13 @@ def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     assert said[-2:] == ["hook 10-x: 1 failures before this one were not told", "hook 10-x: still"]
 
 
+def test_the_trace_of_a_failure_is_in_our_log_where_that_is_asked_for(written: io.StringIO) -> None:
+    log.setup("debug", "json", written)
+    Complaints(print, lambda: 0.0).note(Seat(of(raised), print), Fault("error", "no", "Traceback"))
+    (record,) = records(written)
+    assert (record["hook"], record["error"], record["trace"]) == ("10-x", "no", "Traceback")
+
+
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
     stream = io.StringIO()
