@@ -199,10 +199,8 @@ class Engine:
         last = isinstance(event, Shutdown)
         if event.NAME in hook.handlers:
             teller = self._teller(hook)
-            if last:
-                teller.forget()
             least = ALONE_S if isinstance(event, Configure | Synchronize) else hook.timeout
-            done = teller.tell_one(event, least)
+            done = (teller.tell_last if last else teller.tell_one)(event, least)
             if isinstance(event, Synchronize) and hook not in self._hooks:
                 self._coming.add(hook)
                 self._name_points()

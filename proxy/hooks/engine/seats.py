@@ -70,6 +70,11 @@ class Seat:
         self._astray: set[Astray] = set()
         self._looper: Looper | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether it works on calls."""
+        return self._inside > 0
+
     def enter(self, waiter: Waiter, now: float, always: bool, crowded: bool) -> int | Fault | None:
         """Take a place and ask whether to call it now, or wait for a place.
 

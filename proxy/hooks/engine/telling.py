@@ -22,6 +22,7 @@ from proxy.hooks.points import Point
 
 MOST_WAITING = 1000
 """Events that wait for one hook."""
+_LOOK_S = 0.02
 
 Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
 """Takes runtime's container id to what is to change for it, and field to the hook that has said it."""
@@ -72,6 +73,24 @@ class Teller:
         """
         done = asyncio.get_running_loop().create_future()
         self._put(_Item(event, Claims(), done, always))
+        return done
+
+    def tell_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
+        """As ``tell_one``, when all calls that the hook works on have ended, or their time is over.
+
+        What waits to be told is not told any more.
+        """
+        loop = asyncio.get_running_loop()
+        done, until = loop.create_future(), loop.time() + self.seat.hook.timeout
+
+        def look() -> None:
+            if self.seat.busy and loop.time() < until:
+                loop.call_later(_LOOK_S, look)
+            else:
+                self._put(_Item(event, Claims(), done, always))
+
+        self.forget()
+        look()
         return done
 
     def forget(self) -> None:
