@@ -2,7 +2,8 @@
 
 Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
 restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
-gives CPUs away is written before anybody moves, and waited for (``flush``).
+gives CPUs away is written before anybody moves, and waited for (``flush``); so is one that says what hooks
+have named for a container that is to be made, which nobody else knows.
 
 What cannot be written stays with the worker, and goes with its next batch: batches are written in the order
 in which they were taken, so that a record never comes back after a newer one.
