@@ -108,7 +108,7 @@ class Pages:
                 else "hooks need mode enforce"
             )
             return {"hooks": [], "note": why}
-        return self._hooking.page()
+        return {"hooks": [], **self._hooking.page()}
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
         """Give what ``topoproxy explain`` tells."""

@@ -29,7 +29,7 @@ Made from `proxy/hooks/{call_points,node_points,facts,answers}.py` by `make hook
 
 A hook is a file with functions of these names; each is given one event and answers with an
 [`Adjustment`](#adjustment), with a [`Veto`](#veto) where the point may be refused, or with `None`. Everything
-that is named here is imported from `proxy.hooks.api`, but for the classes of the machine.
+that is named here is imported from `proxy.hooks.api`, the classes of the machine from `proxy.model.machine`.
 
 - Points **before** a call (`pre_...`) hold it until all their hooks have answered or are out of time.
 - Points **after** a call (`post_...`) are told beside it, and only if the call has done what it was to do.
@@ -51,6 +51,9 @@ _SETS = """\
 `CpuSet` and `Mask` are sets of CPUs and of NUMA nodes that cannot be changed. They are made by
 `CpuSet([0, 1])` or `CpuSet.parse("0-3,8")`, and `str(cpus)` is a Linux list again. They know `|`, `&`, `-`,
 `<=`, `==`, `in`, `len()`, `bool()`, iteration in ascending order, `isdisjoint(other)` and `first()`.
+
+A `Machine` gives such sets by its parts: `machine.groups("core")` is a map of a core's name (its lowest CPU)
+to its CPUs, and so for `package`, `die`, `cluster`, `llc` and `numa`. `machine.by_id` has each `Cpu` by its id.
 """
 
 

@@ -69,6 +69,8 @@ from proxy.hooks.hook import Hook, Outcome
 from proxy.hooks.points import POINTS, Configure, Point
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Machine
+from proxy.topology.build import described
 
 __all__ = [
     "CLEAR",
@@ -83,6 +85,7 @@ __all__ = [
     "decision",
     "event",
     "load",
+    "machine",
     "pod",
     "run",
     "running",
@@ -192,6 +195,27 @@ def decision(
     if mems is not None:
         given["mems"] = given["allowed_mems"] = Mask.parse(mems) if isinstance(mems, str) else mems
     return dataclasses.replace(usual, **{**given, **fields})
+
+
+def machine(
+    sockets: int = 2, nodes_per_socket: int = 1, cores_per_node: int = 4, threads: int = 2, **fields: Any
+) -> Machine:
+    """Make a machine of equal parts, for ``event("synchronize", machine=...)`` and ``machine_changed``.
+
+    CPUs are numbered as on most servers: threads of a core apart, by the number of cores. As it is, that is
+    two nodes with CPUs 0-3,8-11 and 4-7,12-15, and CPU 8 is the second thread of CPU 0.
+
+    Args:
+        sockets: Sockets in the machine.
+        nodes_per_socket: NUMA nodes in each.
+        cores_per_node: Cores in each NUMA node.
+        threads: CPUs of each core.
+        fields: Other fields of ``Machine``, such as ``isolated``.
+
+    Raises:
+        TopologyError: A count is below one.
+    """
+    return dataclasses.replace(described(sockets, nodes_per_socket, cores_per_node, threads), **fields)
 
 
 def running(

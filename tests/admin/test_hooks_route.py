@@ -46,4 +46,5 @@ def test_the_status_has_what_the_route_has_and_nothing_where_there_is_nothing() 
     assert 'topoproxy_hook_calls_total{hook="10-a"} 1\n' in having.metrics()
     empty = pages(hooking=Told({}))
     assert "hooks" not in empty.status()
+    assert empty.hooks() == {"hooks": []}, "who asks can tell that from an answer of somebody else"
     assert "topoproxy_hook" not in empty.metrics()

@@ -13,7 +13,7 @@ from proxy.hooks.facts import Running
 from proxy.hooks.hook import Hook
 from proxy.hooks.points import POINTS
 from proxy.hooks.samples import OWN, POD, existing, sample
-from proxy.model.errors import HookError, InputError
+from proxy.model.errors import HookError, InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 
 
@@ -139,6 +139,17 @@ def test_builders_say_what_is_given_and_sensible_things_else() -> None:
     assert testing.event("synchronize", containers=(one,)).containers == (one,)
     assert testing.running() == Running(POD, existing(container_id="c1"), OWN)
     assert testing.running(pod=testing.pod(), decision=shared).decision == shared
+
+
+def test_a_machine_has_the_parts_that_are_asked_for() -> None:
+    machine = testing.machine()
+    assert [str(node.cpus) for node in machine.nodes] == ["0-3,8-11", "4-7,12-15"]
+    assert str(machine.groups("core")[0]) == "0,8"
+    single = testing.machine(1, 2, 2, 1, isolated=CpuSet((3,)))
+    assert (len(single.nodes), str(single.online), str(single.isolated)) == (2, "0-3", "3")
+    assert testing.event("synchronize", machine=single).machine == single
+    with pytest.raises(TopologyError, match="counts are 1 or more"):
+        testing.machine(0)
 
 
 def test_what_is_no_event_is_told() -> None:
