@@ -53,7 +53,8 @@ _SETS = """\
 `<=`, `==`, `in`, `len()`, `bool()`, iteration in ascending order, `isdisjoint(other)` and `first()`.
 
 A `Machine` gives such sets by its parts: `machine.groups("core")` is a map of a core's name (its lowest CPU)
-to its CPUs, and so for `package`, `die`, `cluster`, `llc` and `numa`. `machine.by_id` has each `Cpu` by its id.
+to its CPUs, and so for `package`, `die`, `cluster`, `llc` and `numa`. `machine.by_id` has each `Cpu` by its
+id.
 """
 
 
