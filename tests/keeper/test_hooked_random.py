@@ -85,7 +85,8 @@ def test_a_random_day_with_hooks(live, seed: int, rules: str, *, wild: bool) -> 
                 await asyncio.to_thread(settler.close)
             await world.sync.once()
             assert h.remembers() == 0
-            assert not h.updates._waiting or not h.updates._runs
+            await world.until(lambda: not h.updates._runs)
+            assert not h.updates._waiting
             stops = [line for line in h.heard if line.startswith("post_stop_container")]
             assert len(stops) == len(set(stops)), "once"
 

@@ -22,7 +22,7 @@ from proxy.hooks.points import Point
 
 MOST_WAITING = 1000
 """Events that wait for one hook."""
-_LOOK_S = 0.02
+_LOOK_S, _WAIT_S = 0.02, 5.0
 
 Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
 """Takes runtime's container id to what is to change for it, and field to the hook that has said it."""
@@ -76,12 +76,12 @@ class Teller:
         return done
 
     def tell_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
-        """As ``tell_one``, when all calls that the hook works on have ended, or their time is over.
+        """As ``tell_one``, when all calls that the hook works on have ended, or some seconds are over.
 
         What waits to be told is not told any more.
         """
         loop = asyncio.get_running_loop()
-        done, until = loop.create_future(), loop.time() + self.seat.hook.timeout
+        done, until = loop.create_future(), loop.time() + min(self.seat.hook.timeout, _WAIT_S)
 
         def look() -> None:
             if self.seat.busy and loop.time() < until:
