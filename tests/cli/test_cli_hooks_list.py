@@ -147,6 +147,19 @@ def test_a_daemon_that_asks_no_hooks_says_so(serve_admin: Callable[..., Path], r
     assert said == "No hooks. topoproxy hooks list --all shows those that come with topoproxy.\n"
 
 
+def test_what_is_wrong_is_shown_to_its_end(
+    serve_admin: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = " ".join(["cannot trust hook /etc/topoproxy/hooks.d/20-bad.py:", *["word"] * 40, "chmod go-w it"])
+    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[1] | {"error": words}]}})
+    monkeypatch.setenv("COLUMNS", "60")
+    assert f"    {words}\n" in run("hooks", "list", "--config", config)[1], "whole lines for programs"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = run("hooks", "list", "--config", config)[1].splitlines()
+    assert max(map(len, lines)) <= 60
+    assert words in " ".join(line.strip() for line in lines)
+
+
 @pytest.mark.parametrize("answer", [[], {}, "hello", {"hooks": "all"}, None])
 def test_what_is_no_answer_is_not_taken_for_a_node_without_hooks(
     serve_admin: Callable[..., Path], run: Run, answer: object

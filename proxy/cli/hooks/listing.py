@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import click
 
 from proxy.cli.asking import ask_daemon, asking_options, config_for
 from proxy.cli.hooks.shipped import shipped
+from proxy.cli.hooks.written import in_json
 from proxy.config import Config
 from proxy.model.errors import UnavailableError
 from proxy.report.parts import as_list, as_map, cut, one_line, table
@@ -52,7 +54,7 @@ def list_hooks(
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
     entries += _others(entries) if everything else []
     if as_json:
-        click.echo(json.dumps({"daemon": True, **answer, "hooks": entries}, indent=1, ensure_ascii=False))
+        click.echo(in_json({"daemon": True, **answer, "hooks": entries}))
         return
     if note := one_line(answer.get("note")):
         click.echo(f"note: {note}", err=True)
@@ -112,7 +114,20 @@ def _lines(
             yield f"    {one_line(entry.get('source') or entry.get('path'))}"
         for words in (one_line(entry.get("error")), _asked(entry), last_error(entry)):
             if words:
-                yield f"    {words}" if wide else cut(f"    {words}", width)
+                yield from _wrapped(words, width) if sys.stdout.isatty() else [f"    {words}"]
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    """Give what is wrong in lines of a terminal; none of it is cut off, as its end says what to do."""
+    indent = "    "
+    return textwrap.wrap(
+        words,
+        max(width, 20),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _asked(entry: Mapping[str, object]) -> str:
