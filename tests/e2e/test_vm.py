@@ -252,6 +252,11 @@ def test_drift(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_drift.py", Machine(sockets=2, nodes=1))
 
 
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
+def test_hooks(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_hooks.py", Machine(sockets=2, nodes=1))
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and certificates of it for kubelet's server and for our client."""
