@@ -11,7 +11,8 @@ Where the configuration lets hooks give CPUs that have owners, those that were n
 are kept beside (``Placement.beyond``), and it may run there whoever owns them.
 
 Narrowing anew replaces what was named before, and to name all that there is ends it. Nothing here can make
-a set that is empty, that holds offline CPUs, or (without ``beyond``) CPUs of others;
+a set that is empty, that holds offline CPUs, or (without ``beyond``) CPUs of others, nor take a node away from
+which memory was promised to the container;
 ``proxy.plan.invariants`` says so of each state.
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Placement
 from proxy.plan.state import NodeState
@@ -50,10 +51,6 @@ class Narrowing:
     mems_by: str = ""
     owned: bool = False
 
-    def __bool__(self) -> bool:
-        """Whether anything is wanted."""
-        return self.cpus is not None or self.mems is not None or self.clear
-
 
 def narrowed(
     state: NodeState, container: Container, wish: Narrowing, seen: CpuSet | None = None
@@ -79,13 +76,16 @@ def narrowed(
             problems.append(f"cannot narrow {container.ref} to CPUs {wish.cpus}{_BY}{wish.by}: {problem}")
     if wish.mems is not None:
         there = state.node.machine.memory_nodes
-        if wish.mems and wish.mems <= there:
+        promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
+        words = f"cannot bind {container.ref} to memory of {named(wish.mems)}{_BY}{wish.mems_by or wish.by}"
+        if not wish.mems or not wish.mems <= there:
+            problems.append(f"{words}: there is memory on {named(there)} only")
+        elif not promised <= wish.mems:
+            problems.append(f"{words}: it was promised memory of {named(promised)}")
+        else:
             reasons = _without(placement.reasons, _MEMORY)
             why = f"{_MEMORY}{named(wish.mems)}{_BY}{wish.mems_by or wish.by}"
             placement = dataclasses.replace(placement, mems=wish.mems, reasons=(*reasons, why))
-        else:
-            words = f"cannot bind {container.ref} to memory of {named(wish.mems)}"
-            problems.append(f"{words}{_BY}{wish.mems_by or wish.by}: there is memory on {named(there)} only")
     if placement == container.placement:
         return container, "; ".join(problems)
     return dataclasses.replace(container, placement=placement), "; ".join(problems)

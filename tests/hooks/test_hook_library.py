@@ -621,6 +621,7 @@ def test_a_fault_of_our_own_leaves_the_others(scene: Scene, monkeypatch: pytest.
         assert scene.engine.answers() == ["a"]
         cause = "ZeroDivisionError: division by zero; the version before goes on"
         assert scene.told == [f"cannot bring hook {path} into use: {cause}"]
+        assert scene.library._known["10-a"].again is not None, "it is tried again"
         monkeypatch.setattr("proxy.hooks.library.survey", lambda *_: 1 / 0)
         async with running(scene):
             await scene.until(lambda: len(scene.told) > 1)

@@ -267,7 +267,9 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             w.cgroups.sets["odd"] = CpuSet.parse("0-15")
             await w.sync.once()
             assert h.lacked == 1
+            h.following.sent["gone"] = b"a create that nobody has told the end of"
             h.following.listed({sandbox}, (), w.keeper.news.number)
+            assert not h.following.sent
             assert h.lacked == 1, "of what the runtime does not list it tells no more"
             h.following.learn(*w.runtime.raw_lists())
             assert h.following.facts(w.keeper.state.containers["odd"])[1].labels == {"listed": "odd"}

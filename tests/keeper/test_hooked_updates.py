@@ -79,6 +79,7 @@ def test_other_resources_carry_the_cpus_and_clear_means_what_nobody_asked_for(li
             await done(w, h)
             limits = Limits(cpu_quota=-1, memory_limit=1 << 20, unified={"memory.high": "9"})
             assert w.runtime.told == [(one, "2-3", limits)]
+            assert w.keeper.counters["updated_by_hooks"] == 1
             assert w.on(one) == "2-3"
             assert not told(w)
 

@@ -157,13 +157,12 @@ class Desk:
         if container_id in self.under_way.starts or container_id in self._keeper.state.containers:
             seen = await self._find.seen(container_id)
             call = self.under_way.starts.take(container_id)
-            if call is None or seen is None:
+            if call is None:
                 self._keeper.attention.set()
-            if call is not None:
-                if seen is None:
-                    call.lost()
-                else:
-                    call.over(0 if any(one.state != "CREATED" for one in seen) else FAILED)
+            elif seen is None:
+                call.lost()
+            else:
+                call.over(0 if any(one.state != "CREATED" for one in seen) else FAILED)
         return container_echo(asked)
 
     async def pre_update_container_resources(self, asked: Container) -> ContainerAnswer:

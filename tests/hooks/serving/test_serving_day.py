@@ -136,6 +136,7 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
         error: Any = refused.value
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "demo/big" in error.details()
+        assert node.keeper.counters["hook_questions_refused"] == 1
 
     live(day, text)
 

@@ -8,8 +8,11 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from proxy.config.load import parse
 from proxy.hooks.serving.place import Place
 from proxy.hooks.serving.registration import STAGES, registration
 from proxy.hooks.serving.server import questions
+from proxy.hooks.serving.service import Serving
 from proxy.model.errors import CannotCreateError, ConfigError
 
 
@@ -120,6 +124,25 @@ def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None])
 
     live(day)
     assert not node.socket.exists()
+
+
+def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[float] = []
+    said: list[str] = []
+
+    class Late(Serving):
+        async def start(self) -> None:
+            tries.append(time.monotonic())
+            if len(tries) < 4:
+                raise CannotCreateError("it is taken")
+
+    late = Late.__new__(Late)
+    late._keeper = SimpleNamespace(problems=SimpleNamespace(note=said.append))  # type: ignore[assignment]
+    monkeypatch.setattr("proxy.hooks.serving.service.PAUSES_S", (0.02, 0.06))
+    asyncio.run(late.run())
+    assert said == ["it is taken"] * 3
+    pauses = [later - sooner for sooner, later in pairwise(tries)]
+    assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.05, 0.05), strict=True))
 
 
 def test_the_file_names_all_that_is_answered() -> None:
