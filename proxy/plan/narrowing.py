@@ -11,9 +11,8 @@ Where the configuration lets hooks give CPUs that have owners, those that were n
 are kept beside (``Placement.beyond``), and it may run there whoever owns them.
 
 Narrowing anew replaces what was named before, and to name all that there is ends it. Nothing here can make
-a set that is empty, that holds offline CPUs, or (without ``beyond``) CPUs of others, nor take a node away from
-which memory was promised to the container;
-``proxy.plan.invariants`` says so of each state.
+a set that is empty, that holds offline CPUs, or (without ``beyond``) CPUs of others;
+``proxy.plan.invariants`` says so of each state. Nor is a node taken away from which memory was promised.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.model.memory import Block
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
@@ -162,6 +163,17 @@ def test_memory_nodes() -> None:
     same, problem = narrowed(state, one, Narrowing(mems=Mask((7,)), by="30-m"))
     assert same is one
     assert "there is memory on NUMA nodes 0-1 only" in problem
+
+
+def test_no_node_is_taken_away_from_which_memory_was_promised() -> None:
+    state = put(empty(), "ls")
+    one = state.containers["ls"]
+    blocks = (Block(Mask((0, 1)), "memory", 1 << 30), Block(Mask((0,)), "hugepages-2Mi", 1 << 21))
+    one = dataclasses.replace(one, placement=dataclasses.replace(one.placement, blocks=blocks))
+    same, problem = narrowed(state, one, Narrowing(mems=Mask((0,)), mems_by="30-m"))
+    assert same is one
+    assert problem.endswith("by hook 30-m: it was promised memory of NUMA nodes 0-1")
+    assert narrowed(state, one, Narrowing(mems=Mask((0, 1)), mems_by="30-m"))[1] == ""
 
 
 STEPS = st.lists(
