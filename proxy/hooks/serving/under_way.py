@@ -166,7 +166,6 @@ class UnderWay:
         if not pod.ready or pod.id in self._older.get(pod.uid, ()):
             return
         call = self.pods.take(pod.uid)
-        self._older.pop(pod.uid, None)
         if call is not None and pod.id in self._keeper.state.pods:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:

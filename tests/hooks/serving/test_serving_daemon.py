@@ -49,6 +49,7 @@ hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, s
             config = node.config(lse.container_id)
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
             assert config.annotations["seen"] == "lse"
+            assert daemon.keeper.counters["hook_questions"] == len(peer.log)
             assert not [p for p in daemon.keeper.problems.page() if "topoproxy.json" in p["what"]]
             hooking = daemon.hooking
             assert hooking is not None

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +17,8 @@ from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient, PodSpec
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving import under_way
-from proxy.model.errors import RuntimeCallError
+from proxy.hooks.serving.finding import Finder
+from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import KubeQos, Phase
 
 LSE = PodSpec("lse", "LSE", cpuset="2-3", cpus=2)
@@ -269,6 +271,23 @@ def test_a_runtime_that_hangs_holds_nobody_up_for_ever(live: Callable[..., None]
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
 
     live(day, SLOW + "callTimeout: 500ms\n")
+
+
+def test_a_runtime_that_does_not_tell_is_compared_with_soon() -> None:
+    async def fails(*_: Any) -> None:
+        raise UnavailableError("cannot reach it")
+
+    said: list[str] = []
+    keeper: Any = SimpleNamespace(
+        problems=SimpleNamespace(note=said.append),
+        attention=asyncio.Event(),
+        runtime=SimpleNamespace(list_containers=None),
+    )
+    launch: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
+    nothing: Any = None
+    assert asyncio.run(Finder(keeper, launch, nothing).seen("c")) is None
+    assert said == ["cannot reach it"]
+    assert keeper.attention.is_set()
 
 
 def test_who_waits_no_more_has_nothing_taken_for_it(live: Callable[..., None], beside: Any) -> None:
