@@ -523,7 +523,11 @@ def test_a_sandbox_and_a_start_may_be_refused(live) -> None:
         async with hooks(w) as h:
             one = await w.create(await w.pod("ls", "LS"))
             h.add(pre_run_pod_sandbox=Veto("full"), pre_start_container=Veto("wait"))
-            assert "full" in await w.pod("more", "LS", may_be_refused=True)
+            said = await w.pod("more", "LS", may_be_refused=True)
+            assert "full" in said
+            (told,) = (record.explanation for record in w.keeper.history.find("ns/more"))
+            assert (told.event, told.container) == ("RunPodSandbox", "")
+            assert (told.verdict.reason, told.verdict.message) == ("RefusedByHook", said)
             call = await w.start(one)
             assert call.refused == (9, call.refused[1])
             assert "wait" in call.refused[1]

@@ -36,6 +36,7 @@ from proxy.hooks.points import (
     PreStopContainer,
     PreStopPodSandbox,
 )
+from proxy.keeper.hooked import refused_pod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
 
@@ -93,6 +94,7 @@ class Hooked:
         def decided(outcome: Outcome) -> None:
             outcome, body = self._way.written(call, adjusted_run_pod, outcome)
             if self._way.refuses(call, outcome):
+                refused_pod(self._keeper, pod, outcome.refusal)
                 return
             told, seen = config, pod
             if body is not call.body:
