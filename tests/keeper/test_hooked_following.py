@@ -261,6 +261,7 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
         async with hooks(w) as h:
             sandbox = await w.pod("ls", "LS")
             await w.run(sandbox)
+            await w.pod("other", "LS")
             await w.sync.once()
             assert h.lacked == 0
             w.runtime.containers["odd"] = RuntimeContainer("odd", sandbox, "odd", 0, "RUNNING")
@@ -275,6 +276,9 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             assert h.following.facts(w.keeper.state.containers["odd"])[1].labels == {"listed": "odd"}
             await w.sync.once()
             assert h.lacked == 1
+            h.following.memory.forget(sandbox)
+            await w.sync.once()
+            assert h.lacked == 2, "and of sandboxes"
 
     live(day)
 

@@ -197,7 +197,7 @@ class Call(Course):
 
     def broke(self, error: BaseException, runner: Runner | None) -> Way:
         """Our own code has failed: the call goes on as it came, unless a hook of it is not to be missed."""
-        if runner is not None and runner in self._lost:
+        if runner in self._lost:
             return Way.LOST
         try:
             self._open.pop()

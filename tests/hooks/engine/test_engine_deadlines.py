@@ -12,9 +12,12 @@ import pytest
 
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine import course, overdue
+from proxy.hooks.engine.chain import Call
 from proxy.hooks.engine.loops import Looper
+from proxy.hooks.engine.pace import OverdueError
+from proxy.hooks.engine.runners import Runner, Way
 from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES, Seat
-from proxy.hooks.engine.shared import Errand, Shared
+from proxy.hooks.engine.shared import Errand, Held, Shared
 from proxy.hooks.engine.traces import Fault
 from proxy.hooks.hook import Hook, Policy
 from proxy.hooks.points import PreStartContainer
@@ -337,12 +340,15 @@ def test_a_loop_that_a_hook_blocks_is_replaced(scene: Any) -> None:
 def test_the_loop_turns_while_a_hook_spins(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", spin, timeout=1.0))
+        usual, shortest = sys.getswitchinterval(), 1.0
         answers = scene.engine.ask(scene.create())
         turns = 0
         while answers.outcome is None:
             await asyncio.sleep(0.001)
             turns += 1
+            shortest = min(shortest, sys.getswitchinterval())
         assert turns > 20
+        assert shortest < usual
 
     scene.run(story)
 
@@ -418,3 +424,15 @@ def test_a_loop_that_has_heard_that_a_coroutine_is_cancelled_is_left_alone() -> 
     overdue._see(Shared(time.monotonic, print), Errand(looper, reached=True))
     assert not looper.lost
     looper.close()
+
+
+def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> None:
+    seat = Seat(hook("10-a", good), print)
+    call = Call(Shared(time.monotonic, print), scene.create(), (seat,))
+    gone, busy = Runner.__new__(Runner), Runner.__new__(Runner)
+    assert call._taken(Held([True], seat, gone, 0.0))
+    assert not call._taken(Held([], seat, busy, 0.0)), "it has just answered"
+    assert call.broke(OverdueError(), gone) is Way.LOST
+    assert call.outcome is None
+    assert call.broke(OverdueError(), busy) is Way.DONE
+    assert call.outcome is not None
