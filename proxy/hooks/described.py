@@ -30,6 +30,7 @@ from proxy.hooks.facts import Decision
 from proxy.hooks.hook import Outcome
 from proxy.hooks.points import POINTS, Point
 from proxy.hooks.samples import MACHINES, sample
+from proxy.hooks.told import told
 from proxy.model.errors import InputError, TopologyError
 from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.machine import Machine
@@ -57,7 +58,7 @@ def event_from(data: object) -> Point:
         raise _bad("point", f"{lack}; {meant}")
     rest = {key: value for key, value in given.items() if key != "point"}
     event: Point = _record(POINTS[name], rest, "")
-    return event
+    return told(event)
 
 
 def event_to(event: Point) -> dict[str, Any]:

@@ -67,6 +67,7 @@ from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.hooks.files.loading import Loaded, load_file
 from proxy.hooks.hook import Hook, Outcome
 from proxy.hooks.points import POINTS, Configure, Point
+from proxy.hooks.told import told
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
@@ -134,7 +135,7 @@ def run(hooks: Hooks, event: Point, *, allow_failures: bool = False) -> Outcome:
 
 
 def event(point: str, **fields: Any) -> Any:
-    """Make an event of a point: the sample's, but for what is given.
+    """Make an event of a point: the sample's, but for what is given. As in the daemon, nothing of it changes.
 
     Args:
         point: The name of its handlers: ``pre_create_container``.
@@ -146,7 +147,7 @@ def event(point: str, **fields: Any) -> Any:
     """
     if point not in POINTS:
         raise InputError(f"cannot make an event of {point!r}: no such hook point")
-    return dataclasses.replace(samples.sample(point), **fields)
+    return told(dataclasses.replace(samples.sample(point), **fields))
 
 
 def pod(**fields: Any) -> PodFacts:

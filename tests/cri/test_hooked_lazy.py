@@ -62,6 +62,15 @@ def test_a_map_compares_and_prints_as_a_dict() -> None:
         hash(lazy)
 
 
+def test_who_changes_a_map_is_told_what_to_do_instead() -> None:
+    lazy = LazyMap(lambda _: {"a": "1"}, None)
+    with pytest.raises(TypeError, match="what a hook is told cannot be changed: answer with an Adjustment"):
+        lazy["a"] = "2"
+    with pytest.raises(TypeError, match="cannot be changed"):
+        del lazy["a"]
+    assert lazy == {"a": "1"}
+
+
 def test_a_list_is_read_once_and_is_like_a_tuple() -> None:
     lazy, origin = a_list()
     assert isinstance(lazy, Sequence)

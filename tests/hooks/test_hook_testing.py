@@ -152,6 +152,27 @@ def test_a_machine_has_the_parts_that_are_asked_for() -> None:
         testing.machine(0)
 
 
+@pytest.mark.parametrize(
+    "does",
+    [
+        "event.container.envs['A'] = 'b'",
+        "del event.pod.labels['a']",
+        "event.container.resources.unified['memory.high'] = '1'",
+        "return Adjustment(labels=event.pod.labels | {'a': 'b'})",
+        "event.container.args.append('b')",
+        "__import__('json').dumps(event.pod.labels)",
+    ],
+)
+def test_what_fails_on_a_node_fails_in_a_test(tmp_path: Path, does: str) -> None:
+    hook = testing.load(written(tmp_path, f"def pre_create_container(event):\n    {does}"))
+    event = testing.event("pre_create_container", pod=testing.pod(labels={"a": "b"}))
+    with pytest.raises(AssertionError, match="Error: "):
+        testing.run(hook, event)
+    assert event.pod.labels == {"a": "b"}
+    with pytest.raises(TypeError, match="cannot be changed: answer with an Adjustment"):
+        testing.event("pre_create_container").container.envs["A"] = "b"
+
+
 def test_what_is_no_event_is_told() -> None:
     with pytest.raises(InputError, match="'pre_lunch'"):
         testing.event("pre_lunch")

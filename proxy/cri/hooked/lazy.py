@@ -11,7 +11,9 @@ the same. Nobody changes a message that facts are read from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
+
+from proxy.hooks.told import CANNOT_CHANGE
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
@@ -46,6 +48,12 @@ class LazyMap(Mapping[str, _V]):
 
     def __getitem__(self, key: str) -> _V:
         return self._all()[key]
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+    def __delitem__(self, key: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())

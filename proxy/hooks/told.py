@@ -1,0 +1,49 @@
+"""Events as the daemon tells them, for tests and rehearsals.
+
+In the daemon maps of an event are read from messages, cannot be changed, and promise what ``Mapping`` does
+and no more. A hook that changes one, joins two by ``|`` or hands one to ``json.dumps`` must fail where it is
+tried, and not first on a node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn, TypeVar
+
+from proxy.config.fixed import Fixed
+from proxy.hooks.answers import Adjustment
+
+_T = TypeVar("_T")
+CANNOT_CHANGE: Final = "what a hook is told cannot be changed: answer with an Adjustment"
+
+
+class Told(Fixed[str, Any]):
+    """A map of an event."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+    def __delitem__(self, key: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+
+def told(value: _T) -> _T:
+    """Give an event, or a part of one, whose maps and lists cannot be changed."""
+    made: Any = value
+    if isinstance(value, Mapping):
+        made = Told({key: told(entry) for key, entry in value.items()})
+    elif isinstance(value, list | tuple):
+        made = tuple(told(entry) for entry in value)
+    elif _ours(value):
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        made = dataclasses.replace(made, **{field.name: told(getattr(value, field.name)) for field in fields})
+    return made  # type: ignore[no-any-return]
+
+
+def _ours(value: object) -> bool:
+    """Tell whether it is an event or a fact; settings are the hook's own, and machines never change."""
+    ours = type(value).__module__.startswith("proxy.hooks.")
+    return ours and dataclasses.is_dataclass(value) and not isinstance(value, Adjustment)
