@@ -18,7 +18,7 @@ from proxy.hooks.engine import values
 from proxy.hooks.engine.claims import UPDATES, Said
 from proxy.hooks.engine.values import WrongError
 from proxy.hooks.engine.words import shown, whom
-from proxy.hooks.points import Point
+from proxy.hooks.points import POINTS, Point
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 
@@ -27,6 +27,8 @@ MOST_ENTRIES: Final = 256
 MOST_TEXT: Final = 256 * 1024
 """Characters of all keys and values of one answer together."""
 _SURELY_FEW: Final = 3
+MOST_NAMED: Final = 3
+"""So many points are named in a sentence."""
 LONGEST_REASON: Final = 1024
 """Characters of a veto's reason; the rest is cut off."""
 
@@ -96,7 +98,9 @@ def _veto(answer: Veto, event: Point) -> Veto:
 
 def _field(field: str, value: Any, event: Point) -> Any:
     if field not in event.TAKES:
-        raise HookError(_no(field, value, event, f"that cannot be changed at {event.NAME}"))
+        takes = [name for name, point in POINTS.items() if field in point.TAKES]
+        where = " and ".join(takes) if len(takes) <= MOST_NAMED else "other points"
+        raise HookError(_no(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}"))
     if field in MAPS:
         return _map(field, value, event)
     if value is CLEAR:

@@ -14,6 +14,7 @@ from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, 
 from proxy.hooks.engine.checks import LONGEST_REASON, MOST_ENTRIES, taken
 from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts
 from proxy.hooks.points import (
+    POINTS,
     Point,
     PostCreateContainer,
     PreCreateContainer,
@@ -196,7 +197,9 @@ def test_what_a_point_does_not_take_is_refused_there(field: str) -> None:
     values: Any = {field: value}
     for event in (CREATE, UPDATE, POST, RUN):
         if field not in event.TAKES:
-            assert f"that cannot be changed at {event.NAME}" in refusal(Adjustment(**values), event)
+            said = refusal(Adjustment(**values), event)
+            *_, where = said.partition(f"that cannot be changed at {event.NAME}, but at ")
+            assert where.split(" and ") == [name for name in POINTS if field in POINTS[name].TAKES]
 
 
 def test_a_cgroup_parent_is_a_path_or_a_slice() -> None:
