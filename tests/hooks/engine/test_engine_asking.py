@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Veto
+from proxy.hooks.engine import calling
 from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
 from proxy.hooks.points import PreStopContainer, Shutdown
 from proxy.model.idset import CpuSet
@@ -393,5 +394,26 @@ def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed
         scene.use(hook("10-a", envs(A="1"), "pre_stop_container", policy=Policy.FAIL, timeout=30.0))
         assert await scene.ask(stop) == Outcome()
         assert scene.engine._shared.runners.alive == 1, "it goes on"
+
+    scene.run(story)
+
+
+def test_a_fault_of_our_own_while_others_validate_does_not_lose_who_is_not_to_be_missed(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = calling.function
+
+    def fault(hook: Hook, event: Any, tally: Any) -> Any:
+        if event.NAME == VALIDATE:
+            raise LookupError
+        return function(hook, event, tally)
+
+    async def story() -> None:
+        monkeypatch.setattr("proxy.hooks.engine.calling.function", fault)
+        scene.use(
+            hook("10-a", envs(A="1"), policy=Policy.FAIL, timeout=30.0),
+            hook("20-v", None, VALIDATE, timeout=30.0),
+        )
+        assert "cannot be asked: LookupError" in (await scene.ask()).refusal
 
     scene.run(story)

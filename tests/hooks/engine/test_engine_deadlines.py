@@ -267,6 +267,44 @@ def test_who_waits_for_a_place_does_not_wait_longer_than_the_call_may(
     scene.run(story)
 
 
+def test_who_has_waited_for_a_place_asks_the_hooks_after_it_once(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe that is asked for twice would never be made."""
+    monkeypatch.setattr("proxy.hooks.engine.breaker.FIRST_S", 0.05)
+    failing = [True]
+
+    async def nothing(event: Any) -> None:
+        return None
+
+    def third(event: Any) -> Adjustment:
+        if failing:
+            raise ValueError
+        return good(event)
+
+    async def story() -> None:
+        first = Hook(
+            "10-a", "/hooks/10-a.py", {PRE: scene.hang, "pre_start_container": scene.hang}, timeout=30.0
+        )
+        scene.use(first, hook("20-b", nothing, timeout=30.0), hook("30-c", third, timeout=30.0))
+        scene.gate.set()
+        for _ in range(3):
+            await scene.ask()
+        assert scene.report("30-c").state == "open"
+        scene.gate.clear()
+        failing.clear()
+        event = scene.create()
+        for _ in range(PLACES):
+            scene.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
+        answers = scene.engine.ask(event)
+        await asyncio.sleep(0.1)
+        scene.gate.set()
+        assert (await asyncio.wait_for(answers.wait(), 30)).adjustment.envs == {"GOOD": "1"}
+        assert scene.report("30-c").state == "ok"
+
+    scene.run(story)
+
+
 def test_the_second_hook_of_a_call_has_its_own_deadline(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", lambda event: time.sleep(0.02), timeout=60.0), hook("20-b", scene.hang))

@@ -273,6 +273,17 @@ def test_a_runtime_that_hangs_holds_nobody_up_for_ever(live: Callable[..., None]
     live(day, SLOW + "callTimeout: 500ms\n")
 
 
+def test_of_calls_that_are_under_way_the_oldest_are_lost_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "LIMIT", 2)
+    lost: list[str] = []
+    calls = under_way.Calls[str](10.0, lambda: 0.0)
+    for name in ("a", "b", "b", "c"):
+        call: Any = SimpleNamespace(lost=lambda name=name: lost.append(name))
+        calls.add(name, call)
+    assert lost == ["b", "a"]
+    assert ("b" in calls, "c" in calls) == (True, True)
+
+
 def test_a_runtime_that_does_not_tell_is_compared_with_soon() -> None:
     async def fails(*_: Any) -> None:
         raise UnavailableError("cannot reach it")

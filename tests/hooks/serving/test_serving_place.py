@@ -126,6 +126,27 @@ def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None])
     assert not node.socket.exists()
 
 
+def test_nothing_is_left_of_a_server_that_cannot_start(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Any) -> None:
+        raise RuntimeError("no more threads")
+
+    async def day(node: Any) -> None:
+        other = node.folder / "other.sock"
+        again = Serving(other, node.keeper, node.daemon._launch, node.serving.desk._wire)
+        with monkeypatch.context() as patched:
+            patched.setattr("grpc._server._Server.start", fails)
+            with pytest.raises(RuntimeError, match="no more threads"):
+                await again.start()
+        assert not other.exists()
+        await again.start()
+        await asyncio.to_thread(reach, other)
+        await again.stop()
+
+    live(day)
+
+
 def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[float] = []
     said: list[str] = []
