@@ -236,6 +236,18 @@ def test_a_folder_that_cannot_be_written(node: Node) -> None:
     assert said.startswith(f"topoproxy: cannot make the link {node.folder}/30-cpus-file.py: ")
 
 
+def test_a_folder_that_one_may_not_look_into(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("proxy.cli.hooks.enabling.os.listdir", refused)
+    for command in ("enable", "disable"):
+        assert node.run(command, "cpus-file") == (
+            77,
+            f"topoproxy: cannot look into {node.folder}: Permission denied\n",
+        )
+
+
 def test_the_reference_in_the_terminal(node: Node) -> None:
     def points(*words: str) -> tuple[int, str]:
         return node.run("points", *words, config=False)

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,8 +73,8 @@ def disable(name: str, file: Path | None) -> None:
     link cannot be made, 77 for who may not.
     """
     hooks = read_config(file, {}).hooks
-    servers = {path.stem: path for path in _entries(hooks.server_folder, "*json")}
     known = {**_files(hooks.folder), **_files(hooks.vendor_folder)}
+    servers = {path.stem: path for path in _entries(hooks.server_folder, "*json")}
     name = full_name(name, {**shipped(), **known, **servers}, "disable")
     ours, theirs = hooks.folder / f"{name}.py", hooks.vendor_folder / f"{name}.py"
     if name in servers and name not in known:
@@ -107,9 +108,20 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _entries(folder: Path | None, pattern: str) -> list[Path]:
-    with suppress(OSError):
-        return sorted(path for path in folder.glob(pattern) if path.name[0] != ".") if folder else []
-    return []
+    """Give what is in a folder; nothing where there is none.
+
+    Raises:
+        PermissionDeniedError: One may not look.
+    """
+    if folder is None:
+        return []
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - Path.glob keeps quiet about folders that cannot be read
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot look into {folder}: {error.strerror}") from error
+    except OSError:
+        return []
+    return sorted(folder / name for name in names if name[0] != "." and fnmatchcase(name, pattern))
 
 
 def _is_there(path: Path) -> bool:
@@ -128,7 +140,7 @@ def _is_mask(path: Path) -> bool:
 
 def _leads_nowhere(path: Path) -> bool:
     """Tell whether it is a link to a file that has gone, as after another installation."""
-    return path.is_symlink() and not os.path.exists(path)  # noqa: PTH110 - Path.exists may raise
+    return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114 - Path's may raise
 
 
 def _shown(path: Path) -> str:

@@ -49,8 +49,10 @@ def list_hooks(
     except UnavailableError as error:
         from proxy.cli.hooks.offline import from_folders
 
-        click.echo(f"note: {error}", err=True)
-        answer = {"daemon": False, "hooks": from_folders(config.hooks)}
+        found, strange = from_folders(config.hooks)
+        for words in (str(error), *strange):
+            click.echo(f"note: {one_line(words)}", err=True)
+        answer = {"daemon": False, "hooks": found}
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
     entries += _others(entries) if everything else []
     if as_json:

@@ -74,7 +74,7 @@ def make_file(path: Path, text: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    if path.parent.exists() and not path.parent.is_dir():
+    if os.path.exists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH110, PTH112 - may raise
         raise CannotCreateError(f"cannot make {path}: {path.parent} is no folder")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -27,8 +27,12 @@ class Examined:
     settings: list[dict[str, str]] = field(default_factory=list)
 
 
-def from_folders(config: HooksConfig) -> list[dict[str, Any]]:
-    """Look at all files as the daemon would, and run those that it would run; no hook is asked anything."""
+def from_folders(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
+    """Look at all files as the daemon would, and run those that it would run; no hook is asked anything.
+
+    Returns:
+        What there is, as the daemon gives it, and what else is strange in the folders.
+    """
     found = survey(config)
     entries = [examined(candidate, config).entry for candidate in found.candidates.values()]
     entries += [
@@ -39,7 +43,7 @@ def from_folders(config: HooksConfig) -> list[dict[str, Any]]:
     page = hooks_page(entries, ())
     for entry in page:
         entry["state"] = LOADS if entry["state"] == State.RUNNING else entry["state"]
-    return page
+    return page, list(found.strange)
 
 
 def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> Examined:
