@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are a plain module
 
 from played_hooks import hooks
@@ -236,6 +238,33 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
             await done(w, h)
             assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]
             assert not told(w)
+
+    live(day)
+
+
+@pytest.mark.parametrize(
+    ("removed", "why"), [(False, "it does not run"), (True, "there is no such container")]
+)
+def test_who_ends_while_an_update_is_prepared_is_not_told(live, monkeypatch, removed: bool, why: str) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            one = await w.run(await w.pod("ls", "LS"))
+            fencing = w.keeper.lasting.fencing
+            prepare = fencing.fitting
+
+            async def ends(container_id: str) -> Any:
+                fence = await prepare(container_id)
+                await w.stop(one)
+                if removed:
+                    await w.remove(one)
+                return fence
+
+            monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: ends(container_id))
+            take(h, one, cpu_shares=9)
+            await done(w, h)
+            assert not w.runtime.told
+            assert [problem.rpartition(": ")[2] for problem in told(w)] == [why]
+            assert w.keeper.counters["internal_errors"] == 0
 
     live(day)
 
