@@ -362,7 +362,7 @@ def test_a_loop_that_a_hook_blocks_is_replaced(scene: Any) -> None:
         return good(event)
 
     async def story() -> None:
-        scene.use(hook("10-a", sometimes))
+        scene.use(hook("10-a", sometimes, timeout=1.0))
         await scene.ask()
         seat = scene.engine._lines[PRE].seats[0]
         blocked = seat.looper()
