@@ -136,6 +136,35 @@ class Both:
 
 
 @dataclass
+class WrongDefault:
+    a: int = "1"  # type: ignore[assignment]
+
+
+@dataclass
+class WrongInside:
+    a: dict[str, int] = field(default_factory=lambda: {"b": 0.5})  # type: ignore[dict-item]
+
+
+@dataclass
+class Numbers:
+    ids: list[int] = field(default_factory=list)
+    parts: tuple[float, ...] = (0.5, 1)
+    weights: dict[str, int] = field(default_factory=dict)
+    none: str = None  # type: ignore[assignment]
+
+
+def test_lists_and_maps_of_numbers() -> None:
+    given = {"ids": [1, 2], "parts": [1, 0.5], "weights": Fixed({"a": 3})}
+    assert settings_of(Numbers, given, WHERE) == Numbers([1, 2], (1.0, 0.5), {"a": 3})
+    assert refused({"ids": [1, "2"]}, Numbers) == f"{WHERE}.ids[1]: wants a whole number, not text ('2')"
+    assert refused({"ids": 1}, Numbers).endswith("wants a list of whole numbers, not a whole number ('1')")
+    assert refused({"weights": {"a": 0.5}}, Numbers).endswith(
+        ".weights[a]: wants a whole number, not a number ('0.5')"
+    )
+    assert refused({"weights": [1]}, Numbers).endswith("wants keys with whole numbers, not a list")
+
+
+@dataclass
 class Unknown:
     a: Nowhere = 1  # type: ignore[name-defined]  # noqa: F821
 
@@ -147,6 +176,11 @@ class Unknown:
         (Settings(1), "Settings is no dataclass: put @dataclass above it"),
         (Sets, "Settings.a is a set[str]; it can be bool, int, float, str, list[str], "),
         (Both, "Settings.a is a int | str; it can be bool"),
+        (WrongDefault, "the default of Settings.a: wants a whole number, not text ('1')"),
+        (
+            WrongInside,
+            "the default of Settings.a[b]: wants a whole number, not a number ('0.5')",
+        ),
         (Unknown, "the types of Settings cannot be read: name 'Nowhere' is not defined"),
     ],
 )

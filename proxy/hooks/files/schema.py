@@ -4,8 +4,8 @@ Its fields are keys of ``hooks.settings.NAME.config``; a field without a default
 ``metadata={"help": "..."}`` explains it. What the types mean::
 
     bool, int, float, str             as YAML has them; a whole number is a float, too
-    list[str], tuple[str, ...]        a list of texts
-    dict[str, str]                    keys with texts
+    list[str], tuple[str, ...]        a list of texts; and so of int and float
+    dict[str, str]                    keys with texts; and so with int and float
     Literal[...], an enum.StrEnum     one of these
     X | None                          as X; None only by default
 
@@ -25,7 +25,10 @@ from typing import Any
 from proxy.config.trees import meant
 from proxy.model.errors import HookError
 
-_TYPES = "bool, int, float, str, list[str], tuple[str, ...], dict[str, str], Literal[...] or an enum.StrEnum"
+_TYPES = (
+    "bool, int, float, str, list[str], tuple[str, ...], dict[str, str] (or of int and float), Literal[...]"
+    " or an enum.StrEnum"
+)
 _SAID: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"), (int, "a whole number"), (float, "a number"), (str, "text"),
     (Mapping, "keys with values"), ((list, tuple), "a list"),
@@ -129,6 +132,12 @@ def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
     if item.default_factory is not dataclasses.MISSING:
         default = item.default_factory()
     required = default is dataclasses.MISSING
+    if kind in _SIMPLE and not required and default is not None:
+        try:
+            read(default)
+        except ValueError as error:
+            place = f"Settings.{item.name}" + ("" if str(error).startswith("[") else ": ")
+            raise HookError(f"the default of {place}{error}") from error
     return Key(item.name, wants, default, required, str(item.metadata.get("help", "")), read)
 
 
@@ -185,27 +194,31 @@ def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
     return wants, read
 
 
-_TEXT = _plain(str, "text")
+def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[str, Callable[[Any], Any]]:
+    one = _SIMPLE[kind][1]
 
-
-def _texts(make: Callable[[list[str]], Any]) -> tuple[str, Callable[[Any], Any]]:
     def read(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ValueError(f"wants a list of texts, not {_said(value)}")  # noqa: TRY004 - a fault of the file
-        return make([_inner(f"[{at}]", entry) for at, entry in enumerate(value)])
+            raise ValueError(f"wants a list of {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+        return make([_inner(f"[{at}]", one, entry) for at, entry in enumerate(value)])
 
-    return "a list of texts", read
-
-
-def _pairs(value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"wants keys with texts, not {_said(value)}")  # noqa: TRY004 - a fault of the file
-    return {str(name): _inner(f"[{name}]", entry) for name, entry in value.items()}
+    return f"a list of {many}", read
 
 
-def _inner(place: str, value: Any) -> str:
+def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
+    one = _SIMPLE[kind][1]
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"wants keys with {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+        return {str(name): _inner(f"[{name}]", one, entry) for name, entry in value.items()}
+
+    return f"keys with {many}", read
+
+
+def _inner(place: str, read: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return str(_TEXT[1](value))
+        return read(value)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
 
@@ -214,8 +227,9 @@ _SIMPLE: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     bool: _plain(bool, "true or false"),
     int: _plain(int, "a whole number"),
     float: _plain(float, "a number"),
-    str: _TEXT,
-    list[str]: _texts(list),
-    tuple[str, ...]: _texts(tuple),
-    dict[str, str]: ("keys with texts", _pairs),
+    str: _plain(str, "text"),
 }
+for _of, _many in ((str, "texts"), (int, "whole numbers"), (float, "numbers")):
+    _SIMPLE[list[_of]] = _several(_of, _many, list)  # type: ignore[valid-type]
+    _SIMPLE[tuple[_of, ...]] = _several(_of, _many, tuple)  # type: ignore[valid-type]
+    _SIMPLE[dict[str, _of]] = _pairs(_of, _many)  # type: ignore[valid-type]
