@@ -268,6 +268,7 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         (["50-pinned.py", "--set", "words.x=a"], 2, "it must be KEY=VALUE, and KEY a field of Settings"),
         (["50-pinned.py", "--set", "name=a\u2028b: c"], 2, "it must be KEY=VALUE"),
         (["50-pinned.py", "--set", "name=a: b"], 2, "cannot use --set name=a: b: not YAML: mapping values"),
+        (["50-pinned.py", "--set", "name=null"], 2, "cannot use --set name=null: name: has no value"),
         (["50-pinned.py", "--set", "words=a,b"], 65, "words: wants a list of texts, not text ('a,b')"),
         (["60-second.py", "--print-example", "nothing"], 2, "topoproxy hooks points lists them"),
     ],

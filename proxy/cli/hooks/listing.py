@@ -23,7 +23,7 @@ _POINTS = 44
 """Columns for points, where they are not all shown."""
 
 
-@click.command("list")
+@click.command("list", short_help="List hooks, and what is wrong with them.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show those too that come with topoproxy and do not run."
 )

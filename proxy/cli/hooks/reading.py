@@ -15,7 +15,7 @@ WIDEST = 100
 """Columns of prose."""
 
 
-@click.command()
+@click.command(short_help="Tell what hooks are told, and may answer.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--markdown", is_flag=True, help="Print the whole reference, as in docs/hook-points.md.")
 def points(names: tuple[str, ...], markdown: bool) -> None:

@@ -9,7 +9,7 @@ import click
 from proxy.cli.settings import config_option, read_config
 
 
-@click.command()
+@click.command(short_help="Print the file by which koord-runtime-proxy asks us.")
 @config_option
 def registration(file: Path | None) -> None:
     """Print the file by which a koord-runtime-proxy asks topoproxy, as a hook server.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxy.config.schema import HooksConfig
 
 
-@click.command()
+@click.command(short_help="Check hook files as the daemon would.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--untrusted", is_flag=True, help="Do not look at who owns the file, and who may write it.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
