@@ -152,7 +152,8 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
 def _cause(error: ConfigError) -> str:
     """Say what is wrong with a value, without the place in a text that nobody has written."""
     said = re.sub(r"^line [0-9]+: ", "", str(error).partition(": ")[2])
-    return f"{said.removeprefix('hooks.settings.x.config.')} (a text with signs of YAML in it is put in quotes)"
+    cause = said.removeprefix("hooks.settings.x.config.")
+    return f"{cause} (a text with signs of YAML in it is put in quotes)"
 
 
 def _events(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Loaded]) -> list[Point]:
