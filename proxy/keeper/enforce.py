@@ -141,6 +141,10 @@ class Enforcer:
         """Have sandboxes leave CPUs that are owned."""
         return Enforced(notes=[] if self.paused else self.pauses.leave(self._state()))
 
+    def enforce_groups(self) -> Enforced:
+        """Give the groups of BestEffort what those in them are to have, also who is not started yet."""
+        return Enforced(notes=[] if self.paused else self._be_groups.follow(self._state(), self._paths))
+
     def _is_missing(self, container_id: str) -> bool:
         """Tell whether a pass passes over a container that has no cgroup of its own (in a VM, say).
 

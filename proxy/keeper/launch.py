@@ -19,7 +19,8 @@ from proxy.keeper.systemd.fencing import Fence
 from proxy.keeper.worker import Worker
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.koordinator import BeCpuset
+from proxy.model.workload import Container, KubeQos, Phase, Pool
 
 BUSY = "the runtime is still busy with an update of it"
 ROUNDS = 5
@@ -42,9 +43,17 @@ class Launch:
 
     def is_fresh(self, container: Container) -> bool:
         """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
-        keeper = self._keeper
-        if not keeper.options.enforce:
+        if not self._keeper.options.enforce:
             return True
+        return not self._is_below_class(container) and self._is_told(container)
+
+    def _is_below_class(self, container: Container) -> bool:
+        """Tell whether the groups above a container are narrowed (``keeper.be.groups``)."""
+        node = self._keeper.state.node
+        return node.be_cpuset is BeCpuset.ERASE and container.pod.kube_qos is KubeQos.BEST_EFFORT
+
+    def _is_told(self, container: Container) -> bool:
+        keeper = self._keeper
         if container.placement.pool is Pool.OWN:
             return False
         if keeper.state.node.erases(container.placement):
@@ -64,9 +73,14 @@ class Launch:
             UnavailableError, RuntimeCallError: The runtime did not take the set.
         """
         keeper = self._keeper
+        if not keeper.options.enforce:
+            return ""
+        known = keeper.state.containers.get(container_id)
+        if known is not None and known.phase is Phase.CREATED and self._is_below_class(known):
+            await self._see_to_groups(known)
         for _ in range(ROUNDS):
             container = keeper.state.containers.get(container_id)
-            if container is None or container.phase is not Phase.CREATED or self.is_fresh(container):
+            if container is None or container.phase is not Phase.CREATED or self._is_told(container):
                 return ""
             want = keeper.state.wanted(container)
             if not await keeper.flights.updated(container_id, want, keeper.options.call_timeout):
@@ -86,6 +100,18 @@ class Launch:
                 return obstacle.words if obstacle else ""
             return ""
         return "the pools change faster than the runtime can be told"
+
+    async def _see_to_groups(self, container: Container) -> None:
+        """Give the groups above a container what it needs: on v1 no container can have more than they do.
+
+        What cannot be written in time is told; the container starts with what is there then.
+        """
+        keeper = self._keeper
+        try:
+            async with asyncio.timeout(keeper.options.call_timeout):
+                keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce_groups))
+        except TimeoutError:
+            keeper.problems.note(f"cannot give the groups above {container.ref} its CPUs in time")
 
     async def tell(self, container: Container) -> None:
         """Tell the runtime today's set of a container that is created.

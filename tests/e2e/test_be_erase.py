@@ -54,3 +54,16 @@ def test_groups_hold_the_be_pool_and_requests_name_nothing(bed: Bed, proxies: Ca
     finally:
         client.close()
         bed.clear()
+
+
+def test_the_first_pod_starts_beside_an_owner(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+    daemon = proxies(koordinator={"beCpuset": "erase"})
+    client = daemon.client()
+    try:
+        node = Node(bed, daemon, client)
+        node.run(node.pod("lse", LAST))
+        assert set(held(node.run(node.pod("be")))) == {REST}, "its groups were made with all CPUs"
+        assert daemon.status()["problems"] == []
+    finally:
+        client.close()
+        bed.clear()

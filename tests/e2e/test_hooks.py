@@ -356,6 +356,24 @@ def test_cpus_of_an_owner(nodes: Callable[..., HookedNode], may: bool) -> None:
     assert node.daemon.status()["violations"] == []
 
 
+def test_cpus_of_an_owner_for_a_pod_whose_groups_are_kept_off_them(
+    nodes: Callable[..., HookedNode],
+) -> None:
+    node = nodes({"koordinator": {"beCpuset": "erase"}}, ownedCPUs=True)
+    node.put("10-narrow", NARROWS.format(cpus=LAST))
+    owner = node.cri.run(pod(node, "db", "LSE"), **LIMITED)
+    found = []
+    for name in ("plain", "narrow"):
+        group = node.cri.run_pod(
+            name, labels={QOS_LABEL: "BE"}, cgroup_parent=f"/kubepods/besteffort/pod{name}"
+        )
+        found.append(cpuset_of(node.cri.run(group)).effective)
+    assert found == [REST, LAST]
+    assert cpuset_of(owner).cpus == LAST
+    node.daemon.compared()
+    assert node.problems() == "[]"
+
+
 # -- sandboxes and others ----------------------------------------------------------------------------------
 
 

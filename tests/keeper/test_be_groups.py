@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.apply.folder import FolderCgroups
 from proxy.keeper.be.groups import BeGroups
-from proxy.keeper.enforce import Enforcer
+from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
@@ -94,6 +97,49 @@ def test_who_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> N
     state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), within=CpuSet.parse("3"))])
     Enforcer(cgroups, lambda: state).enforce_all()
     assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
+
+
+def test_who_is_to_start_finds_room_in_the_groups_above(tmp_path: Path, version: int) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
+    given = one("c", pod("a"), narrowed=CpuSet((1,)), beyond=CpuSet((1,))).in_phase(Phase.CREATED)
+    state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
+    ours = Enforcer(cgroups, lambda: state)
+    ours.paused = True
+    assert ours.enforce_groups().notes == []
+    assert on(cgroups, ROOT) == "0-7"
+    ours.paused = False
+    assert ours.enforce_groups().notes == []
+    assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
+
+
+def test_groups_are_seen_to_before_each_start_below_them(live) -> None:
+    async def day(w: Any) -> None:
+        ours = w.keeper.enforcer
+        ours.enforce_groups = lambda: w.log.append("groups") or Enforced(notes=["cannot write poda"])
+        for kube, times in (("besteffort", 1), ("burstable", 0)):
+            w.log.clear()
+            container = await w.create(await w.pod(kube, "", kube))
+            assert "groups" not in w.log
+            assert (await w.start(container)).refused is None
+            assert w.log.count("groups") == times, kube
+            assert not times or w.log.index("groups") < w.log.index("forward StartContainer")
+        assert "cannot write poda" in " ".join(w.said)
+
+    live(day, rules={"be_cpuset": BeCpuset.ERASE})
+
+
+def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
+    over = threading.Event()
+
+    async def day(w: Any) -> None:
+        container = await w.create(await w.pod("a", "", "besteffort"))
+        w.keeper.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
+        begun = asyncio.ensure_future(w.start(container))
+        await w.until(lambda: "cannot give the groups above ns/a/c its CPUs in time" in " ".join(w.said))
+        over.set()
+        assert (await begun).refused is None
+
+    live(day, rules={"be_cpuset": BeCpuset.ERASE}, call_timeout=0.2)
 
 
 def test_groups_are_left_alone_where_requests_are_not_erased_and_where_it_is_no_class(tmp_path: Path) -> None:
