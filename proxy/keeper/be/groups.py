@@ -3,8 +3,9 @@
 Where requests of BE containers are erased (``beCpuset: erase``), a container starts with what its pod's group
 has, so these groups hold the BE pool: whoever is in them and has no set of his own, such as a pod's sandbox,
 follows it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the groups above it as wide
-as it needs. They are looked at whenever containers are written, and before one below them starts: the groups of
-a new pod are made with all CPUs, and on v1 no container can have more than they do. The order of writes is that of ``proxy.pools.levels``. Runs in the kernel worker's thread.
+as it needs. They are looked at whenever containers are written, and before one below them starts: a new pod's
+are made with all CPUs, and on v1 no container can have more than they do. The order of writes is that of
+``proxy.pools.levels``. Runs in the kernel worker's thread.
 """
 
 from __future__ import annotations
