@@ -492,6 +492,25 @@ def test_who_has_come_into_use_is_looked_at_at_once(scene: Scene, monkeypatch: p
     play(story)
 
 
+def test_who_has_gone_is_looked_at_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be there again."""
+    monkeypatch.setattr("proxy.hooks.library.LOOK_S", 3600.0)
+
+    async def story() -> None:
+        path = scene.write("10-a.py", hook("a", "def shutdown(event): pass\n"))
+        await scene.look()
+        gate = scene.engine.gates["shutdown"] = asyncio.Event()
+        path.unlink()
+        async with running(scene):
+            await scene.until(lambda: "shutdown removed (a)" in scene.engine.story)
+            scene.write("10-a.py", hook("again"))
+            await asyncio.sleep(SETTLED_S + 0.05)
+            gate.set()
+            await scene.until(lambda: scene.engine.answers() == ["again"])
+
+    play(story)
+
+
 def test_a_file_that_is_being_written_is_not_looked_at_all_the_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

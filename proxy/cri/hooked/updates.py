@@ -171,9 +171,8 @@ class Updates:
             outside = cpus - keeper.state.offered(container)
             if self._owned_cpus:
                 outside = cpus - keeper.state.node.machine.online
-            if outside or not cpus:
-                why = f"CPUs {outside} are not among those it has" if outside else "it would have none"
-                self._lack(container.id, {"cpus": by}, why)
+            if outside:
+                self._lack(container.id, {"cpus": by}, f"CPUs {outside} are not among those it has")
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
         if problem := narrow(keeper, container.id, wish):

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -474,3 +475,40 @@ def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> 
     assert call.outcome is None
     assert call.broke(OverdueError(), busy) is Way.DONE
     assert call.outcome is not None
+
+
+def test_a_fault_of_ours_about_a_late_hook_ends_the_call(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any) -> None:
+        raise LookupError
+
+    async def story() -> None:
+        monkeypatch.setattr("proxy.hooks.engine.chain.abandon", fault)
+        scene.use(hook("10-a", scene.hang))
+        assert (await scene.ask()).refusal == ""
+
+    scene.run(story)
+
+
+def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
+    gone = threading.Event()
+    looper = Looper("x", print, gone.set)
+    looper.abandon()
+    assert gone.wait(30)
+
+
+def test_a_thread_that_never_comes_back_is_thrown_at_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overdue, "_FIRST_S", 0.0)
+    thrown: list[Any] = []
+
+    async def story() -> None:
+        runners = SimpleNamespace(pace=SimpleNamespace(throw=thrown.append))
+        shared: Any = SimpleNamespace(loop=asyncio.get_running_loop(), runners=runners)
+        never: Any = SimpleNamespace(back=False)
+        overdue._chase(shared, never, 0)
+        for _ in range(3 * overdue._MOST):
+            await asyncio.sleep(0.001)
+        assert len(thrown) == overdue._MOST
+
+    asyncio.run(story())

@@ -170,6 +170,9 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
         now[0] = 1.5
         logger.info("after")
         assert records(written)[-1] | {"left_out": 84} == records(written)[-1]
+        for number in range(100):
+            logger.info("flood %d", number)
+        assert chatter.quiet("10-x") == 84 + 101 - chatter_module.MOST
         chatter.keep([])
         assert chatter.quiet("10-x") == 0
     finally:
@@ -185,5 +188,8 @@ def test_how_long_it_usually_takes_says_whether_it_is_waited_for() -> None:
     assert known[: AGAIN + 2] == [False, True] + [False] * AGAIN
     assert known[AGAIN + 2]
     assert not known[-1]
+    standing.usual = 0.0
+    standing.took(0.0008)
+    assert standing.usual == 0.0001, "one that is slow counts an eighth"
     assert standing.longest == 0.001
     assert standing.middle() == 0.0002

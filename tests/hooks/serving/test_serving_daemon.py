@@ -15,7 +15,8 @@ API_VERSION = 1
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment:
-    return Adjustment(envs={"OWN": str(event.decision.own)}, annotations={"seen": event.pod.name})
+    own = {"OWN": str(event.decision.own)}
+    return Adjustment(envs=own, annotations={"seen": event.pod.name}, labels={"hooked": "yes"})
 """
 
 
@@ -50,7 +51,10 @@ hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, s
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
             assert config.annotations["seen"] == "lse"
             assert daemon.keeper.counters["hook_questions"] == len(peer.log)
-            assert not [p for p in daemon.keeper.problems.page() if "topoproxy.json" in p["what"]]
+            problems = [p["what"] for p in daemon.keeper.problems.page()]
+            assert not [p for p in problems if "topoproxy.json" in p]
+            lacks = "a hook server has no words for it (Koordinator's protocol)"
+            assert f"cannot change labels of demo/lse/main: {lacks}" in problems
             hooking = daemon.hooking
             assert hooking is not None
             assert hooking.page()["serving"] == {"socket": str(node.socket), "listening": True}
