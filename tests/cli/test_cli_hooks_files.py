@@ -236,6 +236,13 @@ def test_a_folder_that_cannot_be_written(node: Node) -> None:
     assert said.startswith(f"topoproxy: cannot make the link {node.folder}/30-cpus-file.py: ")
 
 
+def test_a_folder_that_is_a_link_to_itself(node: Node) -> None:
+    node.folder.parent.mkdir()
+    node.folder.symlink_to(node.folder)
+    said = f"topoproxy: cannot make {node.folder}/50-mine.py: {node.folder} is no folder\n"
+    assert node.run("new", "50-mine") == (73, said)
+
+
 def test_a_folder_that_one_may_not_look_into(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(path))

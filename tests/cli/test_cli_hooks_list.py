@@ -177,6 +177,8 @@ def test_without_a_daemon_the_folders_tell(node: Path, run: Run) -> None:
     assert first.endswith("nobody listens there (so this is what the folders tell)")
     assert second.startswith(f"note: hook file {node}/etc/mine.py is left alone")
     wide = run("hooks", "list", "--wide", "--config", node / "c.yaml")[1].splitlines()
+    elsewhere = ("--admin", f"unix://{node}/nobody.sock")
+    assert run("hooks", "list", "--config", node / "c.yaml", *elsewhere)[1] == said
     lines = said.splitlines()
     assert [line.split()[:2] for line in lines if line[0] != " "] == [
         ["NAME", "STATE"],

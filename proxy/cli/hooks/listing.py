@@ -14,6 +14,7 @@ import click
 from proxy.cli.asking import ask_daemon, asking_options, config_for
 from proxy.cli.hooks.shipped import shipped
 from proxy.cli.hooks.written import in_json
+from proxy.cli.settings import read_config
 from proxy.config import Config
 from proxy.model.errors import UnavailableError
 from proxy.report.parts import as_list, as_map, cut, one_line, table
@@ -49,6 +50,8 @@ def list_hooks(
     except UnavailableError as error:
         from proxy.cli.hooks.offline import from_folders
 
+        if admin is not None:  # what it took the place of says where the folders are
+            config = read_config(file, {})
         found, strange = from_folders(config.hooks)
         for words in (str(error), *strange):
             click.echo(f"note: {one_line(words)}", err=True)

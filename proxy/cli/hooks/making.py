@@ -74,7 +74,7 @@ def make_file(path: Path, text: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    if os.path.exists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH110, PTH112 - may raise
+    if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
         raise CannotCreateError(f"cannot make {path}: {path.parent} is no folder")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
