@@ -301,40 +301,6 @@ def test_a_hook_is_told_that_it_ends_when_its_calls_have_ended_but_does_not_wait
     scene.run(story)
 
 
-def test_a_hook_is_told_that_it_ends_when_its_calls_have_ended_but_does_not_wait_for_ever(scene: Any) -> None:
-    story_of: list[str] = []
-
-    def asked(event: Any) -> None:
-        scene.gate.wait(30)
-        story_of.append("answered")
-
-    async def story() -> None:
-        handlers: dict[str, Any] = {
-            "pre_create_container": asked,
-            "shutdown": lambda event: story_of.append(event.reason),
-        }
-        patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        scene.use(patient)
-        answers = scene.engine.ask(scene.create())
-        scene.use()
-        ends = scene.engine.tell_one(patient, Shutdown("replaced"))
-        await asyncio.sleep(0.1)
-        assert story_of == []
-        scene.gate.set()
-        await ends
-        await answers.wait()
-        assert story_of == ["answered", "replaced"]
-        scene.gate.clear()
-        hasty = Hook("10-a", "/hooks/10-a.py", handlers, timeout=0.1)
-        scene.use(hasty)
-        scene.engine.ask(scene.create())
-        scene.use()
-        await scene.engine.tell_one(hasty, Shutdown("removed"))
-        assert story_of[2:] == ["removed"]
-
-    scene.run(story)
-
-
 def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
     async def goodbye(event: Any) -> None:
         asyncio.get_running_loop().create_task(asyncio.sleep(60))
