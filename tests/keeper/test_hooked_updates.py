@@ -230,10 +230,16 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
                     calls.append(await w.call("UpdateContainerResources", request))
                 return fence
 
+            async def drop(self, fence: Any) -> None:
+                dropped.append(fence)
+
+            dropped: list[Any] = []
+            monkeypatch.setattr(type(fencing), "drop", drop)
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
             take(h, one, cpu_shares=9)
             await w.until(lambda: calls and one in h.updates._waiting)
             assert not w.runtime.told
+            assert len(dropped) == 1, "what was put up for it is taken down"
             w.wire.finished(calls[0], 0)
             await done(w, h)
             assert [limits.cpu_shares for _, _, limits in w.runtime.told] == [9]

@@ -109,8 +109,9 @@ def test_narrowing_again_replaces_and_clear_ends_it() -> None:
     again = hooked(state, "ls", wish("6-7", by="20-y"))
     assert runs_on(again, "ls") == "6-7"
     assert again.containers["ls"].placement.reasons[1:] == ("narrowed to CPUs 6-7 by hook 20-y",)
-    plain = hooked(again, "ls", Narrowing(clear=True, by="20-y"))
-    assert plain.containers["ls"].placement == put(empty(), "ls").containers["ls"].placement
+    for ends in (Narrowing(clear=True, by="20-y"), wish("0-15"), wish("0-15", owned=True)):
+        plain = hooked(again, "ls", ends)
+        assert plain.containers["ls"].placement == put(empty(), "ls").containers["ls"].placement
 
 
 @pytest.mark.parametrize("cpus", ["2-3", "99", ""])

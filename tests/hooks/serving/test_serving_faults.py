@@ -17,6 +17,7 @@ from proxy.demo.calls import CallRefused
 from proxy.demo.client import CriClient, PodSpec
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving import under_way
+from proxy.hooks.serving.call import ForeignCall
 from proxy.hooks.serving.finding import Finder
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import KubeQos, Phase
@@ -271,6 +272,26 @@ def test_a_runtime_that_hangs_holds_nobody_up_for_ever(live: Callable[..., None]
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
 
     live(day, SLOW + "callTimeout: 500ms\n")
+
+
+def test_a_call_ends_once_and_is_decided_then() -> None:
+    ended: list[int | None] = []
+
+    async def story() -> None:
+        wire: Any = SimpleNamespace(
+            request=lambda call: call.lost(), finished=lambda call, status: ended.append(status)
+        )
+        call = ForeignCall(wire, "StartContainer", b"")
+        waits = asyncio.create_task(call.decide())
+        await asyncio.sleep(0)
+        call.over(0)
+        call.refuse(2, "too late")
+        call.release()
+        assert (ended, call.done, waits.done()) == ([None], True, False)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+
+    asyncio.run(story())
 
 
 def test_of_calls_that_are_under_way_the_oldest_are_lost_first(monkeypatch: pytest.MonkeyPatch) -> None:
