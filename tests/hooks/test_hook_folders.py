@@ -38,9 +38,19 @@ def folders(tmp_path: Path) -> Folders:
 
 def test_absent_folders_are_fine(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
-    (tmp_path / "etc").write_text("no folder")
     assert folders.look() == Survey()
+    (tmp_path / "etc").write_text("no folder")
+    assert folders.look() == Survey(strange=[f"cannot look for hooks in {folders.etc}: Not a directory"])
     assert not anything(folders.config)
+
+
+def test_a_folder_that_is_a_file_is_told(folders: Folders) -> None:
+    folders.usr.rmdir()
+    folders.usr.touch()
+    (folders.etc / "10-a.py").touch()
+    found = folders.look()
+    assert found.strange == [f"cannot look for hooks in {folders.usr}: Not a directory"]
+    assert (list(found.candidates), found.unreadable) == (["10-a"], set())
 
 
 def test_hooks_are_in_the_order_of_their_names_whatever_they_are(folders: Folders) -> None:

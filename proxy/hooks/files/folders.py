@@ -156,7 +156,10 @@ def _servers(folder: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
 def _names(folder: Path, unreadable: set[Path], strange: list[str]) -> list[str]:
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names are enough
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError as error:
+        strange.append(f"cannot look for hooks in {folder}: {error.strerror}")
         return []
     except OSError as error:
         unreadable.add(folder)
