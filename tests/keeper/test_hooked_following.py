@@ -174,6 +174,7 @@ def test_all_that_exists(live) -> None:
         one = await w.run(sandbox)
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
         w.runtime.pods["old"] = dataclasses.replace(w.runtime.pods[sandbox], id="old", uid="u", ready=False)
+        w.runtime.pods["new"] = dataclasses.replace(w.runtime.pods[sandbox], id="new", uid="n")
         async with hooks(w) as h:
             h.following.learn(*w.runtime.raw_lists())
             event = h.following.everything()
@@ -184,6 +185,9 @@ def test_all_that_exists(live) -> None:
             assert (told[lse].container.image, told[lse].pod.qos) == ("listed", "LSE")
             assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.keeper.state.node.machine)
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
+            w.keeper.sandboxes.arriving.add("s-lse")
+            made = [pod.sandbox_id for pod in h.following.everything().pods]
+            assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is told"
 
     live(day)
 
