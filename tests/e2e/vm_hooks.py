@@ -67,6 +67,11 @@ KNOBS = f"""
             )
             return api.Adjustment(updates={{known["be"]: update}})
 """
+GIVES = f"""
+    def pre_create_container(event):
+        if event.pod.name in ("guest", "batch"):
+            return api.Adjustment(cpus=api.CpuSet.parse("{OWN}"))
+"""
 WEIGHT = str(1 + (256 - 2) * 9999 // 262142)
 """256 shares, as the kernel has them on v2."""
 WISHES = {
@@ -324,6 +329,39 @@ def without(daemon: Daemon, node: HookedNode, interrupts: set[str]) -> None:
     step("owners have ended: the others have all of theirs again")
 
 
+def given_away(daemon: Daemon, node: HookedNode) -> None:
+    """A hook gives others an owner's CPUs, also below groups that are kept off them, until it may no more."""
+    said: dict[str, Any] = {"koordinator": {"keepCFSQuota": "always", "beCpuset": "erase"}}
+
+    def again(**hooks: object) -> None:
+        assert daemon.stop() == 0
+        daemon.configure(**said, hooks={"timeout": "20s", **hooks})
+        daemon.start()
+        node.anew()
+        wait("the comparison", lambda: bool(daemon.status()["ready"]))
+
+    again(ownedCPUs=True)
+    put("10-gives", GIVES)
+    in_use(daemon, "10-gives")
+    node.begin("lse", "db-2", node.make("lse", "db-2", OWN))
+    for kind, name in (("be", "be-2"), ("ls", "guest"), ("be", "batch")):
+        node.begin(kind, name, node.make(kind, name))
+        assert node.place(name).effective == (ALL - OWN if name == "be-2" else OWN), node.place(name)
+    node.check(("guest", "batch", "db-2"), OWN, limit=LONG_S)
+    healthy(daemon)
+    step(f"a hook lets others run on {OWN}, which somebody owns")
+    if node.driver == "systemd":
+        systemctl("daemon-reload")
+        node.check(("guest", "batch", "db-2"), OWN, limit=LONG_S)
+    again()
+    node.check(("guest", "batch", "be-2"), ALL - OWN, limit=LONG_S)
+    node.check(("db-2",), OWN)
+    assert daemon.status()["violations"] == []
+    step("it may no more: the owner has them alone")
+    node.cri.stop(node.ids.pop("db-2"))
+    node.check(("plain", "web-2", "be-2"), ALL, limit=LONG_S)
+
+
 def main() -> None:
     assert not HOOKS.exists()
     daemon, node = Daemon(**SETTINGS), HookedNode(sys.argv[1])
@@ -341,6 +379,7 @@ def main() -> None:
     partition(daemon, node)
     elsewhere(daemon, node)
     without(daemon, node, interrupts)
+    given_away(daemon, node)
     assert place_in(node.group("be")).cpus == BATCH
     assert daemon.stop() == 0
     node.check(("plain", "web-2"), ALL)
