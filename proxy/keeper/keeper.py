@@ -36,6 +36,7 @@ from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.machine.hotplug import Hotplug
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.news import News
+from proxy.keeper.onlooker import NOBODY, Onlooker
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
@@ -57,7 +58,6 @@ from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
 
 if TYPE_CHECKING:
-    from proxy.keeper.onlooker import Onlooker
     from proxy.keeper.partitions.owners import OwnersPartitions
 
 
@@ -106,7 +106,7 @@ class Keeper(Household):
         self.quotas = Quotas(self)
         self.mems = MemoryNodes(self)
         self.partitions: OwnersPartitions | None = None
-        self.onlooker: Onlooker | None = None
+        self.onlooker: Onlooker = NOBODY
         self.lasting = Lasting(self)
         self.watching = Watching(self, None)
         self.hotplug = Hotplug(self, hardware)
@@ -154,7 +154,7 @@ class Keeper(Household):
         assert container is not None
         if container.placement.pool is Pool.OWN:
             self.state = plan.state  # ``clear`` has the others follow
-            self.stirred()
+            self.onlooker.stirred()
             tell_lost(self, plan.shrink)
         else:
             self.go_on(plan.state)
@@ -241,8 +241,7 @@ class Keeper(Household):
         if container.placement.pool is Pool.OWN or container.placement.narrowed is not None:
             self.journal.put(f"i/{token}", None)
         self.quotas.created(container)
-        if self.onlooker is not None:
-            self.onlooker.created(token, container)
+        self.onlooker.created(token, container)
 
     def failed(self, token: str) -> None:
         """The create came to nothing: whoever moved for it goes back."""
@@ -254,8 +253,7 @@ class Keeper(Household):
             self.counters["creates_failed"] += 1
             self._retire((), (token,))
             self.journal.put(f"i/{token}", None)
-            if self.onlooker is not None:
-                self.onlooker.failed(token)
+            self.onlooker.failed(token)
 
     def uncertain(self, token: str) -> None:
         """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
@@ -284,9 +282,9 @@ class Keeper(Household):
             if self.partitions is not None and changed.placement.pool is Pool.OWN:
                 self.partitions.stir()
         self.journal.put(f"c/{container_id}", changed)
-        if self.onlooker is not None and phase is Phase.RUNNING:
+        if phase is Phase.RUNNING:
             self.onlooker.started(changed)
-        elif self.onlooker is not None and phase is Phase.EXITED:
+        elif phase is Phase.EXITED:
             self.onlooker.ended(changed)
 
     # -- going --------------------------------------------------------------------------------------------
@@ -294,8 +292,7 @@ class Keeper(Household):
     def removed(self, ids: Iterable[str]) -> None:
         """Containers are gone."""
         ids = list(ids)
-        gone = [i for i in ids if i in self.state.containers]
-        were = [self.state.containers[i] for i in gone] if self.onlooker is not None else []
+        gone = {i: self.state.containers[i] for i in ids if i in self.state.containers}
         self._retire((), gone)
         for container_id in gone:
             self.saved.pop(container_id, None)
@@ -304,8 +301,7 @@ class Keeper(Household):
             self.journal.put(f"c/{container_id}", None)
         for container_id in ids:
             self.news.left(container_id)
-        for container in were:
-            assert self.onlooker is not None
+        for container in gone.values():
             self.onlooker.gone(container)
 
     def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
@@ -317,16 +313,11 @@ class Keeper(Household):
         before, self.state = self.state, after
         if before.pools is after.pools and before.node is after.node:
             return  # most containers own nothing
-        self.stirred()
+        self.onlooker.stirred()
         shrink, grow = moves(before, after)
         tell_lost(self, shrink)
         if shrink or grow:
             self.later([*shrink, *grow])
-
-    def stirred(self) -> None:
-        """The machine, the pools or who owns CPUs may be others than before."""
-        if self.onlooker is not None:
-            self.onlooker.stirred()
 
     def later(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""

@@ -48,3 +48,37 @@ class Onlooker(Protocol):
 
     def stirred(self) -> None:
         """The machine, the pools or who owns CPUs may be others than before."""
+
+
+class Nobody:
+    """The onlooker of a node without hooks."""
+
+    def created(self, token: str, container: Container) -> None:
+        """See ``Onlooker``, as the rest."""
+
+    def failed(self, token: str) -> None:
+        """Nobody is told."""
+
+    def started(self, container: Container) -> None:
+        """Nobody is told."""
+
+    def ended(self, container: Container) -> None:
+        """Nobody is told."""
+
+    def gone(self, container: Container) -> None:
+        """Nobody is told."""
+
+    def pod_stopped(self, pod: Pod) -> None:
+        """Nobody is told."""
+
+    def pod_gone(self, sandbox_id: str) -> None:
+        """Nobody is told."""
+
+    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
+        """Nobody is told."""
+
+    def stirred(self) -> None:
+        """Nobody is told."""
+
+
+NOBODY = Nobody()

@@ -114,8 +114,7 @@ class Sandboxes:
         keeper = self._keeper
         keeper.removed([c.id for c in keeper.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
         self._forget(sandbox_id)
-        if keeper.onlooker is not None:
-            keeper.onlooker.pod_gone(sandbox_id)
+        keeper.onlooker.pod_gone(sandbox_id)
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
         """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
@@ -139,5 +138,4 @@ class Sandboxes:
         if pod is not None:
             keeper.go_on(keeper.state.without_pod(sandbox_id))
             keeper.journal.put(f"p/{sandbox_id}", None)
-            if keeper.onlooker is not None:
-                keeper.onlooker.pod_stopped(pod)
+            keeper.onlooker.pod_stopped(pod)

@@ -155,8 +155,7 @@ class Sync:
         if not keeper.synced.is_set():
             self._launch.suspect()
         keeper.watching.caught_up()
-        if keeper.onlooker is not None:
-            keeper.onlooker.listed(listing.pods, listing.containers, began)
+        keeper.onlooker.listed(listing.pods, listing.containers, began)
         if keeper.options.enforce:
             await self._repair(listing, began)
         keeper.counters["passes"] += 1

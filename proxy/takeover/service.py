@@ -139,7 +139,7 @@ class Takeover:
         if keeper.state.node.static != static:
             changed = dataclasses.replace(keeper.state.node, static=static, alike=dict[object, Placement]())
             keeper.state = keeper.state.under(changed)
-            keeper.stirred()
+            keeper.onlooker.stirred()
             keeper.later(list(keeper.state.containers))
         keeper.prescriptions.kept = record.reserved
         try:

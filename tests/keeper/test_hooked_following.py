@@ -205,7 +205,7 @@ def test_pools_and_machine_that_change(live) -> None:
             assert not h.told, "who owns nothing changes nothing"
             w.keeper.go_on(w.keeper.state.changed(drop=(lse,)))
             w.keeper.go_on(w.keeper.state.suppressing(CpuSet.parse("0-1")))
-            w.keeper.stirred()
+            w.keeper.onlooker.stirred()
             await w.until(lambda: h.told)
             await w.quiet()
             assert [(each.NAME, str(each.after.be)) for each in h.told] == [("pools_changed", "0-1")], "once"

@@ -18,6 +18,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.cri.hooked import learning
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooking import Hooking, may_be_hooks
+from proxy.keeper.onlooker import NOBODY
 from proxy.model.errors import UnavailableError
 
 HEAD = """
@@ -71,7 +72,7 @@ def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders
         async with running(w, folders) as made:
             await w.until(lambda: w.wire.awaited is None)
             assert (await w.begin(await w.pod("ls", "LS"))).refused is None
-            assert (made.engine, made.library, made.page(), w.keeper.onlooker) == (None, None, {}, None)
+            assert (made.engine, made.library, made.page(), w.keeper.onlooker) == (None, None, {}, NOBODY)
 
     live(day)
 
@@ -134,7 +135,7 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
 
         w.runtime.raw_lists = away
         async with running(w, folders):
-            known = lambda: w.keeper.onlooker and w.keeper.onlooker.memory.container(one)  # noqa: E731
+            known = lambda: w.keeper.onlooker is not NOBODY and w.keeper.onlooker.memory.container(one)  # noqa: E731
             await w.until(known)
             await w.until(lambda: folders.told() and folders.told()[-1] == "['listed']")
             assert len(times) == 3

@@ -210,7 +210,7 @@ class Suppression:
         """Narrow the BE pool (None: no longer) and have the kernel follow."""
         keeper = self._keeper
         before, keeper.state = keeper.state, keeper.state.suppressing(limit)
-        keeper.stirred()
+        keeper.onlooker.stirred()
         was, now = before.pools.of(Pool.BE), keeper.state.pools.of(Pool.BE)
         if was == now:
             return

@@ -118,7 +118,7 @@ class Hotplug:
             if old != new:
                 keeper.voice.warn(f"{what} are now {new}, were {old}")
         keeper.state = after
-        keeper.stirred()
+        keeper.onlooker.stirred()
         tell_lost(keeper, after.containers)
         keeper.enforcer.forget()  # what the kernel took from groups nobody wrote
         keeper.counters["machine_changes"] += 1
@@ -199,7 +199,7 @@ class Hotplug:
         pod = dataclasses.replace(first.pod, cpuset=None)
         held = dataclasses.replace(first, id=token, pod=pod, placement=placement, phase=Phase.CREATING)
         keeper.state = keeper.state.changed(put=(held,))  # nobody else's from here on
-        keeper.stirred()
+        keeper.onlooker.stirred()
         try:
             obstacle = await keeper.clearing.barrier(cpus)
         except BaseException:
