@@ -157,7 +157,9 @@ class Daemon:
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
             from proxy.hooking import Hooking
 
-            self.hooking = Hooking(config.hooks, keeper, self.sync, launch, interceptors)
+            self.hooking = Hooking(
+                config.hooks, keeper, self.sync, launch, interceptors, config.state_dir / "hooks"
+            )
             self._task(self.hooking.run)
             self._task(self.hooking.serve)
         return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)

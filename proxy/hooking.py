@@ -68,7 +68,13 @@ class Hooking:
     """
 
     def __init__(
-        self, config: HooksConfig, keeper: Keeper, sync: Sync, launch: Launch, interceptors: Interceptors
+        self,
+        config: HooksConfig,
+        keeper: Keeper,
+        sync: Sync,
+        launch: Launch,
+        interceptors: Interceptors,
+        marks: Path | None = None,
     ) -> None:
         """Ask nobody yet; calls wait until ``run`` has had its first look.
 
@@ -78,6 +84,7 @@ class Hooking:
             sync: Looks up containers that a call names and nobody knows.
             launch: Watches over updates.
             interceptors: Who decides on calls.
+            marks: A folder to note in what is being brought into use.
         """
         self.config = config
         self.server: Serving | None = None
@@ -85,6 +92,7 @@ class Hooking:
         self._sync = sync
         self._launch = launch
         self._interceptors = interceptors
+        self._marks = marks
         self._parts: _Parts | None = None
         self._ready = asyncio.Event()
         if config.enabled:
@@ -166,6 +174,7 @@ class Hooking:
             lambda: following.everything() if keeper.synced.is_set() else None,
             keeper.problems.note,
             keeper.voice.info,
+            marks=self._marks,
         )
         adopt = self._sync.adoption.adopt_one
         hold = self._interceptors.hold

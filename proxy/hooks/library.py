@@ -28,6 +28,7 @@ from proxy.hooks.files.entries import Entry, State
 from proxy.hooks.files.folders import Candidate, Survey, survey
 from proxy.hooks.files.loading import LOAD_S
 from proxy.hooks.files.reading import Unsettled
+from proxy.hooks.files.trials import DeadlyError, Trials
 from proxy.hooks.files.trust import UntrustedError
 from proxy.hooks.files.versions import Maker, Version
 from proxy.hooks.handover import Asked, Handover
@@ -70,6 +71,7 @@ class Library:
         complain: Callable[[str], None],
         say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        marks: Path | None = None,
     ) -> None:
         """Nothing is looked at yet.
 
@@ -80,6 +82,7 @@ class Library:
             complain: Takes a sentence about what is wrong.
             say: Takes a sentence about what is right.
             clock: Seconds.
+            marks: Where it is noted what is being brought into use (``files.trials``); None: nowhere.
         """
         self._config = config
         self._engine = engine
@@ -87,9 +90,11 @@ class Library:
         self._say = say
         self._clock = clock
         self._worker = Worker("hooks", lambda error: complain(f"cannot look after hooks: {error}"), _THREADS)
-        self._maker = Maker(config, self._worker, complain)
+        self._trials = Trials(marks)
+        self._maker = Maker(config, self._worker, complain, self._trials)
         self._handover = Handover(engine, synchronize, complain)
         self._looking = asyncio.Lock()
+        self._suspects = asyncio.Lock()
         self._wake = asyncio.Event()
         self._in_use: dict[str, Version] = {}
         self._known: dict[str, _Known] = {}
@@ -166,7 +171,7 @@ class Library:
                     or known.candidate.signature != candidate.signature
                     or (known.again is not None and known.again <= self._clock())
                 ):
-                    self._begin(name, self._bring(name, candidate))
+                    self._begin(name, self._bring_in_turn(name, candidate))
             for name, known in list(self._known.items()):
                 gone = name not in found.candidates and known.candidate.path.parent not in found.unreadable
                 if gone and name not in self._busy:
@@ -186,6 +191,14 @@ class Library:
         if known is None or known.unsettled is None:
             self._wake.set()  # it may have changed meanwhile
 
+    async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
+        """Bring a file into use: beside others, or alone where it may have ended the daemon."""
+        if await self._worker.run(self._trials.suspected, name):
+            async with self._suspects:
+                await self._bring(name, candidate)
+        else:
+            await self._bring(name, candidate)
+
     async def _bring(self, name: str, candidate: Candidate) -> None:
         """Bring what is in a file now into use."""
         before = self._known.get(name)
@@ -196,6 +209,7 @@ class Library:
             passing = True
             if new is not None and new is not old:
                 await self._handover.introduce(new)
+                await self._worker.run(self._trials.end, name)
         except Unsettled as error:
             self._postpone(known, before, error)
         except HookError as error:
@@ -248,6 +262,8 @@ class Library:
     def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
         """Note that a file cannot be used."""
         known.error = str(error)
+        if not isinstance(error, DeadlyError):
+            self._worker.start(self._trials.end, known.candidate.name)
         if old is not None:
             known.state = State.OLD
             self._complain(f"{error}; the version before goes on")

@@ -11,6 +11,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.hooks.files.folders import Candidate
 from proxy.hooks.files.loading import LOAD_S, Attempt, Loaded
 from proxy.hooks.files.reading import read
+from proxy.hooks.files.trials import Trials
 from proxy.hooks.files.trust import UntrustedError
 from proxy.hooks.hook import Hook
 from proxy.keeper.worker import Worker
@@ -35,8 +36,11 @@ class Version:
 class Maker:
     """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each."""
 
-    def __init__(self, config: HooksConfig, worker: Worker, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: HooksConfig, worker: Worker, complain: Callable[[str], None], trials: Trials
+    ) -> None:
         self._config = config
+        self._trials = trials
         self._worker = worker
         self._complain = complain
 
@@ -71,6 +75,7 @@ class Maker:
             return None if hook is None else Version(Loaded(hook), path, content.version)
         if not content.data:
             return None
+        await self._worker.run(self._trials.begin, name, path, content.data)
         return Version(await self._load(name, path, content.data), path, content.version)
 
     def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
