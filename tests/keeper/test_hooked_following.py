@@ -283,6 +283,8 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
             h.following.memory.forget(sandbox)
             await w.sync.once()
             assert h.lacked == 2, "and of sandboxes"
+            h.following.listed((), (), w.keeper.news.number)
+            assert h.lacked == 2
 
     live(day)
 

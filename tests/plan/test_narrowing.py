@@ -159,6 +159,8 @@ def test_memory_nodes() -> None:
         "1",
         "bound to memory of NUMA node 1 by hook 30-m",
     )
+    both = hooked(state, "ls", wish("1-3")).containers["ls"].placement.reasons
+    assert both[-2:] == (one.placement.reasons[-1], "narrowed to CPUs 1-3 by hook 10-x")
     everywhere = hooked(state, "ls", Narrowing(mems=state.node.machine.memory_nodes, by="30-m"))
     assert everywhere.containers["ls"].placement.mems == state.node.machine.memory_nodes
     same, problem = narrowed(state, one, Narrowing(mems=Mask((7,)), by="30-m"))

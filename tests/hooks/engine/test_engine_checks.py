@@ -88,7 +88,7 @@ def test_each_value_can_be_cleared(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("cpus", [CpuSet(), CpuSet([2]), CpuSet([0, 2]), Mask([0]), "0", 0, {0}, None]),
+        ("cpus", [CpuSet(), CpuSet([2]), CpuSet([0, 2]), Mask([0]), "0", 0, {0}, {}, None]),
         ("mems", [Mask(), Mask([1]), CpuSet([0]), "0", 0]),
         ("cpu_period", [999, 1_000_001, 0, 1000.0, "1000", True, None]),
         ("cpu_quota", [0, 999, -2, 2**63, False]),
