@@ -71,6 +71,8 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             yield but(node, value=not value)
         case ast.Constant(value=(int() | float()) as value):
             yield but(node, value=value + 1)
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
         case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Compare | ast.UnaryOp):
             yield but(node, test=ast.UnaryOp(ast.Not(), test))
         case ast.comprehension(ifs=ifs):

@@ -117,7 +117,10 @@ def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None])
         await trying
         assert again.listening
         await asyncio.to_thread(reach, node.socket)
+        looks = again._task
         await again.stop()
+        assert looks is not None
+        assert looks.cancelled()
         assert not node.socket.exists()
         await node.serving.start()
         await asyncio.to_thread(reach, node.socket)
