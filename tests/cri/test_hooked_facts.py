@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import threading
 
 import pytest
-from google.protobuf.message import DecodeError
 
 from proxy.cri.hooked.facts import (
     container_facts,
@@ -33,6 +33,24 @@ NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 POD = Pod("s1", "u1", "ns", "web", 2, QosClass.LS, KubeQos.BURSTABLE, "/kubepods/burstable/podu1")
 CONFIG = pb.PodSandboxConfig(labels={"app": "web"}, annotations={"note": "x"})
 ALL = Mask((0, 1))
+
+PLAIN = ContainerFacts(
+    "",
+    "app",
+    3,
+    "creating",
+    "sha256:0123",
+    {"l": "1"},
+    {"a": "2"},
+    {},
+    ("/bin/app",),
+    ("-v", "--all"),
+    (Mount("/data", "/srv", readonly=True, propagation="bidirectional"), Mount("/old", "/srv/old")),
+    (Device("/dev/a", "/dev/b", "r"),),
+    ("vendor.com/gpu=0",),
+    Resources(0, -1, 0, 0, 8192, -997, "", "", {"2MB": 4096}, {"memory.high": "max"}),
+)
+"""What ``request`` asks for, as hooks are told."""
 
 
 def cpus(text: str) -> CpuSet:
@@ -94,22 +112,7 @@ def test_labels_are_not_read_before_somebody_looks() -> None:
 
 def test_a_container_is_told_as_its_request_says() -> None:
     told = container_facts(request().SerializeToString())
-    assert told == ContainerFacts(
-        "",
-        "app",
-        3,
-        "creating",
-        "sha256:0123",
-        {"l": "1"},
-        {"a": "2"},
-        {},
-        ("/bin/app",),
-        ("-v", "--all"),
-        (Mount("/data", "/srv", readonly=True, propagation="bidirectional"), Mount("/old", "/srv/old")),
-        (Device("/dev/a", "/dev/b", "r"),),
-        ("vendor.com/gpu=0",),
-        Resources(0, -1, 0, 0, 8192, -997, "", "", {"2MB": 4096}, {"memory.high": "max"}),
-    )
+    assert told == PLAIN
 
 
 def test_the_image_is_the_one_that_the_user_named() -> None:
@@ -132,9 +135,26 @@ def test_a_create_with_something_appended_is_told_as_one() -> None:
     assert container_facts(body).resources.oom_score_adj == -997
 
 
-def test_what_is_no_create_is_an_error() -> None:
-    with pytest.raises(DecodeError):
-        container_facts(b"\xff\xff\xff")
+def test_what_is_no_create_counts_as_empty() -> None:
+    assert container_facts(b"\xff\xff\xff") == ContainerFacts()
+
+
+def test_a_new_container_is_one_like_any() -> None:
+    told, plain = container_facts(request().SerializeToString()), PLAIN
+    assert isinstance(told, ContainerFacts)
+    assert (told == plain, plain == told, told.__eq__(1)) == (True, True, NotImplemented)
+    assert told != dataclasses.replace(plain, name="other")
+    assert repr(container_facts(request().SerializeToString())) == repr(plain)
+    assert (
+        dataclasses.replace(container_facts(request().SerializeToString()), name="other").image
+        == "sha256:0123"
+    )
+    again = pickle.loads(pickle.dumps(container_facts(request().SerializeToString())))
+    assert (type(again), again) == (ContainerFacts, plain)
+    with pytest.raises(AttributeError, match="nosuch"):
+        _ = told.nosuch  # type: ignore[attr-defined]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        told.name = "other"  # type: ignore[misc]
 
 
 def test_many_threads_look_at_one_request() -> None:

@@ -188,8 +188,14 @@ def test_the_engines_own_choice_is_no_wish_of_the_client() -> None:
     assert facts(memory).resources.cpuset_cpus == "1"
 
 
-def test_what_is_no_message_is_an_error() -> None:
-    with pytest.raises(DecodeError):
-        Memory().created("c1", b"\xff\xff\xff")
+def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
+    memory = Memory()
+    for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
+        memory.created("c1", body)
+        assert memory.knows("c1")
+        assert memory.container("c1") == RememberedContainer("", b"", Resources(), whole=False)
+
+
+def test_what_is_no_sandbox_is_an_error() -> None:
     with pytest.raises(DecodeError):
         Memory().ran("s1", b"\xff\xff\xff", "")

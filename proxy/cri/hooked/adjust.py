@@ -66,10 +66,12 @@ def _told(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes
 
 
 def _create(body: bytes, want: Adjustment) -> bytes:
-    mounts = _by_path(want.mounts) if want.mounts else {}
-    devices = _by_path(want.devices) if want.devices else {}
+    mounts, devices = _by_path(want.mounts), _by_path(want.devices)
+    lists = bool(want.envs or mounts or devices)
+    in_lists = lists and (
+        _may_hold(body, want.envs) or _may_hold_paths(body, mounts) or _may_hold_paths(body, devices)
+    )
     cleared = _clears(body, want.unified, want.annotations, want.labels)
-    in_lists = _may_hold(body, want.envs) or _may_hold_paths(body, mounts) or _may_hold_paths(body, devices)
     if cleared or in_lists:
         request = pb.CreateContainerRequest.FromString(body)
         config = request.config
@@ -82,7 +84,7 @@ def _create(body: bytes, want: Adjustment) -> bytes:
             _put(config.mounts, mounts, _path, _set_mount)
             _put(config.devices, devices, _path, _set_device)
         body = request.SerializeToString()
-    tail = b"" if in_lists else suffix.lists(want.envs, mounts, devices)
+    tail = suffix.lists(want.envs, mounts, devices) if lists and not in_lists else b""
     if want.labels:
         tail += suffix.entries(_LABELS, want.labels)
     if want.annotations:
@@ -193,7 +195,7 @@ def _clean(path: str) -> str:
 
 
 def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return {_clean(path): value for path, value in wanted.items()}
+    return {_clean(path): value for path, value in wanted.items()} if wanted else {}
 
 
 def _set_env(pair: pb.KeyValue, name: str, value: str) -> None:

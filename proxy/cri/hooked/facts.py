@@ -1,10 +1,15 @@
 """What hooks are told, from messages, from what is remembered, and from the state.
 
-Nothing here is decoded that no hook looks at, but for what must be a plain value at once: a container's name,
-image and resources. Everything is made on the event loop and may be looked at from any thread.
+Nothing here is decoded that no hook looks at, but for what must be a plain value at once: image and resources
+of a container that exists. Everything is made on the event loop and may be looked at from any thread.
 """
 
 from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
 
 from proxy.cri.hooked import parts
 from proxy.cri.hooked.lazy import LazyList, LazyMap
@@ -20,6 +25,44 @@ from proxy.plan.state import NodeState
 __all__ = ["container_facts", "decision_of", "existing_facts", "pod_facts", "pools_of", "resources_of"]
 
 _NO_CPUS = CpuSet()
+_FIELDS: Final = tuple(each.name for each in fields(ContainerFacts))
+
+
+class NewContainer(ContainerFacts):
+    """A container that is to be made: its request is read when somebody looks at a first field.
+
+    Most hooks look at few of the containers whose creates they see. As in ``lazy``, two first looks at the
+    same time read the same; copies and pickles are plain.
+    """
+
+    __qualname__ = ContainerFacts.__qualname__  # it prints as one
+    __slots__ = ("_body",)
+
+    @classmethod
+    def of(cls, body: bytes) -> NewContainer:
+        """Make it from a CreateContainerRequest that is not read yet."""
+        new = object.__new__(cls)
+        object.__setattr__(new, "_body", body)
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        """Fill the fields; Python comes here for one that has no value yet."""
+        if name not in _FIELDS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        told = _read(self._body)
+        for each in _FIELDS:
+            object.__setattr__(self, each, getattr(told, each))
+        return getattr(told, name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ContainerFacts):
+            return NotImplemented
+        return all(getattr(self, each) == getattr(other, each) for each in _FIELDS)
+
+    __hash__ = ContainerFacts.__hash__
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return ContainerFacts, tuple(getattr(self, each) for each in _FIELDS)
 
 
 def pod_facts(
@@ -59,12 +102,16 @@ def container_facts(body: bytes) -> ContainerFacts:
     """Tell of a container that is to be made.
 
     Args:
-        body: Its CreateContainerRequest.
-
-    Raises:
-        DecodeError: It is none (google.protobuf.message).
+        body: Its CreateContainerRequest. If it is none it counts as empty: the runtime refuses it.
     """
-    config = pb.CreateContainerConfig.FromString(body).config
+    return NewContainer.of(body)
+
+
+def _read(body: bytes) -> ContainerFacts:
+    try:
+        config = pb.CreateContainerConfig.FromString(body).config
+    except DecodeError:
+        config = pb.ContainerConfig()
     meta = config.metadata
     return _told(
         "",

@@ -168,10 +168,7 @@ class Following:
         """See ``Onlooker``."""
         body = self.sent.pop(token, b"")
         if body:
-            try:
-                self.memory.created(container.id, body)
-            except Exception as error:  # noqa: BLE001  as in ``tell``
-                self._keeper.broken(error)
+            self.memory.created(container.id, body)
         self._tell(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
             self.stirred()  # its CPUs have an owner with an id now
@@ -219,7 +216,7 @@ class Following:
             self.pod_gone(sandbox_id)
         self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
         there = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
-        if any(i in containers and self.memory.container(i) is None for i in there) or any(
+        if any(i in containers and not self.memory.knows(i) for i in there) or any(
             i in pods and self.memory.pod(i) is None for i in state.pods
         ):
             self._lacks()

@@ -5,13 +5,16 @@ from the runtime's lists, which carry less (the runtimes keep no environment, co
 there); what the ledger knows of its resources is added when facts are made.
 
 Sizes are bounded: of a container the configuration is kept as it came, if it is small; else its labels and
-annotations alone; and of these what is too large goes, largest first.
+annotations alone; and of these what is too large goes, largest first. A small request is kept unread until
+somebody looks: nothing is decoded in the way of calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+
+from google.protobuf.message import DecodeError
 
 from proxy.cri.hooked.parts import image_of
 from proxy.cri.hooked.resources import NOT_SAID, merged, resources_of
@@ -63,7 +66,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._pods: dict[str, RememberedPod] = {}
-        self._containers: dict[str, RememberedContainer] = {}
+        self._containers: dict[str, RememberedContainer | bytes] = {}
 
     def pod(self, sandbox_id: str) -> RememberedPod | None:
         """Give what is remembered of a sandbox."""
@@ -71,7 +74,14 @@ class Memory:
 
     def container(self, container_id: str) -> RememberedContainer | None:
         """Give what is remembered of a container."""
-        return self._containers.get(container_id)
+        found = self._containers.get(container_id)
+        if isinstance(found, bytes):
+            found = self._containers[container_id] = _read(found)
+        return found
+
+    def knows(self, container_id: str) -> bool:
+        """Tell whether anything is remembered of a container."""
+        return container_id in self._containers
 
     def ran(self, sandbox_id: str, config: bytes | pb.PodSandboxConfig, handler: str) -> None:
         """A sandbox has been made.
@@ -95,17 +105,11 @@ class Memory:
             body: The CreateContainerRequest with what hooks have set, without the engine's suffix: that is
                 no wish of the client's.
         """
-        config = pb.CreateContainerConfig.FromString(body).config
-        raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
-        if len(raw) > CONTAINER_BYTES:
-            kept = pb.ContainerConfig(labels=config.labels, annotations=config.annotations)
-            raw = _fitting(kept, CONTAINER_BYTES)
-        asked = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
-        self._containers[container_id] = RememberedContainer(image_of(config.image), raw, asked, whole=True)
+        self._containers[container_id] = body if len(body) <= CONTAINER_BYTES else _read(body)
 
     def updated(self, container_id: str, said: Resources | pb.LinuxContainerResources) -> None:
         """An update of a container has succeeded."""
-        known = self._containers.get(container_id)
+        known = self.container(container_id)
         if known is not None:
             said = said if isinstance(said, Resources) else resources_of(said)
             self._containers[container_id] = replace(known, asked=merged(known.asked, said))
@@ -134,6 +138,20 @@ class Memory:
         """Forget all but those that are there."""
         self.forget(*(each for each in self._pods if each not in pods))
         self.forget(*(each for each in self._containers if each not in containers))
+
+
+def _read(body: bytes) -> RememberedContainer:
+    try:
+        config = pb.CreateContainerConfig.FromString(body).config
+        raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
+    except DecodeError:
+        return RememberedContainer("", b"", NOT_SAID, whole=False)  # a runtime that reads more than we do
+    if len(raw) > CONTAINER_BYTES:
+        raw = _fitting(
+            pb.ContainerConfig(labels=config.labels, annotations=config.annotations), CONTAINER_BYTES
+        )
+    asked = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
+    return RememberedContainer(image_of(config.image), raw, asked, whole=True)
 
 
 def _fitting(config: pb.PodSandboxConfig | pb.ContainerConfig, limit: int) -> bytes:
