@@ -92,14 +92,19 @@ def reload(daemon: Daemon, node: Node) -> None:
 def war(daemon: Daemon, node: Node) -> None:
     folder, before = node.group("be"), repaired(daemon)
     loop = f"while sleep 0.1; do echo {ALL} > {folder}/cpuset.cpus; done"
+
+    def wars() -> list[Any]:
+        """Those about this container: what was written of another before may be a war where all is quick."""
+        return [row for row in drift(daemon)["wars"] if row["id"] == node.ids["be"]]
+
     with subprocess.Popen(["sh", "-c", loop]) as writer:
         try:
-            wait("a war", lambda: bool(drift(daemon)["wars"]))
+            wait("a war", lambda: bool(wars()))
             time.sleep(10)
-            times, found = repaired(daemon) - before, drift(daemon)["wars"][0]
+            times, (found,) = repaired(daemon) - before, wars()
         finally:
             writer.kill()
-    assert (found["id"], found["cpus"]) == (node.ids["be"], str(REST)), found
+    assert found["cpus"] == str(REST), found
     assert any("keeps writing the cpuset" in p["what"] for p in daemon.status()["problems"])
     node.check(("be",), REST, limit=60)
     step(f"a busy writer is told as a problem; put back {times} times in some 10 s")
