@@ -3,7 +3,7 @@
     .venv/bin/python bench/hooks_chaos.py                some minutes
     .venv/bin/python bench/hooks_chaos.py --calls 1000   fewer
 
-Eight clients call the real daemon at the same time. Six files of hooks and a hook server are asked at each
+Eight clients call the real daemon at the same time. Seven files of hooks and a hook server are asked at each
 call, and most of them misbehave now and then in ways that are drawn by chance. One behaves, and what it sets
 must be in every container that is made. It is looked at all the time whether a running container is on the
 CPUs of an owner who runs; in the end, whether everybody is where he belongs.
@@ -166,6 +166,23 @@ async def bad(event):
             await asyncio.sleep(LIMIT)
         time.sleep(3)
 """
+PURE = """
+from proxy.hooks.api import *
+
+API_VERSION = 1
+PURE = True
+
+
+def pre_stop_pod_sandbox(event): return spin(event)
+def pre_remove_pod_sandbox(event): return spin(event)
+
+
+def spin(event):
+    if hash(event.pod.sandbox_id) % 16 == 0:
+        for _ in range(10**10):
+            pass
+    return 1 / 0 if hash(event.pod.sandbox_id) % 16 == 1 else None
+"""
 FILES = {
     "10-good": ("", GOOD, ""),
     "20-hangs": ("", HANGS, EVERYWHERE),
@@ -201,6 +218,7 @@ def equip(one: Node, share: float) -> None:
     for name, parts in FILES.items():
         (hooks / f"{name}.py").write_text(HEAD_OF_ALL.format(share=share) + "".join(parts))
     asks = {"remote-endpoint": str(one.folder / "hooks.sock"), "failure-policy": "Ignore"}
+    (hooks / "70-pure.py").write_text(PURE)
     (servers / "server.json").write_text(json.dumps(asks | {"runtime-hooks": POINTS}))
     config = json.loads((one.folder / "config.yaml").read_text())
     config["hooks"] = {

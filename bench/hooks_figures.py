@@ -36,6 +36,7 @@ API_VERSION = 1
 def pre_create_container(event: PreCreateContainer) -> Adjustment:
     return Adjustment(annotations={{"hook-{0}": str(event.decision.cpus)}})
 """
+PURE = FIELD.replace("API_VERSION = 1\n", "API_VERSION = 1\nPURE = True\n")
 ELSEWHERE = """
 from proxy.hooks.api import PreStopPodSandbox
 
@@ -51,6 +52,8 @@ ROWS: dict[str, tuple[dict[str, str], float | None]] = {
     "a hook of other calls": ({"10-other.py": ELSEWHERE}, None),
     "one hook that sets an annotation": ({"10-one.py": FIELD.format(1)}, 60),
     "ten such hooks": ({f"{n}-ten.py": FIELD.format(n) for n in range(10, 20)}, 300),
+    "one such hook that is PURE": ({"10-pure.py": PURE.format(1)}, 60),
+    "ten of these": ({f"{n}-pure.py": PURE.format(n) for n in range(10, 20)}, 300),
     "one hook server (Python)": ({"server.json": ""}, 1000),
 }
 """Name of a row: what lies in the daemon's folders, and the bar in microseconds."""

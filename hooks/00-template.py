@@ -29,6 +29,10 @@ API_VERSION = 1
 TIMEOUT = 0.2
 FAILURE_POLICY = "Ignore"
 
+# A file that only computes (no while, try or with, few imports) costs half as much if it says so. A call of
+# it may be made twice then. This one logs, so it is none.
+PURE = False
+
 
 # What can be configured, with defaults. The daemon checks the configuration against it before the hook is
 # used. Leave the class out where there is nothing to configure.

@@ -11,8 +11,9 @@ A hook is a file ``NN-name.py`` with functions named after hook points::
             return Adjustment(envs={"PINNED": str(event.decision.own)})
         return None
 
-Functions may be ``async``. They may be called for several containers at once, from several threads. How hooks
-are found, ordered and configured: docs/hooks.md; all points: docs/hook-points.md.
+Functions may be ``async``. They may be called for several containers at once, from several threads. A file
+that only computes may say ``PURE = True``, and costs less. How hooks are found, ordered and configured:
+docs/hooks.md; all points: docs/hook-points.md.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class Hook:
         remote: It is a server: a file of it in tracebacks says nothing, and exceptions are its gRPC errors.
         echoes: It is told what hooks before it have set (Koordinator's servers are: they answer with all that
             they were told): its handlers are called with the event and the adjustment so far.
+        pure: It only computes, may be asked twice, and is called on the event loop itself.
         skip: Tells of a pod's labels that the hook is not asked about this pod.
     """
 
@@ -48,6 +49,7 @@ class Hook:
     timeout: float = TIMEOUT_S
     remote: bool = False
     echoes: bool = False
+    pure: bool = False
     skip: Callable[[Mapping[str, str]], bool] | None = None
 
 

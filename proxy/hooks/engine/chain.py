@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.hooks.engine.course import Course
+from proxy.hooks.engine import calling
+from proxy.hooks.engine.alarm import Alarm
+from proxy.hooks.engine.course import Course, Step
 from proxy.hooks.engine.overdue import abandon
 from proxy.hooks.engine.runners import Runner, Way
 from proxy.hooks.engine.seats import Seat
@@ -56,6 +58,26 @@ class Call(Course):
         self._told = False
         self._timer: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
+
+    def start_here(self, alarm: Alarm) -> None:
+        """Ask hooks that only compute, on the loop itself; one that takes too long goes to a thread."""
+        step = self._advance()
+        while step is Step.READY:
+            seat, begun = self._seat, self._shared.clock()
+            answered = alarm.call(calling.function, seat.hook, self.event, self._tally)
+            if answered is None:
+                seat.interrupted += 1
+                self._late = True
+                if not self._send():
+                    self.go_on()
+                break
+            self._ended(seat, *answered, self._shared.clock() - begun)
+            step = self._advance()
+        else:
+            if step is Step.DONE:
+                self._conclude()
+            self._late = self.outcome is None
+        self._arrived() if self.outcome is not None else self._arm(SLOW_S)
 
     def start(self, inline: bool) -> None:
         """Ask the hooks.

@@ -33,7 +33,9 @@ SPARE_S = 0.1
 """A server's own deadline is the same as ours, and its error says more: it is waited for a little."""
 
 
-class _Step(Enum):
+class Step(Enum):
+    """Where a call is between two hooks."""
+
     READY = "a hook is to be called"
     WAITS = "for a place"
     DONE = "all have been asked"
@@ -78,10 +80,10 @@ class Course(Followed):
         """Find the next hook and have it called elsewhere; not from a runner."""
         while True:
             step = self._advance()
-            if step is _Step.DONE:
+            if step is Step.DONE:
                 self._conclude()
                 self.settle()
-            elif step is _Step.READY and not self._send():
+            elif step is Step.READY and not self._send():
                 continue
             return
 
@@ -106,14 +108,14 @@ class Course(Followed):
                 elif not self._call(self._seat, runner):
                     return Way.LOST
             step = self._advance()
-            if step is _Step.DONE:
+            if step is Step.DONE:
                 self._conclude()
                 return Way.DONE
-            if step is _Step.WAITS:
+            if step is Step.WAITS:
                 return Way.HANDED
             ready = True
 
-    def _advance(self) -> _Step:
+    def _advance(self) -> Step:
         while not self._tally.refusal:
             if self._at == len(self._seats) and not self._to_validation():
                 break
@@ -128,12 +130,12 @@ class Course(Followed):
             self._seat = seat
             permit = seat.enter(self, now, self._always > 0, self._shared.runners.crowded)
             if permit is None:
-                return _Step.WAITS
+                return Step.WAITS
             if isinstance(permit, int):
                 self._token = permit
-                return _Step.READY
+                return Step.READY
             self._left_out(seat, permit)
-        return _Step.DONE
+        return Step.DONE
 
     def waits(self) -> None:
         """It has no place yet."""

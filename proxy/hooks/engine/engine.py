@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
+from proxy.hooks.engine.alarm import Alarm, alarm
 from proxy.hooks.engine.chain import Call
 from proxy.hooks.engine.chatter import Chatter
 from proxy.hooks.engine.claims import Claims
@@ -46,6 +47,11 @@ class _Line:
     seats: tuple[Seat, ...]
     validators: tuple[Seat, ...]
     plain: bool
+    pure: bool
+
+    def here(self) -> bool:
+        """Whether all only compute, and have done so in time."""
+        return self.pure and all(seat.here for seat in self.seats + self.validators)
 
     def quick(self) -> bool:
         """Whether all have been quick lately."""
@@ -104,6 +110,7 @@ class Engine:
         self._hooks: tuple[Hook, ...] = ()
         self._tellers: dict[Hook, Teller] = {}
         self._lines: dict[str, _Line] = {}
+        self._alarm: Alarm | None = None
         self._coming: set[Hook] = set()
         self._closed = False
 
@@ -126,6 +133,8 @@ class Engine:
         names = set(by_point)
         names |= {name for name, validate in VALIDATES.items() if validate in by_point}
         self._lines = {name: _line(name, by_point) for name in names}
+        if self._alarm is None and any(line.pure for line in self._lines.values()):
+            self._alarm = alarm()
         self._coming.difference_update(self._hooks)
         self._name_points()
 
@@ -168,7 +177,10 @@ class Engine:
         if self._shared.loop is None:
             self._shared.loop = asyncio.get_running_loop()
         call = Call(self._shared, event, line.seats, line.validators)
-        call.start(line.quick())
+        if self._alarm is not None and line.here():
+            call.start_here(self._alarm)
+        else:
+            call.start(line.quick())
         return call
 
     def tell(self, event: Point) -> None:
@@ -232,6 +244,9 @@ class Engine:
             self._drop(hook)
         self._shared.runners.close()
         self._chatter.close()
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
 
 
 def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _Line:
@@ -241,4 +256,5 @@ def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _Line:
         not seat.hook.remote and not seat.coroutines.intersection((name, VALIDATES.get(name, "")))
         for seat in seats + validators
     )
-    return _Line(seats, validators, plain)
+    pure = plain and all(seat.hook.pure for seat in seats + validators)
+    return _Line(seats, validators, plain, pure)

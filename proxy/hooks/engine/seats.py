@@ -26,6 +26,8 @@ PLACES = 8
 """Calls that one hook works on at once."""
 MOST_ASTRAY = 4
 """Calls of one hook that may hang before it is not asked any more."""
+MOST_INTERRUPTED = 3
+"""A pure hook that was interrupted on the loop so often is called in threads from then on."""
 _BLAMELESS = frozenset(("conflict", "hangs", "queue", "open"))
 
 
@@ -55,13 +57,14 @@ class Seat:
 
     __slots__ = (
         "_astray", "_complain", "_inside", "_lock", "_looper", "_queue", "breaker", "coroutines", "hook",
-        "standing",
+        "interrupted", "standing",
     )  # fmt: skip
 
     def __init__(self, hook: Hook, complain: Callable[[str], None]) -> None:
         self.hook = hook
         self.standing = Standing()
         self.breaker = Breaker()
+        self.interrupted = 0
         self.coroutines = frozenset(name for name, handler in hook.handlers.items() if _is_async(handler))
         self._complain = complain
         self._lock = threading.Lock()
@@ -74,6 +77,11 @@ class Seat:
     def busy(self) -> bool:
         """Whether it works on calls."""
         return self._inside > 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it is called on the loop itself."""
+        return self.hook.pure and self.interrupted < MOST_INTERRUPTED
 
     def enter(self, waiter: Waiter, now: float, always: bool, crowded: bool) -> int | Fault | None:
         """Take a place and ask whether to call it now, or wait for a place.

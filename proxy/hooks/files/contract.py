@@ -30,12 +30,14 @@ class Contract:
         settings: What ``Settings`` makes of the configuration; None if there is none.
         timeout: ``TIMEOUT``, seconds; None if it does not say it.
         policy: ``FAILURE_POLICY``; None if it does not say it.
+        pure: ``PURE``.
     """
 
     handlers: Mapping[str, Callable[..., Any]]
     settings: Any
     timeout: float | None
     policy: Policy | None
+    pure: bool = False
 
 
 def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str) -> Contract:
@@ -53,7 +55,7 @@ def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str)
     handlers = _handlers(module)
     timeout, policy = _timeout(vars(module)), _policy(vars(module))
     settings = settings_of(vars(module).get("Settings"), given, where)
-    return Contract(handlers, settings, timeout, policy)
+    return Contract(handlers, settings, timeout, policy, _pure(vars(module)))
 
 
 def _check_version(names: Mapping[str, Any]) -> None:
@@ -121,6 +123,13 @@ def _policy(names: Mapping[str, Any]) -> Policy | None:
     if not isinstance(value, str) or value not in list(Policy):
         raise HookError(f"its FAILURE_POLICY is {_shown(value)}, not {' or '.join(Policy)}")
     return Policy(value)
+
+
+def _pure(names: Mapping[str, Any]) -> bool:
+    value = names.get("PURE", False)
+    if not isinstance(value, bool):
+        raise HookError(f"its PURE is {_shown(value)}, not True or False")
+    return value
 
 
 def _shown(value: Any) -> str:

@@ -164,6 +164,10 @@ def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
         exec(code, vars(module))  # noqa: S102 - this is what hooks are
         mine = config.settings.get(name, _NONE)
         contract = contract_of(module, mine.config, f"hooks.settings.{name}.config")
+        if contract.pure:
+            from proxy.hooks.files import purity  # of few files, and ast is not small
+
+            purity.check(data)
         hook = _hook(name, path, contract, mine, config)
         return Loaded(hook, contract.settings, module, data)
     except BaseException:
@@ -175,4 +179,4 @@ def _hook(name: str, path: Path, contract: Contract, mine: HookSettings, config:
     handlers: Mapping[str, Callable[..., Any]] = contract.handlers
     timeout = next(t for t in (mine.timeout, contract.timeout, config.timeout) if t is not None)
     policy = next(p for p in (mine.policy, contract.policy, config.policy) if p is not None)
-    return Hook(name, str(path), handlers, Policy(policy), timeout)
+    return Hook(name, str(path), handlers, Policy(policy), timeout, pure=contract.pure)

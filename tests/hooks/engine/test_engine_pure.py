@@ -1,0 +1,200 @@
+"""Hooks that only compute: called on the event loop itself, and never for long."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from proxy.hooks.answers import Adjustment, Veto
+from proxy.hooks.engine import alarm as alarms
+from proxy.hooks.engine.alarm import Alarm, alarm
+from proxy.hooks.engine.seats import MOST_INTERRUPTED
+from proxy.hooks.hook import Hook, Policy
+
+# pytest's own limit would have the signal.
+pytestmark = pytest.mark.timeout(0)
+
+PRE = "pre_create_container"
+
+
+@pytest.fixture(autouse=True)
+def _signal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(alarms, "LIMIT_S", 20.0)  # nobody quick is interrupted on a busy machine
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def pure(name: str, handler: Callable[[Any], Any], **fields: Any) -> Hook:
+    return Hook(name, f"/hooks/{name}.py", {PRE: handler}, **({"timeout": 30.0, "pure": True} | fields))
+
+
+def good(event: Any) -> Adjustment:
+    return Adjustment(envs={"ON": threading.current_thread().name})
+
+
+def on_loop(scene: Any) -> bool:
+    """Ask, and tell whether the answer came at once from this very thread."""
+    answers = scene.engine.ask(scene.create())
+    assert answers.outcome is not None
+    return bool(answers.outcome.adjustment.envs["ON"] == threading.main_thread().name)
+
+
+def test_a_pure_hook_is_called_on_the_loop_and_others_are_not(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(pure("10-a", good))
+        assert on_loop(scene)
+        scene.use(pure("10-a", good, pure=False))
+        assert (await scene.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        others = Hook("20-b", "/b", {PRE: lambda event: None}, timeout=30.0)
+        scene.use(pure("10-a", good), others)
+        assert (await scene.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        validates = {"validate_create_container": lambda event: None}
+        scene.use(pure("10-a", good), Hook("20-b", "/b", validates, timeout=30.0))
+        assert (await scene.ask()).adjustment.envs["ON"] != threading.main_thread().name
+
+    scene.run(story)
+
+
+def spin() -> None:
+    for _ in range(10**12):
+        pass
+
+
+def sleep() -> None:
+    time.sleep(60)
+
+
+def wait() -> None:
+    threading.Event().wait(60)
+
+
+def spin_and_catch_once() -> None:
+    try:
+        spin()
+    except BaseException:
+        spin()
+
+
+@pytest.mark.parametrize("stay", [spin, sleep, wait, spin_and_catch_once])
+def test_one_that_stays_on_the_loop_is_interrupted_and_asked_again_in_a_thread(
+    scene: Any, stay: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    asked: list[str] = []
+
+    def stays(event: Any) -> Adjustment:
+        asked.append(threading.current_thread().name)
+        if asked[-1] == threading.main_thread().name:
+            stay()
+        return good(event)
+
+    async def story() -> None:
+        scene.use(pure("10-a", stays))
+        for turn in range(MOST_INTERRUPTED):
+            outcome = await scene.ask()
+            assert outcome.adjustment.envs["ON"] != threading.main_thread().name
+            assert len(asked) == 2 * (turn + 1)
+        await scene.ask()
+        assert len(asked) == 2 * MOST_INTERRUPTED + 1, "it is not called on the loop any more"
+        assert scene.report("10-a").failures == {}
+        assert scene.report("10-a").running == 0
+
+    scene.run(story)
+
+
+def test_a_hook_that_hangs_everywhere_costs_its_deadline_and_the_next_is_asked(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+
+    def hangs(event: Any) -> None:
+        scene.gate.wait(60)
+
+    async def story() -> None:
+        scene.use(pure("10-a", hangs, timeout=0.1), pure("20-b", good))
+        assert "ON" in (await scene.ask()).adjustment.envs
+        assert scene.report("10-a").failures == {"timeout": 1}
+        scene.gate.set()
+
+    scene.run(story)
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [
+        (lambda event: 1 / 0, "error"),
+        (lambda event: 7, "answer"),
+        (lambda event: Adjustment(cgroup_parent="/"), "answer"),
+        (lambda event: Adjustment(envs={"ON": "conflict"}), "conflict"),
+    ],
+)
+def test_failures_are_told_and_count_as_elsewhere(scene: Any, handler: Any, kind: str) -> None:
+    async def story() -> None:
+        scene.use(pure("10-a", good), pure("20-b", handler))
+        assert on_loop(scene)
+        assert scene.report("20-b").failures == {kind: 1}
+        scene.use(pure("10-a", good), pure("20-b", handler, policy=Policy.FAIL))
+        assert "20-b" in scene.engine.ask(scene.create()).outcome.refusal
+        scene.use(pure("10-a", lambda event: Veto("no")), pure("20-b", handler))
+        assert scene.engine.ask(scene.create()).outcome.refusal.endswith("hook 10-a: no")
+
+    scene.run(story)
+
+
+def test_three_failures_open_the_breaker(scene: Any) -> None:
+    async def story() -> None:
+        scene.use(pure("10-a", lambda event: 1 / 0))
+        for _ in range(5):
+            assert scene.engine.ask(scene.create()).outcome is not None
+        assert scene.report("10-a").calls == 3
+        assert scene.report("10-a").state == "open"
+
+    scene.run(story)
+
+
+def test_there_is_no_alarm_where_somebody_else_uses_the_signal_or_on_other_threads() -> None:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(alarm()))
+    thread.start()
+    thread.join()
+    assert found == [None]
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    assert alarm() is None
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    one = alarm()
+    assert isinstance(one, Alarm)
+    assert alarm() is None, "one has it"
+    one.close()
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_an_alarm_gives_what_the_function_gives_or_raises_and_rings_no_more_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Alarm()
+    assert one.call(divmod, 7, 2) == (3, 1)
+    assert not one.rang
+    with pytest.raises(ZeroDivisionError):
+        one.call(divmod, 7, 0)
+    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    assert one.call(sleep) is None
+    assert one.rang
+    time.sleep(0.1)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    signal.raise_signal(signal.SIGALRM)  # outside nobody is interrupted
+    monkeypatch.setattr(alarms, "LIMIT_S", 20.0)
+    assert one.call(divmod, 7, 2) == (3, 1)
+
+
+def test_who_swallows_the_first_ring_is_rung_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
+    one = Alarm()
+    assert one.call(spin_and_catch_once) is None
+    assert one.rang
