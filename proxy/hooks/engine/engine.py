@@ -6,9 +6,10 @@ validate; then there is an outcome. A hook that raises, answers what cannot be, 
 another has said is left out with all of its answer, or the call is refused, as its policy says. One that
 fails again and again is not asked for a while (``breaker``).
 
-The engine's own part is the event loop's: nothing of a hook runs there. Plain functions run in threads
-(``runners``), coroutines on loops of their own (``loops``), so the worst that a hook does to others is to
-take turns of the interpreter. What cannot be helped is said in ``runners``.
+The engine's own part is the event loop's. Plain functions run in threads (``runners``), coroutines on loops
+of their own (``loops``), so the worst that a hook does to others is to take turns of the interpreter. Only
+hooks that say that they do nothing but compute run on the loop, for milliseconds at most (``alarm``). What
+cannot be helped is said in ``pace``.
 """
 
 from __future__ import annotations
