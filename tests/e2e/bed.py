@@ -295,6 +295,13 @@ class Bed:
                 cri.stop_pod(pod.id)
                 cri.remove_pod(pod.id)
 
+    def widen(self) -> None:
+        """Give the groups of classes all CPUs: a daemon that ends beside an owner leaves them narrow (v1)."""
+        top = CGROUPS / "cpuset" / self.cgroup.lstrip("/")
+        for path in (top / "kubepods", top / "kubepods/burstable", top / "kubepods/besteffort"):
+            with contextlib.suppress(OSError):
+                (path / "cpuset.cpus").write_text((top / "cpuset.cpus").read_text())
+
     # Unmaking it.
 
     def stop(self) -> None:

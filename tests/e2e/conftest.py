@@ -58,6 +58,7 @@ def proxies(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     yield make
     for daemon in made:
         daemon.stop()
+    bed.widen()
 
 
 @pytest.fixture

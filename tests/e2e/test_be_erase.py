@@ -61,8 +61,11 @@ def test_the_first_pod_starts_beside_an_owner(bed: Bed, proxies: Callable[..., D
     client = daemon.client()
     try:
         node = Node(bed, daemon, client)
-        node.run(node.pod("lse", LAST))
-        assert set(held(node.run(node.pod("be")))) == {REST}, "its groups were made with all CPUs"
+        lse = node.run(node.pod("lse", LAST))
+        first = node.run(node.pod("be"))
+        assert set(held(first)) == {REST}, "its groups were made with all CPUs"
+        node.remove(lse)
+        wait_for("the groups to be wide again, for those who come next", lambda: set(held(first)) == {ALL})
         assert daemon.status()["problems"] == []
     finally:
         client.close()
