@@ -33,7 +33,7 @@ from table import number, render
 from proxy.demo.client import CriClient
 
 CALLS, HANDS, TIMEOUT_S = 10_000, 8, 0.1
-CALLS_OF_A_COUNT = 1.8
+CALLS_OF_A_COUNT = 1.7
 """Creates, updates and removals are counted as they are made; sandboxes, starts and ends come on top."""
 HUNG_S = 10.0
 """A call that takes longer hangs: its hooks may take a second together, and creates wait for each other."""
@@ -309,7 +309,7 @@ class Chaos:
         return bool(self.wrong or self.hung or self.deaths)
 
 
-def measure(calls: int = CALLS, share: float = 0.02) -> Chaos:
+def measure(calls: int = CALLS, share: float = 0.05) -> Chaos:
     """Make so many calls with hooks that misbehave in this share of what they are asked."""
     chaos = Chaos(Calls(), Churn(), Found())
     with tempfile.TemporaryDirectory(prefix="hc") as folder, node(Path(folder)) as one:
@@ -390,7 +390,7 @@ def rows(chaos: Chaos, share: float) -> list[list[str]]:
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--calls", type=int, default=CALLS)
-    words.add_argument("--share", type=float, default=0.02, help="of what hooks are asked, what goes wrong")
+    words.add_argument("--share", type=float, default=0.05, help="of what hooks are asked, what goes wrong")
     asked = words.parse_args()
     try:
         chaos = measure(asked.calls, asked.share)
