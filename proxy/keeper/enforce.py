@@ -145,6 +145,24 @@ class Enforcer:
         """Give the groups of BestEffort what those in them are to have, also who is not started yet."""
         return Enforced(notes=[] if self.paused else self._be_groups.follow(self._state(), self._paths))
 
+    def make_room(self, container: Container) -> Enforced:
+        """Have the groups above a container that could not start hold its CPUs, whoever has narrowed them.
+
+        On cgroup v1 the kernel refuses a group more than the one above it has. The runtime makes a group and
+        fills it in one go, so we see it only when the start has failed.
+        """
+        done = Enforced()
+        path = self.cgroups.pod_group(container.pod.cgroup_parent)
+        if self.paused or self.cgroups.version != 1 or path is None:
+            return done
+        try:
+            had, wanted = self.cgroups.cpus(path), self._state().wanted(container)
+            if not wanted <= had:
+                self.cgroups.write(path, had | wanted, None, inner=False)
+        except CgroupError as error:
+            done.notes.append(str(error))
+        return done
+
     def _is_missing(self, container_id: str) -> bool:
         """Tell whether a pass passes over a container that has no cgroup of its own (in a VM, say).
 

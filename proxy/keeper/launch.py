@@ -198,6 +198,11 @@ class Launch:
             flight.refused = True
             keeper.news.touch(flight.container_id)
             self.stray(flight)
+            keeper.spawn(self._make_room(container))
+
+    async def _make_room(self, container: Container) -> None:
+        """Have the next start of a container find groups above it that are wide enough."""
+        self._keeper.moved(await self._keeper.kernel.run(self._keeper.enforcer.make_room, container))
 
     def _ended(self, flight: Flight, phase: Phase | None) -> None:
         """A start is over, and the container is in a phase; None where it says nothing about that."""

@@ -189,3 +189,23 @@ def test_any_order_of_pools_is_followed(
         assert ours.enforce_all().errors == []
         for path in (ROOT, *paths):
             assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))
+
+
+def test_who_could_not_start_finds_room_in_groups_that_somebody_has_narrowed(
+    tmp_path: Path, version: int
+) -> None:
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda")
+    node = dataclasses.replace(NODE, be_cpuset=BeCpuset.NARROW)
+    state = NodeState.of(node, [pod("a")], [one("c", pod("a")).in_phase(Phase.CREATED), owner("0-1")])
+    for path in (f"{ROOT}/poda", ROOT):
+        cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
+    ours, waiting = Enforcer(cgroups, lambda: state), state.containers["c"]
+    ours.paused = True
+    ours.make_room(waiting)
+    assert on(cgroups, f"{ROOT}/poda") == "0,2"
+    ours.paused = False
+    assert ours.make_room(waiting).notes == []
+    expected = "0,2-7" if version == 1 else "0,2"  # v2 refuses nobody
+    assert on(cgroups, f"{ROOT}/poda") == on(cgroups, ROOT) == expected
+    elsewhere = dataclasses.replace(pod("b"), cgroup_parent="/no/such")
+    assert ours.make_room(one("d", elsewhere)).notes == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.enforce import Enforced
 from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
@@ -126,6 +127,20 @@ def test_a_start_that_was_refused_is_waited_for_until_the_list_tells(
         assert (await create).refused is None
         assert w.keeper.state.containers[ls].phase is Phase[state]
         assert w.cgroups.sets.get(ls) in (None, CpuSet.parse("4-15"))
+
+    live(day)
+
+
+def test_a_start_that_was_refused_has_room_made_in_the_groups_above(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        made: list[str] = []
+        w.keeper.enforcer.make_room = lambda container: made.append(container.id) or Enforced()
+        good, bad = [await w.create(await w.pod(name, "LS")) for name in ("good", "bad")]
+        for container_id, status in ((good, 0), (bad, 2)):
+            start = await w.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+            w.wire.finished(start, status)
+        await w.quiet()
+        assert made == [bad]
 
     live(day)
 
