@@ -52,6 +52,8 @@ def test_whatever_ends_it_nothing_is_left(end):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        # Who runs the tests in the background of a shell has them ignore SIGINT, and their children too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert running.stdout is not None
     said = ""
