@@ -59,7 +59,7 @@ class Call(Course):
         self._timer: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
-    def start_here(self, alarm: Alarm) -> None:
+    def _start_here(self, alarm: Alarm) -> None:
         """Ask hooks that only compute, on the loop itself; one that takes too long goes to a thread."""
         step = self._advance()
         while step is Step.READY:
@@ -79,14 +79,18 @@ class Call(Course):
             self._late = self.outcome is None
         self._arrived() if self.outcome is not None else self._arm(SLOW_S)
 
-    def start(self, inline: bool) -> None:
+    def start(self, inline: bool, alarm: Alarm | None = None) -> None:
         """Ask the hooks.
 
         Args:
             inline: Wait for the outcome for a moment.
+            alarm: Call them on the loop itself, under this alarm; None: in threads.
         """
         try:
-            self._start(inline)
+            if alarm is not None:
+                self._start_here(alarm)
+            else:
+                self._start(inline)
         except Exception as error:  # noqa: BLE001 - as in ``look``
             self.broke(error, None)
             self._arrived()

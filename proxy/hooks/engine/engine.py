@@ -179,7 +179,7 @@ class Engine:
             self._shared.loop = asyncio.get_running_loop()
         call = Call(self._shared, event, line.seats, line.validators)
         if self._alarm is not None and line.here():
-            call.start_here(self._alarm)
+            call.start(inline=False, alarm=self._alarm)
         else:
             call.start(line.quick())
         return call

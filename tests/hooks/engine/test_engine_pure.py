@@ -198,3 +198,22 @@ def test_who_swallows_the_first_ring_is_rung_for_again(monkeypatch: pytest.Monke
     one = Alarm()
     assert one.call(spin_and_catch_once) is None
     assert one.rang
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
+    scene: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
+
+    async def story() -> None:
+        scene.use(pure("10-a", good, policy=policy))
+        monkeypatch.setattr("proxy.hooks.engine.calling.function", broken)
+        outcome = (scene.engine.ask(scene.create())).outcome
+        assert outcome is not None
+        assert not outcome.adjustment
+        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is Policy.FAIL)
+        assert "KeyError: 'ours'" in scene.said[0]
+
+    scene.run(story)
