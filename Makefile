@@ -20,14 +20,18 @@ N ?= 60
 MUTATE_ARGS ?=
 RUNTIMES ?= build/runtimes
 BENCH_ARGS ?=
+BASE ?=
 CRASH_ARGS ?=
+FUZZ_ARGS ?=
+SEED ?=
 CHURN_ARGS ?=
+HOSTILE_ARGS ?=
 HOOKS_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate bench bench-go crash churn bench-hooks drift conformance proto hook-points lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go crash churn hostile-day bench-hooks drift conformance proto hook-points lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,12 +41,13 @@ venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
 
 # What a fresh machine may lack is found out here and said in one line. PYTHON=... chooses the interpreter.
 # Debian cuts ensurepip out of python3 into a package of its own; root gets it installed, others are told.
-# PIP_USE_PEP517: some pips otherwise build the one source package of the lock in an old way, with a warning.
+# PIP_USE_PEP517: some pips otherwise build the one source package of the lock in an old way, with a warning. It is built
+# with what requirements-build.lock names; in an isolated build pip would fetch the newest build tools, unchecked.
 NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 COMPLETE = -c 'import ensurepip, venv'
 PYTHONS = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3)
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock requirements-build.lock
 	@say() { echo "make venv: $$*" >&2; }; \
 	py=; bare=; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -71,7 +76,8 @@ $(STAMP): pyproject.toml requirements.lock
 	  rm -rf .venv; "$$py" -m venv .venv; \
 	fi; \
 	say "installing what requirements.lock names"
-	@PIP_USE_PEP517=1 $(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --require-hashes --only-binary :all: -r requirements-build.lock
+	@PIP_USE_PEP517=1 $(PIP) install --require-hashes --no-build-isolation -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -123,6 +129,10 @@ lint: venv ## style, types, and which room may import which
 mutate: venv ## break a room on purpose to try its tests: ROOM=place N=60 (N=0: all), MUTATE_ARGS="..."
 	@$(BIN)/python tests/mutation/mutate.py $(ROOM) -n $(N) $(MUTATE_ARGS)
 
+# Without SEED it is another one each time. What fails is printed with the command that does it again.
+fuzz: venv ## random sessions and random bodies without end: SEED=n, FUZZ_ARGS="--only bodies"
+	@$(BIN)/python -m tests.fuzz --forever $(if $(SEED),--seed $(SEED)) $(FUZZ_ARGS)
+
 conformance: venv ## run the tables of cases: VECTORS="file or folder ..."
 	@$(BIN)/python -m tests.conformance $(VECTORS)
 
@@ -133,11 +143,19 @@ bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS=
 	@$(BIN)/python bench/moving_figures.py
 	@$(BIN)/python bench/reconcile_figures.py --seconds 20
 
+bench-beside: venv ## measure every call beside another commit, in one run: BASE=commit BENCH_ARGS="..."
+	@[ -n "$(BASE)" ] || { echo "make bench-beside: name a commit or a directory: BASE=main" >&2; exit 2; }
+	@$(BIN)/python bench/beside.py "$(BASE)" $(BENCH_ARGS)
+
 crash: venv ## kill the daemon at every step and at 500 moments: CRASH_ARGS="--moments 50"
 	@$(BIN)/python bench/crash.py $(CRASH_ARGS)
 
 churn: venv ## 20,000 calls with a runtime and a kernel that fail now and then: CHURN_ARGS="--calls 2000"
 	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
+
+hostile-day: venv e2e-tools ## 200 hostile pods beside 50 honest ones on containerd, and kill -9: as root on Debian, HOSTILE_ARGS="..."
+	@$(BIN)/python bench/hostile_calls.py
+	@$(BIN)/python bench/hostile_day.py $(HOSTILE_ARGS)
 
 bench-hooks: venv ## measure what hooks add to a call, and make 10,000 calls while hooks misbehave: HOOKS_ARGS="--calls 1000"
 	@$(BIN)/python bench/hooks_figures.py
@@ -158,12 +176,17 @@ proto: venv ## generate proxy/*/pb from proto/*/*.proto
 hook-points: venv ## write docs/hook-points.md from the dataclasses of hooks
 	@$(BIN)/topoproxy hooks points --markdown > docs/hook-points.md.new && mv docs/hook-points.md.new docs/hook-points.md
 
-# No index addresses are written, so that the file says the same wherever it is made.
-lock: ## renew requirements.lock from pyproject.toml (needs uv)
+# requirements-runtime.lock is what a node installs, requirements-build.lock what builds it there; both name the versions
+# of requirements.lock, with which the tests run. No index addresses are written, so that the files say the same wherever
+# they are made.
+LOCKS := requirements.lock requirements-runtime.lock requirements-build.lock
+COMPILE = uv pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11 --no-emit-index-url
+lock: ## renew the files requirements*.lock from pyproject.toml (needs uv)
 	@command -v uv >/dev/null || { echo "make lock: uv is not installed; see https://docs.astral.sh/uv/" >&2; exit 1; }
-	@uv pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11 --extra dev \
-	  --no-emit-index-url -o requirements.lock pyproject.toml
-	@! grep -nE '^(-|--)|://' requirements.lock || { echo "make lock: an address got into requirements.lock" >&2; exit 1; }
+	@$(COMPILE) --extra dev --group build -o requirements.lock pyproject.toml
+	@$(COMPILE) -c requirements.lock -o requirements-runtime.lock pyproject.toml
+	@$(COMPILE) -c requirements.lock --group build -o requirements-build.lock
+	@! grep -nE '^(-|--)|://' $(LOCKS) || { echo "make lock: an address got into a lock file" >&2; exit 1; }
 
 wheel: venv ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel

@@ -41,6 +41,7 @@ LIMITS = {
     "proxy.keeper.bad_input.BadInput._seen": 4096,
     "proxy.keeper.news.News._left": 2048,
     "proxy.keeper.retries.Retries._open": 256,
+    "proxy.keeper.throttle.Throttle._windows": 512,
     "proxy.apply.search.Finder._found": 1024,
     "proxy.cri.rewrite._create_suffixes": 256,
 }

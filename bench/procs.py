@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,8 +101,25 @@ class Process:
                 self.popen.wait()
 
 
-def start(name: str, argv: Sequence[str], sock: Path, *, malloc: bool, seconds: float = 10.0) -> Process:
-    """Start a process and wait until its socket accepts; ``listening_ms`` says how long that took."""
+def start(
+    name: str,
+    argv: Sequence[str],
+    sock: Path,
+    *,
+    malloc: bool,
+    seconds: float = 10.0,
+    more: Mapping[str, str] | None = None,
+) -> Process:
+    """Start a process and wait until its socket accepts; ``listening_ms`` says how long that took.
+
+    Args:
+        name: Its name in messages.
+        argv: The command line.
+        sock: Where it listens.
+        malloc: Whether to set the malloc thresholds for it.
+        seconds: How long the start may take.
+        more: Environment variables to add.
+    """
     sock.unlink(missing_ok=True)
     log = sock.with_suffix(".log")
     with log.open("ab") as output:
@@ -111,7 +128,7 @@ def start(name: str, argv: Sequence[str], sock: Path, *, malloc: bool, seconds: 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(malloc=malloc),
+            env=environment(malloc=malloc) | dict(more or {}),
             cwd=sock.parent,
         )
     process = Process(name, popen, sock, log)
@@ -132,22 +149,28 @@ class Target:
         name: As in the tables.
         argv: Makes the command line from the folder, the socket to listen on and the runtime's socket.
         malloc: Whether to set the malloc thresholds for it.
+        more: Environment variables to add.
     """
 
     name: str
     argv: Callable[[Path, Path, Path], list[str]]
     malloc: bool = False
+    more: Mapping[str, str] | None = None
 
     def start(self, folder: Path, runtime: Path, tag: str = "") -> Process:
         """Start it with a folder of its own."""
         own = folder / f"{self.name.replace(' ', '-')}{tag}"
         own.mkdir(exist_ok=True)
         sock = own / "cri.sock"
-        return start(self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc)
+        return start(self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc, more=self.more)
 
 
 def backend_argv(sock: Path) -> list[str]:
     return [sys.executable, str(BENCH / "backend.py"), "--listen", str(sock)]
+
+
+_BESIDE = Path(sys.executable).parent / "topoproxy"
+PROGRAM = [str(_BESIDE)] if _BESIDE.exists() else [sys.executable, "-m", "proxy"]
 
 
 def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
@@ -160,8 +183,6 @@ def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
     FolderCgroups(folder / "cgroup", CpuSet.parse(online), mask, 2)
     config = folder / "config.yaml"
     config.write_text("apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\n")
-    beside = Path(sys.executable).parent / "topoproxy"
-    command = [str(beside)] if beside.exists() else [sys.executable, "-m", "proxy"]
     options = {
         "--config": config,
         "--listen": f"unix://{sock}",
@@ -170,7 +191,7 @@ def _topoproxy(folder: Path, sock: Path, runtime: Path) -> list[str]:
         "--state-dir": folder / "state",
         "--cgroup-root": folder / "cgroup",
     }
-    return [*command, "serve", *(str(part) for pair in options.items() for part in pair)]
+    return [*PROGRAM, "serve", *(str(part) for pair in options.items() for part in pair)]
 
 
 def _plain(folder: Path, sock: Path, runtime: Path) -> list[str]:
@@ -179,6 +200,27 @@ def _plain(folder: Path, sock: Path, runtime: Path) -> list[str]:
 
 TOPOPROXY = Target("topoproxy", _topoproxy)
 PLAIN = Target("plain grpc.aio", _plain, malloc=True)
+
+
+def checkout(name: str, root: Path) -> Target:
+    """Make a target of the sources in a checkout, run with the packages of this process.
+
+    Raises:
+        BenchError: There are none, or others would be run.
+    """
+    more = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": ""}
+    argv = [sys.executable, "-c", "import proxy.serving; print(proxy.__file__)"]
+    env = environment(malloc=False) | more
+    done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise BenchError(f"cannot run topoproxy of {root}: {done.stderr.strip()[-400:]}")
+    if Path(done.stdout.strip()).parent != root / "proxy":
+        raise BenchError(f"cannot run topoproxy of {root}: {done.stdout.strip()} is imported")
+
+    def command(folder: Path, sock: Path, runtime: Path) -> list[str]:
+        return [sys.executable, "-m", "proxy", *_topoproxy(folder, sock, runtime)[len(PROGRAM) :]]
+
+    return Target(name, command, more=more)
 
 
 @contextlib.contextmanager

@@ -59,13 +59,13 @@ HEAD = (
 class Node(Answers):
     """A runtime with containers that run and stay."""
 
-    def __init__(self, root: Path | None, top: str) -> None:
+    def __init__(self, root: Path | None, top: str, count: int = CONTAINERS) -> None:
         """Have containers, whose groups are below one in a root, or are nobody's to write."""
         super().__init__()
         self.root, self.top = root, top
         pods = pb.ListPodSandboxResponse()
         running = pb.ListContainersResponse()
-        for number_ in range(CONTAINERS):
+        for number_ in range(count):
             one = container(number_)
             running.containers.append(one)
             metadata = pb.PodSandboxMetadata(
@@ -256,11 +256,12 @@ def main() -> int:
     words.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
     words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
     words.add_argument("--groups", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    words.add_argument("--containers", type=int, default=CONTAINERS, help=argparse.SUPPRESS)
     words.add_argument("--top", metavar="GROUP", help=argparse.SUPPRESS)
     told = words.parse_args()
     if told.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        Backend(told.runtime, Node(told.groups, told.top)).run()
+        Backend(told.runtime, Node(told.groups, told.top, told.containers)).run()
     try:
         rows, missed = measure(told.seconds)
     except BenchError as error:

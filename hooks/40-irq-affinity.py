@@ -6,7 +6,8 @@ interrupts (``/proc/irq/*/smp_affinity_list``) and out of that of interrupts to 
 (``/proc/irq/default_smp_affinity``); what they held comes back when nobody owns those CPUs any more, and when
 the daemon stops or the hook is removed (``give_back``).
 
-It needs the drop-in ``topoproxy.service.d/30-irq-affinity.conf``; else the unit has ``/proc/irq`` read-only.
+It needs the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
+``/proc/irq`` read-only.
 
 What it cannot do:
 

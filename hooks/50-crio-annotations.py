@@ -26,8 +26,8 @@ told in the log and left. With CRI-O itself as the runtime leave this hook disab
 hook 20-quota-off sets the same field: of a container that both choose, only its answer is taken.
 
 Interrupts, sleep and governors get back what they had when the container ends, and when the daemon stops.
-They need the drop-in ``topoproxy.service.d/30-irq-affinity.conf``; else the unit has ``/proc/irq`` and
-``/sys`` read-only. A feature that cannot be had is told in the log; the others go on.
+They need the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
+``/proc/irq`` and ``/sys`` read-only. A feature that is not available is logged; the others go on.
 """
 
 from __future__ import annotations

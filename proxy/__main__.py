@@ -24,6 +24,7 @@ def main() -> NoReturn:
 
     lean.drop_start_only_modules()
     lean.one_arena()
+    lean.without_python_messages()
     from proxy.serving import run_to_end
 
     sys.exit(run_to_end(end))

@@ -8,15 +8,19 @@ runs beside; calls that need a decision wait for it, all others pass at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from proxy import lean
 from proxy.config.checks import check_start
+from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
+from proxy.keeper.ending import CLOSE_S, Ending
 from proxy.keeper.tending import tended
 from proxy.model.errors import CannotCreateError
 from proxy.notify import Notifier
@@ -43,6 +47,16 @@ NO_ROOM = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 SETTLE_LIMIT_S = 3.0
 """How long a stop may take to tell the runtime the CPUs that BE containers have got back."""
+DRAIN_GRACE_S = 0.2
+"""Seconds after ``drainTimeout`` for the last connections to be closed."""
+STOP_S = 4.0
+"""Seconds that the end may take after ``drainTimeout``, whatever hangs."""
+
+
+SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
+"""Seconds that the admin socket, BE suppression and hooks may take to end, where there are as many."""
+KEEPER_S, PARTS_S = 1.5, 1.2
+"""What the keeper and the other workers have at least."""
 
 
 class Daemon:
@@ -108,24 +122,28 @@ class Daemon:
 
         lean.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
-            self._front = Front(str(config.runtime), _Nothing(), (), log=logs.log.warning)
+            self._front = Front(str(config.runtime), _Nothing(), (), log=_throttled(logs.log.warning))
         else:
-            self._front = self._wire(machine, away)
+            self._front = await self._wire(machine, away)
+        lean.freeze_modules()
         await self._front.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror)
         self._task(self._watchdog)
+        if self.keeper is not None:
+            self._task(self.keeper.health.run)
         self._task(self._slim)
-        self._notifier.ready(f"listening on {self._listener.path}, relaying to {config.runtime}")
-        logs.log.info(f"listening on {self._listener.path}, relaying to {config.runtime}, {config.mode} mode")
+        self._notifier.ready(self._status())
+        logs.log.info(f"{self._status()}, {config.mode} mode")
 
-    def _wire(self, machine: Machine, away: list[str]) -> Front:
+    async def _wire(self, machine: Machine, away: list[str]) -> Front:
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
         from proxy.keeper.hooked import take_back
         from proxy.keeper.launch import Launch
         from proxy.keeper.settle import Settler
         from proxy.keeper.sync import Sync
+        from proxy.keeper.turns import Turns
         from proxy.release.making import Leaving
         from proxy.takeover.making import Late
         from proxy.wiring import keeper_of, suppression_of
@@ -136,12 +154,13 @@ class Daemon:
         self.keeper = keeper = keeper_of(
             config, machine, self._cgroups, self._ledger, entries, reread=self._machine is None
         )
-        for note in [*notes, *(f"{what}: that counts when it is back" for what in away)]:
+        notes += [*(f"{what}: that counts when it is back" for what in away), *exposed(config)]
+        for note in notes:
             keeper.problems.note(note)
         self._takeover = Late(config, keeper, self._ledger)
         self._launch = launch = Launch(keeper)
         self.sync = Sync(keeper, launch)
-        self.sync.recover(entries)
+        await Turns().through(self.sync.recovering(entries))
         if enforce and not config.hooks.owned_cpus:
             take_back(keeper)
         self._settler = Settler(keeper, launch)
@@ -162,7 +181,9 @@ class Daemon:
             )
             self._task(self.hooking.run)
             self._task(self.hooking.serve)
-        return Front(str(config.runtime), interceptors, METHODS, log=keeper.problems.note)
+        return Front(
+            str(config.runtime), interceptors, METHODS, log=keeper.problems.note, fault=keeper.broken
+        )
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
         """Open the ledger; gives what it tells, and what has to be told of it."""
@@ -256,9 +277,26 @@ class Daemon:
             begin -= 1
 
     async def _watchdog(self) -> None:
+        from proxy import logs
+
+        health = self.keeper.health if self.keeper is not None else None
+        said: list[str] = []
         while self._notifier.interval is not None:
-            self._notifier.ping()
+            stuck = health.stuck() if health is not None else {}
+            words = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
+            if health is not None and health.may_restart():
+                what = "; ".join(words)
+                logs.log.say_once("watchdog", "error", f"{what}: no sign of life is sent, for a restart")
+            else:
+                self._notifier.ping()
+            if words or said:
+                self._notifier.status("; ".join(words) or self._status())
+            said = words
             await asyncio.sleep(self._notifier.interval)
+
+    def _status(self) -> str:
+        listening = self._listener.path if self._listener is not None else self.config.listen
+        return f"listening on {listening}, relaying to {self.config.runtime}"
 
     # -- stop ---------------------------------------------------------------------------------------------
 
@@ -270,38 +308,56 @@ class Daemon:
         self._notifier.stopping("draining")
         if self._listener is not None:
             self._listener.close(keep_lock=True)
-        limit = self.config.drain_timeout
+        limit, loop = self.config.drain_timeout, asyncio.get_running_loop()
+        until = loop.time() + limit + STOP_S  # hooks may have what calls in flight do not need
         leaving = self._leaving if self.config.release_at_stop else None
-        await asyncio.gather(
-            *([self._front.drain(limit)] if self._front is not None else []),
-            *([leaving.at_stop(limit)] if leaving is not None else []),
-        )
-        await self._undo()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit + DRAIN_GRACE_S):
+                await asyncio.gather(
+                    *([self._front.drain(limit)] if self._front is not None else []),
+                    *([leaving.at_stop(limit)] if leaving is not None else []),
+                )
+        await self._undo(until - loop.time())
 
-    async def _undo(self) -> None:
+    async def _undo(self, seconds: float = STOP_S) -> None:
+        """End everything, in so many seconds; what hangs is left behind."""
+        from proxy import logs
+
+        ending = Ending(max(seconds, STOP_S), logs.log.warning)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ending.step("end tasks", asyncio.gather(*self._tasks, return_exceptions=True))
         for server in (self._admin, self._leaving, self.hooking):
             if server is not None:
-                await server.stop()
+                most = HOOKS_S if server is self.hooking else SERVER_S
+                await ending.step(
+                    "end what serves others", server.stop(), min(most, ending.left() - KEEPER_S)
+                )
         if self.keeper is not None:
             if self._suppression is not None:
-                await self._suppression.stop()
+                most = min(SUPPRESSION_S, ending.left() - KEEPER_S)
+                await ending.step("give BE pods back what they had", self._suppression.stop(), most)
                 if self._settler is not None:
-                    await self._settler.finish(SETTLE_LIMIT_S)
-            await self.keeper.close()
+                    most = min(SETTLE_LIMIT_S, ending.left() - KEEPER_S)
+                    await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
+            await self.keeper.close(max(KEEPER_S, min(CLOSE_S, ending.left() - PARTS_S)))
             parts = (self.sync, self._settler, self._launch, self._suppression, self._takeover, self._leaving)
-            for part in parts:
-                if part is not None:
-                    await asyncio.to_thread(part.close)
-            self.keeper.runtime.close()
+            closing = (asyncio.to_thread(part.close) for part in (*parts, self.keeper.runtime) if part)
+            await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)
         if self._ledger is not None:
             self._ledger.close()
         if self._state_lock is not None:
             self._state_lock.release()
         if self._listener is not None:
             self._listener.close()
+
+
+def _throttled(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Write lines that clients can cause, not too many of them."""
+    from proxy.keeper.throttle import Throttle
+
+    throttle = Throttle(time.monotonic, say)
+    return lambda line: throttle.say(line.partition(":")[0], line)
 
 
 class _Nothing:
@@ -311,6 +367,9 @@ class _Nothing:
         """Never called: nothing is intercepted."""
 
     def response(self, call: object, message: bytes) -> None:
+        """Never called."""
+
+    def unusual(self, path: str, kind: object) -> None:
         """Never called."""
 
     def finished(self, call: object, status: int | None) -> None:

@@ -179,7 +179,7 @@ class Hooking:
         adopt = self._sync.adoption.adopt_one
         hold = self._interceptors.hold
         way = Way(keeper, engine, updates, hold, owned_cpus=owned)
-        hooked = Hooked(keeper, way, following, adopt, hold)
+        hooked = Hooked(keeper, way, following, adopt, hold, learning.in_call)
         self._parts = _Parts(engine, library, following, updates, learning)
         keeper.onlooker = following
         self._interceptors.hook(hooked)

@@ -1,8 +1,9 @@
 """Keeping the daemon small.
 
 A node daemon lives as long as the node, so what is needed only to start it must not stay: ``ssl`` and
-``_hashlib``, which asyncio and hashlib load although nothing here speaks TLS, and click and yaml, once the
-configuration is read. ``make bench`` prints what the process takes.
+``_hashlib``, which asyncio and hashlib load although nothing here speaks TLS, click and yaml, once the
+configuration is read, and protobuf's implementation in Python where the one in C (upb) is in use.
+``make bench`` prints what the process takes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import types
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MADV_RANDOM, _MADV_DONTNEED = 1, 4
 _TLS = ("ssl", "_hashlib")
+_PYTHON_MESSAGES = "google.protobuf.internal.python_message"
 _START_ONLY = (
     "click",
     "yaml",
@@ -40,6 +43,18 @@ def allow_tls() -> None:
     for name in _TLS:
         if sys.modules.get(name, ...) is None:
             del sys.modules[name]
+
+
+def without_python_messages() -> None:
+    """Keep protobuf from loading its implementation in Python, with the text format and the decoders.
+
+    protobuf's ``descriptor_pool`` and ``builder`` import it always, and use it only where there is no upb.
+    Must be called before protobuf's classes are imported. Each of the other modules can still be imported.
+    """
+    from google.protobuf.internal import api_implementation
+
+    if api_implementation.Type() == "upb":
+        sys.modules.setdefault(_PYTHON_MESSAGES, types.ModuleType(_PYTHON_MESSAGES))
 
 
 def drop_start_only_modules() -> None:
@@ -95,6 +110,15 @@ def keep_large_blocks() -> bool:
         False where the C library cannot; nothing depends on it.
     """
     return _mallopt((_M_MMAP_THRESHOLD, 8 << 20), (_M_TRIM_THRESHOLD, 16 << 20))
+
+
+def freeze_modules() -> None:
+    """Take what has been imported so far out of the collector's sight; call it before calls are served.
+
+    A full collection stops all threads for as long as it takes to look at every object, and with all modules
+    that is tens of milliseconds, in the middle of the first comparison.
+    """
+    gc.freeze()
 
 
 def freeze() -> None:

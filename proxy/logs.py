@@ -6,7 +6,9 @@ carries no time, because the journal has both.
 
 Messages are constant texts; what varies goes into keywords, is quoted, and is
 never used as a format. Values of local variables are never printed, since
-they may hold the environment of a container.
+they may hold the environment of a container. What a line quotes may come from
+the author of a pod, so no line is longer than ``LINE`` bytes, but for the stack
+trace of a fault in a JSON line, which has a limit of its own.
 
 loguru is imported at the first record that is written: it takes 50 ms, which
 neither the time to the listening socket nor a command that logs nothing need hold.
@@ -26,15 +28,25 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TextIO
 
+from proxy.model.quoting import MESSAGE
+from proxy.model.quoting import message as fit
+
 if TYPE_CHECKING:
     import loguru
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 QUIET_SECONDS = 60.0
 REPEAT_LIMIT = 1024
+LINE = MESSAGE
+"""Bytes of a line."""
+LONGEST_TRACE = 16_000
+"""Characters of a stack trace."""
+_KEPT = 200
+"""Bytes of a JSON line that are kept for the values that come last."""
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
-Render = Callable[["loguru.Record"], str]
+Render = Callable[["loguru.Record"], list[str]]
+"""Gives the lines of a record."""
 
 
 @dataclass(slots=True)
@@ -93,7 +105,7 @@ class Log:
             mark = f"<{_PRIORITY.get(record['level'].name, 6)}>" if journal else ""
             if self._lost:
                 record["extra"]["lost"], self._lost = self._lost, 0
-            lines = render(record).split("\n")  # Of a traceback each line is an entry of the journal.
+            lines = render(record)  # Of a traceback each line is an entry of the journal.
             target.write("".join(f"{mark}{line}\n" for line in lines))
             target.flush()
 
@@ -211,21 +223,23 @@ def _forwarder(logger: Callable[[], loguru.Logger]) -> Any:
 
 
 def _text(with_time: bool) -> Render:
-    def render(record: loguru.Record) -> str:
+    def render(record: loguru.Record) -> list[str]:
         start = f"{record['time']:%H:%M:%S.%f}"[:-3] + " " if with_time else ""
         level = f"{record['level'].name:<7} " if with_time or record["level"].no >= 30 else ""
-        return f"{start}{level}{_plain(record['message'])}{_pairs(record)}{_trace(record)}"
+        head = f"{start}{level}{_plain(record['message'])}{_pairs(record)}"
+        return [fit(line) for line in (head, *_trace(record))]
 
     return render
 
 
-def _klog(record: loguru.Record) -> str:
+def _klog(record: loguru.Record) -> list[str]:
     name = record["level"].name
     head = f"{name[0] if name != 'DEBUG' else 'I'}{record['time']:%m%d %H:%M:%S.%f} {record['process'].id:>7}"
-    return f"{head} {_caller(record)}] {_quoted(record['message'])}{_pairs(record)}{_trace(record)}"
+    head = f"{head} {_caller(record)}] {_quoted(record['message'])}{_pairs(record)}"
+    return [fit(line) for line in (head, *_trace(record))]
 
 
-def _json(record: loguru.Record) -> str:
+def _json(record: loguru.Record) -> list[str]:
     level = record["level"].no
     entry: dict[str, object] = {
         "ts": record["time"].timestamp(),
@@ -239,8 +253,29 @@ def _json(record: loguru.Record) -> str:
         entry["severity"] = record["level"].name.lower()
     if record["exception"] is not None:
         entry.setdefault("err", f"{record['exception'].value!r}")
-        entry["stacktrace"] = _trace(record).strip()
-    return json.dumps(entry, default=str)
+    entry = _fitted(entry)
+    if record["exception"] is not None:
+        entry["stacktrace"] = "\n".join(_trace(record))
+    return [json.dumps(entry, default=str)]
+
+
+def _fitted(entry: dict[str, object]) -> dict[str, object]:
+    """Cut the values of a JSON object, the later ones first, so that it is a line that is not too long."""
+    if len(json.dumps(entry, default=str)) <= LINE:
+        return entry
+    fitted: dict[str, object] = {}
+    room = LINE
+    for key, value in entry.items():
+        size = len(json.dumps({key: value}, default=str))
+        if size > room - _KEPT:
+            # One character takes up to six bytes of JSON, one beyond the first 65,536 twelve.
+            value = str(value)[: max(0, room - _KEPT - len(key)) // 12] + "..."
+            size = len(json.dumps({key: value}))
+        if size > room:
+            break
+        fitted[key] = value
+        room -= size
+    return fitted
 
 
 def _caller(record: loguru.Record) -> str:
@@ -263,17 +298,22 @@ def _shown(value: object) -> str:
 
 def _quoted(value: object) -> str:
     """Quote as Go's strconv.Quote does for what is likely: no line break and no escape sequence gets out."""
-    return '"' + _plain(str(value).replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    return '"' + _plain(str(value)[: LINE + 1].replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
 def _plain(text: str) -> str:
+    text = text[: 2 * LINE]  # a longer line is cut in the end
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] if c != "\x7f" else "\\x7f" for c in text)
 
 
-def _trace(record: loguru.Record) -> str:
+def _trace(record: loguru.Record) -> list[str]:
+    """Give the lines of the exception's stack trace; of one that is too long the beginning and the end."""
     caught = record["exception"]
     if caught is None or caught.value is None:
-        return ""
-    return "\n" + "".join(traceback.format_exception(caught.value)).rstrip()
+        return []
+    text = "".join(traceback.format_exception(caught.value)).rstrip()
+    if len(text) > LONGEST_TRACE:
+        text = f"{text[: LONGEST_TRACE // 2]}\n...\n{text[-LONGEST_TRACE // 2 :]}"
+    return text.split("\n")

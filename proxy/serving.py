@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 from proxy.config.schema import Config
 from proxy.daemon import Daemon
 from proxy.model.errors import TopoproxyError
+
+END_S, LAST_WORDS_S = 4.6, 0.3
+"""Seconds after ``drainTimeout`` at which the process ends, whatever hangs: five, with those for the log."""
+OVERDUE = 1
+"""The exit code then."""
+
+
+def _end_within(seconds: float) -> None:
+    """Have the process end in so many seconds, also where a thread or the end of the interpreter hangs."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        # The log may be what hangs.
+        last = threading.Thread(target=_say_overdue, args=(seconds,), daemon=True)
+        last.start()
+        last.join(LAST_WORDS_S)
+        os._exit(OVERDUE)
+
+    threading.Thread(target=end, name="end", daemon=True).start()
+
+
+def _say_overdue(seconds: float) -> None:
+    from proxy.logs import log
+
+    log.error(f"cannot stop in {seconds:g} s: the process ends without waiting any longer")
 
 
 def _pass_over(number: signal.Signals) -> None:
@@ -24,11 +53,18 @@ def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> No
     log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
 
 
-async def _serve(daemon: Daemon) -> None:
+async def _serve(daemon: Daemon, ending: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM or SIGINT; ``ending`` is called when one of them has come."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
+
+    def end() -> None:
+        if not done.is_set():
+            done.set()
+            ending()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, done.set)
+        loop.add_signal_handler(number, end)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, _pass_over, number)
     loop.set_exception_handler(_say_once)
@@ -49,7 +85,7 @@ def run(config: Config) -> int:
     from proxy import logs
 
     logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
-    asyncio.run(_serve(Daemon(config)))
+    asyncio.run(_serve(Daemon(config), lambda: _end_within(config.drain_timeout + END_S)))
     return 0
 
 

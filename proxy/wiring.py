@@ -62,11 +62,12 @@ def keeper_of(
 
     groups, lack = _cpu_groups(config, cgroups)
     node = node_of(config, machine)
+    runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
     keeper = Keeper(
         # Where quotas cannot be written, everybody keeps his.
         node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
         cgroups or open_cgroups(config.cgroup_root),
-        GrpcRuntime(str(config.runtime), config.call_timeout),
+        runtime,
         ledger,
         _options(config),
         Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
@@ -74,6 +75,7 @@ def keeper_of(
         time.time,
         lambda known: _changed(config, known) if reread else None,
     )
+    runtime.unread = keeper.unreadable
     keeper.quotas.groups = groups
     keeper.mems.memory = memory = open_memory(root) if (root := _root_of(config, cgroups)) else None
     if reread:
@@ -87,7 +89,9 @@ def keeper_of(
     keeper.prescriptions.ask(_node_object(config), config.topology_manager_policy_options)
     keeper.beside = _beside(config, keeper)
     _lasting(keeper)
-    keeper.watching = Watching(keeper, ContainerdEvents(str(config.runtime), config.call_timeout))
+    events = ContainerdEvents(str(config.runtime), config.call_timeout)
+    keeper.watching = Watching(keeper, events)
+    events.unread = keeper.watching.missed
     _listen_to_writes(keeper)
     return keeper
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -126,3 +128,127 @@ def test_operations_keep_the_type_and_types_do_not_mix() -> None:
 def test_shows_itself() -> None:
     assert repr(CpuSet([0, 1, 5])) == "CpuSet('0-1,5')"
     assert repr(Mask()) == "Mask('')"
+
+
+# -- wide and sparse sets -----------------------------------------------------------------------------------
+
+WIDE = st.sets(st.integers(0, 65535), max_size=200) | st.sets(st.integers(1000, 1100), max_size=100)
+
+
+@given(WIDE)
+def test_wide_sets_are_those_of_their_ids(members: set[int]) -> None:
+    cpus = CpuSet(members)
+    assert cpus.bits == sum(1 << i for i in members)
+    assert list(cpus) == sorted(members)
+    assert CpuSet.parse(str(cpus)) == cpus
+    assert CpuSet.parse(",".join(map(str, sorted(members, reverse=True)))) == cpus
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)), max_size=150))
+def test_wide_ranges_that_overlap_are_joined(runs: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{low}-{low + more}" for low, more in runs)
+    assert set(CpuSet.parse(text)) == {i for low, more in runs for i in range(low, low + more + 1)}
+
+
+class Counted(int):
+    """An integer that counts how many bits its operations have touched."""
+
+    touched = 0
+
+    def _of(self, value: int) -> Counted:
+        Counted.touched += self.bit_length()
+        return Counted(value)
+
+    def __and__(self, other: int) -> Counted:
+        return self._of(int(self) & int(other))
+
+    def __add__(self, other: int) -> Counted:
+        return self._of(int(self) + int(other))
+
+    def __rshift__(self, by: int) -> Counted:
+        return self._of(int(self) >> int(by))
+
+    def __neg__(self) -> Counted:
+        return self._of(-int(self))
+
+    def __invert__(self) -> Counted:
+        return self._of(~int(self))
+
+
+@pytest.mark.parametrize("walk", [str, list])
+def test_arithmetic_on_a_sparse_set_grows_no_faster_than_the_set(walk: Callable[[CpuSet], object]) -> None:
+    def touched(count: int) -> int:
+        sparse = CpuSet.from_bits(Counted(int("01" * count, 2)))
+        Counted.touched = 0
+        walk(sparse)
+        return Counted.touched
+
+    assert touched(500) > 0, "the operations are those that are counted"
+    assert touched(32768) <= 65 * max(touched(500), 1024)
+
+
+@pytest.mark.parametrize("work", ["parse", "build", "print", "walk", "overlap"])
+def test_the_time_for_a_sparse_set_grows_no_faster_than_the_set(work: str) -> None:
+    def seconds(count: int) -> float:
+        ids = range(0, 2 * count, 2)
+        text, cpus = ",".join(map(str, ids)), CpuSet(ids)
+        overlap = ",".join([f"0-{2 * count - 1}"] * count)
+        run: Callable[[], object] = {
+            "parse": lambda: CpuSet.parse(text),
+            "build": lambda: CpuSet(ids),
+            "print": lambda: str(cpus),
+            "walk": lambda: list(cpus),
+            "overlap": lambda: CpuSet.parse(overlap),
+        }[work]
+        took = []
+        for _ in range(5):
+            began = time.thread_time()
+            run()
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    assert seconds(32768) < 0.3
+    assert seconds(32768) < 10 * seconds(8192), "16 times where the work is quadratic"
+
+
+# -- bounds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("31", "CPU 31 is not on this machine (0-3,6-7)"),
+        ("0-31", "CPU 31 is not on this machine (0-3,6-7)"),
+        ("0-7", "CPU 4 is not on this machine (0-3,6-7)"),
+        ("99999", "CPU 99999 is not on this machine (0-3,6-7)"),
+    ],
+)
+def test_ids_are_bounded_while_they_are_read(text: str, words: str) -> None:
+    there = CpuSet.parse("0-3,6-7")
+    with pytest.raises(ValueError, match=r"^CPU") as caught:
+        CpuSet.parse(text, there)
+    assert str(caught.value) == words
+    assert CpuSet.parse("1,6-7", there) == CpuSet([1, 6, 7])
+    with pytest.raises(ValueError, match=r"^NUMA node 2 is not on this machine \(0-1\)$"):
+        Mask.parse("0,2", Mask([0, 1]))
+
+
+@given(ids, ids)
+def test_a_list_is_read_if_and_only_if_the_machine_has_its_ids(members: set[int], there: set[int]) -> None:
+    text = str(CpuSet(members))
+    if members <= there:
+        assert set(CpuSet.parse(text, CpuSet(there))) == members
+    else:
+        with pytest.raises(ValueError, match="is not on this machine"):
+            CpuSet.parse(text, CpuSet(there))
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 10**6, "3-1," * 10**5, "\ud800", "\u202e\n", "0," * 10**6, "70000" + ",1" * 999]
+)
+def test_messages_quote_little_of_a_bad_list(text: str) -> None:
+    for there in (None, CpuSet(range(0, 8192, 2))):
+        with pytest.raises(ValueError, match=r".") as caught:
+            CpuSet.parse(text, there)
+        assert len(str(caught.value)) <= 250
+        assert str(caught.value).isprintable()

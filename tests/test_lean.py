@@ -52,6 +52,31 @@ print(config.listen)
     assert run(code) == "/run/topoproxy/cri.sock\n"
 
 
+def test_protobuf_works_without_its_implementation_in_python() -> None:
+    code = """
+import sys
+from proxy import lean
+lean.without_python_messages()
+from google.protobuf.internal import api_implementation
+from proxy.cri.pb import api_pb2 as pb
+from proxy.apply.pb import containerd_events_pb2 as events
+from proxy.kubelet.pb import podresources_pb2, pods_pb2
+from proxy.hooks.pb import hook_pb2
+request = pb.CreateContainerRequest(pod_sandbox_id="a")
+request.config.labels["k"] = "v"
+assert pb.CreateContainerRequest.FromString(request.SerializeToString()) == request
+assert "pod_sandbox_id" in str(request)
+assert api_implementation.Type() != "upb" or "google.protobuf.text_format" not in sys.modules
+from google.protobuf import json_format, text_format
+assert text_format.Parse(str(request), pb.CreateContainerRequest()) == request
+assert json_format.MessageToDict(request)["podSandboxId"] == "a"
+print("ok")
+"""
+    assert run(code) == "ok\n"
+    pure = "import os; os.environ['PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION'] = 'python'\n"
+    assert run(pure + code) == "ok\n"
+
+
 def test_a_library_works_after_its_pages_were_dropped() -> None:
     code = """
 import grpc

@@ -189,3 +189,38 @@ def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
 def test_a_stream_without_a_descriptor_is_taken_as_it_is() -> None:
     stream = io.StringIO()
     assert apart(stream) is stream
+
+
+@pytest.mark.parametrize("fmt", ["text", "klog", "json"])
+@pytest.mark.parametrize(
+    "odd", ["x", "\u202e", "\ud800", "\u4e2d", '"', "\\", "\n", "\U0001f600", "\U000e0001"]
+)
+def test_a_line_is_never_long(log: Log, fmt: str, odd: str) -> None:
+    out = open_as(log, fmt)
+    message = "m" + odd * 10**5
+    log.info(message, pod="p" + odd * 10**5, container="the last")
+    log.info("refused", pod="ns/web", reason=odd * 10**5, attempt=3)
+    for line in out.getvalue().splitlines():
+        assert len(line.encode()) <= 2000
+        assert line.isprintable()
+        assert fmt != "json" or json.loads(line)["msg"]
+    assert len(out.getvalue().splitlines()) == 2
+    assert "ns/web" in out.getvalue()
+
+
+@pytest.mark.parametrize("fmt", ["text", "klog", "json"])
+def test_a_stack_trace_is_cut(log: Log, fmt: str) -> None:
+    out = open_as(log, fmt)
+
+    def fail() -> None:
+        raise ValueError("first\n" + "x\n" * 10**5 + "y" * 10**6 + "\ud800 last")
+
+    try:
+        fail()
+    except ValueError:
+        log.exception("cannot decide", pod="a/b")
+    lines = out.getvalue().splitlines()
+    assert sum(map(len, lines)) <= 25_000
+    assert "test_a_stack_trace_is_cut" in out.getvalue(), "where it was is in the part that stays"
+    assert fmt == "json" or max(len(line.encode()) for line in lines) <= 2000
+    out.getvalue().encode()

@@ -18,6 +18,7 @@ from proxy.admin.quotas import quotas
 from proxy.admin.release import release
 from proxy.admin.short import short
 from proxy.admin.suppression import suppression
+from proxy.model.wording import counted
 from proxy.report.parts import as_list, as_map, cut, one_line, table
 
 _COLUMNS = ("CONTAINER", "QOS", "POOL", "CPUS", "MEMS", "PHASE", "ID")
@@ -38,6 +39,7 @@ def render(status: object, width: int = 100) -> str:
         *_pools(data),
         *suppression(as_map(data.get("beSuppress")), width),
     ]
+    lines += _stuck(as_map(data.get("workers")))
     lines += [*prescribed(as_map(data.get("prescribed"))), *kubelet(as_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
@@ -74,6 +76,15 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
         yield f"{one_line(data.get('listen')) or '?'} -> {one_line(runtime.get('endpoint')) or '?'}{more}"
 
 
+def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
+    """One line for each worker that is stuck."""
+    for name, each in workers.items():
+        seconds = as_map(each).get("stuck_s")
+        if isinstance(seconds, int | float) and seconds:
+            waiting = one_line(as_map(each).get("waiting"))
+            yield f"STUCK: the {one_line(name)} worker, at one job for {seconds:.0f} s ({waiting} jobs wait)"
+
+
 def _rules(data: Mapping[str, object]) -> Iterable[str]:
     """Say by which rules containers are placed, as far as they are not those that one expects of nobody."""
     settings = as_map(data.get("settings"))
@@ -88,10 +99,37 @@ def _rules(data: Mapping[str, object]) -> Iterable[str]:
         words.append("memory Static")
     if reserved := one_line(settings.get("reservedSystemCPUs")):
         words.append(f"reserved CPUs {reserved}")
+    words += _admission(as_map(settings.get("admission")))
     if stage := one_line(data.get("takeover")):
         words.append(f"takeover from kubelet {stage}")
     if words:
         yield f"rules: {'; '.join(words)}"
+
+
+def _admission(rules: Mapping[str, object]) -> Iterable[str]:
+    """Say which CPUs no owner may take, and what else limits owners."""
+    floor = rules.get("sharedFloor")
+    each = sorted(
+        {n for n in as_map(rules.get("sharedFloorPerNUMANode")).values() if isinstance(n, int) and n > 0}
+    )
+    if isinstance(floor, int) and floor > 0:
+        yield f"shared pool keeps {counted(floor, 'CPU')}" + (
+            f" ({_span(each)} of each NUMA node)" if each else ""
+        )
+    elif each:
+        yield f"shared pool keeps {_span(each)} CPU{'' if each == [1] else 's'} of each NUMA node"
+    for key, owner in (
+        ("maxCPUsPerPod", "pod"),
+        ("maxCPUsPerNamespace", "namespace"),
+        ("maxCPUsPerNode", "node"),
+    ):
+        if isinstance(most := rules.get(key), int):
+            cpus = counted(most, "CPU")
+            yield f"at most {cpus} owned" if owner == "node" else f"at most {cpus} owned by a {owner}"
+
+
+def _span(numbers: list[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
 def _memory(data: Mapping[str, object]) -> Iterable[str]:

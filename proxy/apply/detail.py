@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 
 from proxy.cri.pb import api_pb2 as pb
+from proxy.cri.texts import entry_of, text
 from proxy.keeper.runtime_ports import RuntimeDetail
+from proxy.model.idset import plausible
+
+_TOO_LARGE = 1 << 64
+"""Numbers of the OCI specification have 64 bits."""
 
 
-def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
+def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
     """Give what a status answer tells of cgroup and resources; never raises."""
-    try:
-        document: object = json.loads(answer.info.get("info", ""))
-    except (ValueError, RecursionError):
-        document = None
+    document = _document(answer)
     linux = _get(document, "runtimeSpec", "linux")
     cgroups_path = _text(_get(linux, "cgroupsPath"))
     pid = _number(_get(document, "pid"))
@@ -32,8 +34,8 @@ def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
             cpu_quota=told.cpu_quota,
             cpu_period=told.cpu_period,
             memory_limit=told.memory_limit_in_bytes,
-            cpuset_cpus=told.cpuset_cpus,
-            cpuset_mems=told.cpuset_mems,
+            cpuset_cpus=plausible(text(told.cpuset_cpus)),
+            cpuset_mems=plausible(text(told.cpuset_mems)),
             pid=pid,
         )
     cpu = _get(linux, "resources", "cpu")
@@ -43,10 +45,23 @@ def parse_detail(answer: pb.ContainerStatusResponse) -> RuntimeDetail:
         cpu_quota=_number(_get(cpu, "quota")),
         cpu_period=_number(_get(cpu, "period")),
         memory_limit=_number(_get(linux, "resources", "memory", "limit")),
-        cpuset_cpus=_text(_get(cpu, "cpus")),
-        cpuset_mems=_text(_get(cpu, "mems")),
+        cpuset_cpus=plausible(_text(_get(cpu, "cpus"))),
+        cpuset_mems=plausible(_text(_get(cpu, "mems"))),
         pid=pid,
     )
+
+
+def _document(answer: pb.DetailFacts) -> object:
+    """Read the JSON document. Bytes that are not UTF-8 cost the text that they are in and nothing else."""
+    found = b""
+    for raw in answer.info:
+        entry = entry_of(raw)
+        if entry is not None and entry.key == b"info":
+            found = entry.value
+    try:
+        return json.loads(found.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _get(value: object, *keys: str) -> object:
@@ -60,4 +75,6 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= _TOO_LARGE:
+        return 0
+    return value

@@ -17,6 +17,7 @@ import errno
 import os
 from pathlib import Path
 
+from proxy.apply.files import OsFiles, read_whole
 from proxy.model.errors import CgroupError
 
 TASKS = "cgroup.procs"
@@ -43,14 +44,14 @@ class KernelDisplaced:
         group = self._root / path
         if not group.is_dir() or _is_used(group):
             return 0
-        name, above = group.name, group.parent
+        name, above, files = group.name, group.parent, OsFiles(self._root)
         while True:
             moved = 0
             for _ in range(ROUNDS):
                 found = [pid for pid in _processes(above) if self._is_of(pid, name)]
                 for pid in found:
                     try:
-                        (group / TASKS).write_text(pid)
+                        files.write(path, TASKS, pid)
                     except PermissionError:
                         raise CgroupError(_DENIED.format(pid=pid, path=path), errno.EPERM) from None
                     except OSError:
@@ -78,6 +79,6 @@ def _is_used(group: Path) -> bool:
 
 def _processes(group: Path) -> list[str]:
     try:
-        return (group / TASKS).read_text().split()
+        return read_whole(group / TASKS).split()
     except OSError:
         return []

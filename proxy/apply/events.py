@@ -17,7 +17,7 @@ compares from there on misses nothing. A runtime without this service says UNIMP
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -53,7 +53,11 @@ _OPTIONS = (
 
 
 class ContainerdEvents:
-    """Implements ``proxy.keeper.runtime_ports.Events``."""
+    """Implements ``proxy.keeper.runtime_ports.Events``.
+
+    Attributes:
+        unread: Called with a sentence about each event that cannot be decoded, from the thread that listens.
+    """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
         """Take note of the runtime; nothing is dialled before ``listen``.
@@ -67,6 +71,7 @@ class ContainerdEvents:
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._closed = False
+        self.unread: Callable[[str], None] = lambda what: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
         """Subscribe; see ``proxy.keeper.runtime_ports.Events``."""
@@ -99,7 +104,11 @@ class ContainerdEvents:
 
         try:
             for message in stream:
-                event = read_event(message)
+                try:
+                    event = _decoded(message)
+                except DecodeError as error:
+                    self.unread(f"cannot read an event of the runtime: {error}")
+                    continue
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
@@ -142,21 +151,26 @@ def read_event(message: bytes) -> RuntimeEvent | None:
         None where it is not about a container's own process, or cannot be read.
     """
     try:
-        envelope = pb.Envelope.FromString(message)
-        kind, value = envelope.event.type_url.rpartition("/")[2], envelope.event.value
-        if envelope.namespace != NAMESPACE:
-            return None
-        if kind == "containerd.events.TaskExit":
-            ended = pb.TaskExit.FromString(value)
-            found = RuntimeEvent("exit", ended.container_id)
-            if ended.id != ended.container_id:
-                return None  # a process that exec has started: probes, mostly
-        elif kind == "containerd.events.TaskStart":
-            found = RuntimeEvent("start", pb.TaskStart.FromString(value).container_id)
-        elif kind == "containerd.events.ContainerDelete":
-            found = RuntimeEvent("delete", pb.ContainerDelete.FromString(value).id)
-        else:
-            return None
+        return _decoded(message)
     except DecodeError:
+        return None
+
+
+def _decoded(message: bytes) -> RuntimeEvent | None:
+    """Read one envelope as ``read_event``, and raise DecodeError where it cannot be read."""
+    envelope = pb.Envelope.FromString(message)
+    kind, value = envelope.event.type_url.rpartition("/")[2], envelope.event.value
+    if envelope.namespace != NAMESPACE:
+        return None
+    if kind == "containerd.events.TaskExit":
+        ended = pb.TaskExit.FromString(value)
+        found = RuntimeEvent("exit", ended.container_id)
+        if ended.id != ended.container_id:
+            return None  # a process that exec has started: probes, mostly
+    elif kind == "containerd.events.TaskStart":
+        found = RuntimeEvent("start", pb.TaskStart.FromString(value).container_id)
+    elif kind == "containerd.events.ContainerDelete":
+        found = RuntimeEvent("delete", pb.ContainerDelete.FromString(value).id)
+    else:
         return None
     return found if 0 < len(found.container_id) <= ID_LIMIT else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from proxy.apply.files import OsFiles
 from proxy.apply.words import explain
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -22,17 +23,16 @@ class KernelFences:
 
     def __init__(self, root: Path) -> None:
         """Take the root of the hierarchy."""
-        self._root = root
+        self._files = OsFiles(root)
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
         """Write a list, and give the one before; see ``Fences``."""
         if not path.strip("/") or not cpus:
             raise CgroupError(f"cannot set CPUs of cgroup /{path} to {str(cpus) or 'none'}", errno.EINVAL)
-        file = self._root / path / _FILE
         try:
-            before = CpuSet.parse(file.read_text().strip())
+            before = CpuSet.parse(self._files.read(path, _FILE).strip())
             if before != cpus:
-                file.write_text(f"{cpus}\n")
+                self._files.write(path, _FILE, f"{cpus}\n")
         except OSError as error:
             number = error.errno or 0
             raise CgroupError(

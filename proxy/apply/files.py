@@ -3,6 +3,10 @@
 The rules of finding, writing and widening are the same on the kernel's tree and on a folder that imitates it;
 they see the world through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;
 every method raises OSError as the kernel would.
+
+The path may be something other than a kernel file, such as a FIFO, whose ``open`` waits for the
+other end. So everything is opened with O_NONBLOCK and read and written at a position, which a FIFO refuses
+(ENXIO, ESPIPE): an error instead of a thread that waits for ever, at no cost.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ _READ_BYTES = (
 QUICK_BYTES = 256
 """Lists that are as long, line end included, are not for ``OsFiles.swap``; 512 is where malloc begins."""
 _CHILDLESS = 2
+_HOW = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Files(Protocol):
@@ -48,9 +53,9 @@ class OsFiles:
 
     def read(self, path: str, name: str) -> str:
         """Read one file of a group."""
-        fd = os.open(f"{self._full(path)}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{self._full(path)}/{name}", os.O_RDONLY | _HOW)
         try:
-            return os.read(fd, _READ_BYTES).decode("ascii", "replace")
+            return os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace")
         finally:
             os.close(fd)
 
@@ -60,9 +65,9 @@ class OsFiles:
         O_TRUNC means nothing to the kernel's files; it makes a plain folder that is used for trying things
         out hold the new value and not the end of the old one too.
         """
-        fd = os.open(f"{self._full(path)}/{name}", os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
+        fd = os.open(f"{self._full(path)}/{name}", os.O_WRONLY | os.O_TRUNC | _HOW)
         try:
-            os.write(fd, text.encode())
+            os.pwrite(fd, text.encode(), 0)
         finally:
             os.close(fd)
 
@@ -91,7 +96,7 @@ class OsFiles:
             refused, held a list that is too long, or holds something else afterwards.
         """
         held: list[bytes | None] = [None] * len(paths)
-        start, end, how, size = f"{self._root}/", f"/{name}", os.O_RDWR | os.O_CLOEXEC, len(line) + 1
+        start, end, how, size = f"{self._root}/", f"/{name}", os.O_RDWR | _HOW, len(line) + 1
         os_open, pread, pwrite, close = os.open, os.pread, os.pwrite, os.close
         for at, path in enumerate(paths):
             if not going_on():
@@ -135,3 +140,20 @@ class OsFiles:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:
             return []
+
+
+def read_whole(file: Path) -> str:
+    """Read a file of any length, without waiting for anything; see the head of this module.
+
+    Raises:
+        OSError: It cannot be read, or is no file.
+    """
+    fd = os.open(file, os.O_RDONLY | _HOW)
+    try:
+        parts, at = list[bytes](), 0
+        while part := os.pread(fd, _READ_BYTES, at):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts).decode("ascii", "replace")
+    finally:
+        os.close(fd)

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.apply.files import OsFiles
+from proxy.apply.files import OsFiles, read_whole
 from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.mounts import mounted_v1
 from proxy.apply.search import Finder
@@ -106,7 +106,7 @@ class KernelMemory:
         if path is None:
             return None
         try:
-            text = (self.root / path / _STAT).read_text()
+            text = read_whole(self.root / path / _STAT)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV) and not (self.root / path).is_dir():
                 return None
@@ -118,7 +118,7 @@ class KernelMemory:
         if self.huge is not None:
             for file in sorted((self.huge / path).glob("hugetlb.*.numa_stat")):
                 try:
-                    found.append(file.read_text())
+                    found.append(read_whole(file))
                 except OSError:
                     continue  # gone with its group
         return "\n".join(found)
@@ -132,7 +132,7 @@ class KernelMemory:
         if self.cpusets is None:
             return self.version == 2
         try:
-            return (self.cpusets / path / "cpuset.memory_migrate").read_text().strip() == "1"
+            return read_whole(self.cpusets / path / "cpuset.memory_migrate").strip() == "1"
         except OSError:
             return False
 

@@ -8,23 +8,27 @@ so it is imported with the first call. A runtime that does not know ``runtime.v1
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from google.protobuf.message import DecodeError
+
 from proxy.apply.detail import parse_detail
+from proxy.apply.listing import entries_of, read_container, read_sandbox
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.runtime_ports import SOURCE, Limits, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.cri.texts import text
+from proxy.keeper.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
-from proxy.pools.facts import POD_KEYS
 
 if TYPE_CHECKING:
     import grpc
     from google.protobuf.message import Message
 
 _SERVICES = ("runtime.v1", "runtime.v1alpha2")
-_CANCELLED, _INVALID_ARGUMENT, _DEADLINE_EXCEEDED, _UNIMPLEMENTED, _UNAVAILABLE = 1, 3, 4, 12, 14
+_CANCELLED, _INVALID_ARGUMENT, _DEADLINE_EXCEEDED = 1, 3, 4
+_UNIMPLEMENTED, _INTERNAL, _UNAVAILABLE = 12, 13, 14
 _NO_ANSWER = (_CANCELLED, _DEADLINE_EXCEEDED, _UNAVAILABLE)
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),  # as kubelet's; some runtimes check it
@@ -41,7 +45,13 @@ Answer = TypeVar("Answer", bound="Message")
 
 
 class GrpcRuntime:
-    """Implements ``proxy.keeper.runtime_ports.Runtime``; safe to use from several threads."""
+    """Implements ``proxy.keeper.runtime_ports.Runtime``; safe to use from several threads.
+
+    Answers are decoded here and not by grpc, for which one answer that cannot be decoded is a failed call.
+
+    Attributes:
+        unread: Called with a sentence about each entry of an answer that cannot be read, from any thread.
+    """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
         """Take note of the runtime; nothing is dialled before the first call.
@@ -56,17 +66,18 @@ class GrpcRuntime:
         self._lock = threading.Lock()
         self._opened: grpc.Channel | None = None
         self._closed = False
+        self.unread: Callable[[str], None] = lambda what: None
 
     def version(self) -> str:
         """Ask ``name version``; see ``proxy.keeper.runtime_ports.Runtime``."""
-        answer = self._call("ask the version", "Version", pb.VersionRequest(), pb.VersionResponse)
-        return f"{answer.runtime_name} {answer.runtime_version}"
+        answer = self._ask("ask the version", "Version", pb.VersionRequest(), pb.VersionFacts)
+        return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
         """Ask who makes its cgroups; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
         what = "ask the cgroup driver"
         try:
-            answer = self._call(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
+            answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
         except RuntimeCallError as error:
             if error.code != _UNIMPLEMENTED:
                 raise
@@ -75,49 +86,31 @@ class GrpcRuntime:
             return ""
         return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
 
-    def list_pods(self) -> Sequence[RuntimePod]:
+    def list_pods(self) -> Listed[RuntimePod]:
         """List all sandboxes; see ``proxy.keeper.runtime_ports.Runtime``."""
-        request = pb.ListPodSandboxRequest()
-        answer = self._call("list pods", "ListPodSandbox", request, pb.ListPodSandboxResponse)
-        return [
-            RuntimePod(
-                id=item.id,
-                uid=item.metadata.uid,
-                namespace=item.metadata.namespace,
-                name=item.metadata.name,
-                attempt=item.metadata.attempt,
-                ready=item.state == pb.SANDBOX_READY,
-                labels=_only(item.labels),
-                annotations=_only(item.annotations),
-            )
-            for item in answer.items
-        ]
+        raw = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
+        return entries_of(raw, "sandbox", read_sandbox, self.unread)
 
-    def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
+    def list_containers(self, container_id: str = "") -> Listed[RuntimeContainer]:
         """List all containers, or the one with the id; see ``proxy.keeper.runtime_ports.Runtime``."""
         request = pb.ListContainersRequest()
         if container_id:
             request.filter.id = container_id
-        answer = self._call("list containers", "ListContainers", request, pb.ListContainersResponse)
-        names = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
-        return [
-            RuntimeContainer(
-                id=item.id,
-                sandbox_id=item.pod_sandbox_id,
-                name=item.metadata.name,
-                attempt=item.metadata.attempt,
-                state=names.get(item.state, "UNKNOWN"),
-            )
-            for item in answer.containers
-            # The interface lets a runtime match by prefix; we mean this one.
-            if not container_id or item.id == container_id
-        ]
+        raw = self._call("list containers", "ListContainers", request)
+        found = entries_of(raw, "container", read_container, self.unread)
+        if not container_id:
+            return found
+        if found.unread & {container_id, ""}:
+            words = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
+            raise RuntimeCallError(words, _INTERNAL)
+        # The interface lets a runtime match by prefix; we mean this one.
+        return Listed(item for item in found if item.id == container_id)
 
     def detail(self, container_id: str) -> RuntimeDetail:
         """Ask for one container's status, verbose; see ``proxy.keeper.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         what = f"ask the status of container {container_id}"
-        return parse_detail(self._call(what, "ContainerStatus", request, pb.ContainerStatusResponse))
+        return parse_detail(self._ask(what, "ContainerStatus", request, pb.DetailFacts))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
         """Make a cpuset lasting, and a quota; see ``proxy.keeper.runtime_ports.Runtime``.
@@ -132,7 +125,7 @@ class GrpcRuntime:
         if mems is not None:
             request.linux.cpuset_mems = str(mems)
         request.linux.cpu_quota = cpu_quota
-        self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+        self._call(what, "UpdateContainerResources", request)
 
     def update_limits(
         self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
@@ -151,15 +144,12 @@ class GrpcRuntime:
         )
         request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         what = f"update container {container_id}"
-        self._call(what, "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+        self._call(what, "UpdateContainerResources", request)
 
     def raw_lists(self) -> tuple[bytes, bytes]:
         """List all sandboxes and containers; see ``proxy.keeper.runtime_ports.Runtime``."""
-        asked, wanted = pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
-        pods = self._call("list pods", "ListPodSandbox", asked, wanted)
-        every, all_of = pb.ListContainersRequest(), pb.ListContainersResponse
-        containers = self._call("list containers", "ListContainers", every, all_of)
-        return pods.SerializeToString(), containers.SerializeToString()
+        pods = self._call("list pods", "ListPodSandbox", pb.ListPodSandboxRequest())
+        return pods, self._call("list containers", "ListContainers", pb.ListContainersRequest())
 
     def close(self) -> None:
         """Close the channel; calls after that fail as unavailable."""
@@ -184,7 +174,18 @@ class GrpcRuntime:
                 self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=options)
             return self._opened
 
-    def _call(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+    def _ask(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Make a call whose answer counts as a whole."""
+        raw = self._call(what, method, request)
+        try:
+            return answer.FromString(raw)
+        except DecodeError as error:
+            words = f"cannot {what} at {self._path}: {error}"
+            self.unread(words)
+            raise RuntimeCallError(words, _INTERNAL) from None
+
+    def _call(self, what: str, method: str, request: Message) -> bytes:
+        """Make a call; gives the answer undecoded."""
         import grpc
 
         channel = self._channel()
@@ -193,10 +194,10 @@ class GrpcRuntime:
             call: Any = channel.unary_unary(
                 f"/{service}.RuntimeService/{method}",
                 request_serializer=type(request).SerializeToString,
-                response_deserializer=answer.FromString,
+                response_deserializer=None,
             )
             try:
-                result: Answer = call(request, timeout=self._timeout_s)
+                result: bytes = call(request, timeout=self._timeout_s)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     refusal = error
@@ -213,8 +214,3 @@ class GrpcRuntime:
         details = " ".join((error.details() or "no reason given").split())  # runc's words come with line ends
         words = f"cannot {what} at {self._path}: {details} ({name})"
         return UnavailableError(words) if number in _NO_ANSWER else RuntimeCallError(words, number)
-
-
-def _only(keys: Mapping[str, str]) -> dict[str, str]:
-    """Keep what is read: a pod may carry a hundred kilobytes of annotations."""
-    return {key: keys[key] for key in (*POD_KEYS, SOURCE) if key in keys}

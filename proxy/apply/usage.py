@@ -125,7 +125,7 @@ class CgroupUsage:
             try:
                 kept = fd is not None
                 if fd is None:
-                    fd = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC)
+                    fd = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                     if len(self._open) < _OPEN:
                         self._open[path] = fd
                 try:

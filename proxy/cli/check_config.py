@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.cli.settings import read_config, setting_options
 from proxy.config import Config, as_yaml, check_against
-from proxy.model.errors import TopologyError
+from proxy.config.files import exposed
+from proxy.config.load import untrusted
+from proxy.model.errors import HookError, TopologyError
+from proxy.model.machine import Machine
+
+if TYPE_CHECKING:
+    from proxy.config.hooks import HooksConfig
+    from proxy.hooks.files.folders import Candidate
 
 
 @click.command()
@@ -32,8 +41,10 @@ def check_config(file: Path | None, defaults: bool, **words: str | None) -> None
     if defaults:
         click.echo(as_yaml(Config()), nl=False)
         return
-    config = read_config(file, words)
-    remarks = [f"from {config.source}", _machine(config), _runtime(config), *_hooks(config)]
+    # Only the daemon's own user must be able to use the file as it is; a copy elsewhere is installed later.
+    config = read_config(file, words, trusted=os.geteuid() == 0)
+    remarks = [f"from {config.source}", _machine(config), _runtime(config), *_files(file, config)]
+    remarks += _hooks(config)
     click.echo("".join(f"# {remark}\n" for remark in remarks if remark), nl=False)
     click.echo(as_yaml(config, comments=False), nl=False)
 
@@ -46,10 +57,21 @@ def _machine(config: Config) -> str:
     except TopologyError as error:
         return f"not checked against the machine: {error}"
     check_against(config, machine)
+    floor = _floor(config, machine)
     checked = f"checked against the machine: CPUs {machine.online} are online"
     if config.reserved_cpu_amount:
-        return f"{checked}, {config.reserved_cpu_amount} of them are kept for the system"
-    return f"{checked}, {machine.online - config.reserved_system_cpus} can be given to containers"
+        return f"{checked}, {config.reserved_cpu_amount} of them are kept for the system{floor}"
+    return f"{checked}, {machine.online - config.reserved_system_cpus} can be given to containers{floor}"
+
+
+def _floor(config: Config, machine: Machine) -> str:
+    """Say how many CPUs of the shared pool no owner may take."""
+    from proxy.keeper.node import node_of
+
+    least = max(
+        (floor.least for floor in node_of(config, machine).floors.each if floor.node is None), default=0
+    )
+    return f" as long as the shared pool keeps {least}" if least else ""
 
 
 def _runtime(config: Config) -> str:
@@ -58,6 +80,13 @@ def _runtime(config: Config) -> str:
     except OSError as error:
         return f"note: the runtime's socket {config.runtime}: {error.strerror}"
     return "" if stat.S_ISSOCK(found.st_mode) else f"note: {config.runtime} is no socket"
+
+
+def _files(file: Path | None, config: Config) -> Iterator[str]:
+    """Report files that are open to other users."""
+    if lack := untrusted(file):
+        yield f"note: serve refuses this file as it is: {lack}"
+    yield from (f"note: {sentence}" for sentence in exposed(config))
 
 
 def _hooks(config: Config) -> Iterator[str]:
@@ -70,7 +99,7 @@ def _hooks(config: Config) -> Iterator[str]:
     if found.candidates:
         yield f"hooks: {', '.join(found.candidates)} (topoproxy hooks list says whether they are good)"
     for candidate in found.candidates.values():
-        if why := candidate.lack or candidate.cause:
+        if why := candidate.lack or candidate.cause or _server_lack(candidate, config.hooks):
             yield f"note: hook {candidate.path} cannot be used: {why}"
     yield from (f"note: {sentence}" for sentence in found.strange)
     for name in config.hooks.settings if config.hooks.enabled else ():
@@ -79,3 +108,16 @@ def _hooks(config: Config) -> Iterator[str]:
                 yield f"note: hooks.settings.{name}: it is not enabled: topoproxy hooks enable {name}"
             else:
                 yield f"note: hooks.settings.{name}: there is no such hook{meant(name, found.candidates)}"
+
+
+def _server_lack(candidate: Candidate, hooks: HooksConfig) -> str:
+    """Say why the socket of a hook server is not trusted."""
+    from proxy.hooks.files.reading import read_settled
+    from proxy.hooks.remote.servers import socket_lack
+
+    if not candidate.server or candidate.null:
+        return ""
+    try:
+        return socket_lack(candidate.path, read_settled(candidate.path, "hook server").data, hooks)
+    except HookError:  # topoproxy hooks list says what is wrong with the file
+        return ""

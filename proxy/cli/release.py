@@ -45,7 +45,7 @@ def release(
     daemon, 77 for who may not.
     """
     named = words.get("admin") if not offline else None
-    config = config_for(file, named) if named else read_config(file, words)
+    config = config_for(file, named) if named else read_config(file, words, trusted=offline)
     if offline:
         answer = _undo_offline(config) if undo else _offline(config, timeout)
     else:

@@ -69,12 +69,13 @@ def setting_options(command: F) -> F:
     return config_option(command)
 
 
-def read_config(file: Path | None, words: dict[str, str | None]) -> Config:
+def read_config(file: Path | None, words: dict[str, str | None], *, trusted: bool = False) -> Config:
     """Read the file and let the command line have the last word.
 
     Args:
         file: What ``--config`` said.
         words: The options of ``setting_options``, by parameter name.
+        trusted: As for ``load``.
 
     Raises:
         ConfigError: The file is refused.
@@ -86,4 +87,4 @@ def read_config(file: Path | None, words: dict[str, str | None]) -> Config:
         if text and key in _FOLDERS:
             text = str(Path(text).absolute())  # On a command line a relative folder means what it says.
         values[key] = (option, text)
-    return override(load(file), values)
+    return override(load(file, trusted=trusted), values)

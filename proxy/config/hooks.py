@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from proxy.config.admission import NAMESPACES
 from proxy.config.fixed import Fixed
-from proxy.config.kinds import FOLDER, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration
+from proxy.config.kinds import FOLDER, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration, whole
 from proxy.config.setting import key
 from proxy.config.trees import Tree, meant
 from proxy.config.words import FailurePolicy
+from proxy.model.admission import Namespaces
 
 TIMEOUT = duration(0.001, 100)
 POLICY = choice(FailurePolicy)
 _MOST = 1000
+_USER = whole(0, 2**32 - 2)
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
 _PAIR = re.compile(f"{_WORD}=(?:{_WORD})?")
 
@@ -96,6 +99,10 @@ def _show_plain(value: Any) -> Any:
     return [_show_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
+def _read_users(tree: Tree) -> tuple[int, ...]:
+    return tuple(sorted({_read(_USER, entry) for entry in tree.members("a list of numbers of users")}))
+
+
 def _read_pair(text: str) -> str:
     if text.strip() and not _PAIR.fullmatch(text):
         raise ValueError(f"{text!r} is not a label such as example.com/key=value")
@@ -103,6 +110,7 @@ def _read_pair(text: str) -> str:
 
 
 SETTINGS = Kind("names of hooks with keys", _read_settings, _show_settings, frozenset({"map"}))
+USERS = Kind("a list of numbers of users", _read_users, list, frozenset({"seq"}))
 LABEL = Kind("a label such as example.com/key=value, or empty", _read_pair, str)
 
 
@@ -115,6 +123,7 @@ class HooksConfig:
         timeout: Seconds for one answer, where a hook's settings do not say it.
         policy: What becomes of a call when a hook fails, where the hook's settings do not say it.
         skip_label: ``key=value``, or empty.
+        skip_namespaces: Where the label counts.
         serve: None where Koordinator's hook protocol is not served.
     """
 
@@ -139,6 +148,15 @@ class HooksConfig:
             "Where hook servers are named, in Koordinator's JSON files. Empty: none are asked.",
         ),
     )
+    server_users: tuple[int, ...] = field(
+        default=(),
+        metadata=key(
+            "serverUsers",
+            USERS,
+            "Numbers of users whose processes may answer as hook servers, beside root. The directories of "
+            "the socket may belong to them, too.",
+        ),
+    )
     timeout: float = field(
         default=0.5,
         metadata=key("timeout", TIMEOUT, "Longest that a hook may take for one answer."),
@@ -159,6 +177,14 @@ class HooksConfig:
             LABEL,
             "Servers are not asked about pods with this label; the pods of the servers themselves have it. "
             "Empty: they are asked about all.",
+        ),
+    )
+    skip_namespaces: Namespaces = field(
+        default=Namespaces(("kube-system", "koordinator-system")),
+        metadata=key(
+            "skipLabelNamespaces",
+            NAMESPACES,
+            "Namespaces in which skipLabel counts: a pod of another one cannot hide from a server.",
         ),
     )
     owned_cpus: bool = field(

@@ -6,6 +6,7 @@ know their line, repeated keys, and the text as it was written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from proxy.config.checks import check, refuse
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.config.trees import Fault, Tree, clash, meant
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
+from proxy.permissions import Trust
 
 if TYPE_CHECKING:
     import yaml
@@ -26,23 +28,26 @@ SIZE_LIMIT = 1 << 20
 _HEADER = {"apiVersion": API_VERSION, "kind": KIND}
 
 
-def load(path: Path | None = None, default: Path = DEFAULT_FILE) -> Config:
+def load(path: Path | None = None, default: Path = DEFAULT_FILE, *, trusted: bool = False) -> Config:
     """Read the configuration file.
 
     Args:
         path: A file that the user named; None for the usual place, which may be missing.
         default: The usual place.
+        trusted: Refuse a file that another user could have written: the daemon does what it says.
 
     Returns:
         The configuration; all defaults where the usual file does not exist.
 
     Raises:
-        ConfigError: The named file is missing or unreadable, or its content is refused.
+        ConfigError: The named file is missing or unreadable, its content is refused, or it is not trusted.
         PermissionDeniedError: The file may not be read.
     """
     file = path if path is not None else default
     try:
         with file.open("rb") as stream:
+            if trusted and (lack := _untrusted(file, stream.fileno())):
+                raise ConfigError(f"cannot trust the configuration {file}: {lack}")
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
         if path is None:
@@ -59,6 +64,22 @@ def load(path: Path | None = None, default: Path = DEFAULT_FILE) -> Config:
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot use the configuration {file}: byte {error.start} is not UTF-8") from error
     return parse(text, str(file))
+
+
+def untrusted(path: Path | None = None, default: Path = DEFAULT_FILE) -> str:
+    """Say in a sentence why ``load`` would not trust a file; empty if it would, or if there is none."""
+    file = path if path is not None else default
+    try:
+        with file.open("rb") as stream:
+            return _untrusted(file, stream.fileno())
+    except OSError:
+        return ""
+
+
+def _untrusted(file: Path, descriptor: int) -> str:
+    """Look at the directories on the way, and at what was opened at the end of it."""
+    trust = Trust()
+    return trust.way(file, sticky=True) or trust.written(file, os.fstat(descriptor))
 
 
 def parse(text: str, source: str) -> Config:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy.config.admission import AdmissionConfig
 from proxy.config.fixed import Fixed
 from proxy.config.hooks import HooksConfig
 from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
@@ -41,6 +42,7 @@ from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 __all__ = [
     "API_VERSION",
     "KIND",
+    "AdmissionConfig",
     "ApplyConfig",
     "BeSuppressConfig",
     "Config",
@@ -255,6 +257,10 @@ class Config:
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),
         metadata=section("koordinator", "CPUs that Koordinator's users keep back on a node."),
+    )
+    admission: AdmissionConfig = field(
+        default=AdmissionConfig(),
+        metadata=section("admission", "Which pods may own CPUs, and how many."),
     )
     be_suppress: BeSuppressConfig = field(
         default=BeSuppressConfig(),

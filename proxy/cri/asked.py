@@ -32,7 +32,7 @@ class Asked(Protocol):
 
     active: bool
 
-    def run_pod(self, call: Call, go: Callable[[Call, pb.PodSandboxConfig, Pod], None]) -> None:
+    def run_pod(self, call: Call, go: Callable[[Call, pb.SandboxFacts, Pod], None]) -> None:
         """A sandbox is to be made; ``go`` is told how it is to be by then."""
 
     def ran(self, pod: Pod, body: bytes) -> None:

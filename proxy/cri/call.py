@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from proxy.model.quoting import message as fit
+from proxy.relay.events import Unusual
+
 
 class _Owner(Protocol):
     """The link that a call belongs to."""
@@ -17,7 +20,7 @@ class Call:
     """One intercepted call.
 
     Attributes:
-        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``.
+        path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``, perhaps without its first slash.
         service: The part before the last slash, without the leading one.
         method: The part behind it.
         body: The request message as the client sent it, or as it has been changed.
@@ -34,7 +37,7 @@ class Call:
         self._stream = stream
         self.path = path
         service, _, self.method = path.rpartition("/")
-        self.service = service[1:]
+        self.service = service.removeprefix("/")
         self.body = body
         self._changed = False
         self.state: object | None = None
@@ -62,10 +65,15 @@ class Call:
             self._link.release(self._stream, body)
 
     def refuse(self, code: int, message: str) -> None:
-        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first."""
+        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first.
+
+        Args:
+            code: The status.
+            message: Its text, which may quote input: it is escaped, and cut to 2,000 bytes.
+        """
         if not self.decided:
             self.decided = True
-            self._link.refuse(self._stream, code, message)
+            self._link.refuse(self._stream, code, fit(message))
 
 
 class Interceptor(Protocol):
@@ -73,6 +81,9 @@ class Interceptor(Protocol):
 
     def request(self, call: Call) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""
+
+    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+        """A request is not one plain message; gives a refusal or None, see ``Handler.unusual``."""
 
     def response(self, call: Call, message: bytes) -> None:
         """The first message of the answer, on its way to the client; nothing has been read since."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
+from proxy.cri.texts import text
 from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
@@ -41,13 +42,13 @@ class ContainerCalls:
 
     def _start(self, call: Call) -> None:
         if "pre_start_container" in self.hooked.points:
-            container_id = pb.StartContainerRequest.FromString(call.body).container_id
+            container_id = text(pb.Identity.FromString(call.body).id)
             self.hooked.start(call, container_id, self._start_now)
         else:
             self._start_now(call)
 
     def _start_now(self, call: Call) -> None:
-        container_id = pb.StartContainerRequest.FromString(call.body).container_id
+        container_id = text(pb.Identity.FromString(call.body).id)
         container = self.keeper.state.containers.get(container_id)
         wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
         if container is not None and self.launch.is_fresh(container) and not wary:
@@ -90,21 +91,22 @@ class ContainerCalls:
 
     def _update(self, call: Call) -> None:
         if "pre_update_container_resources" in self.hooked.points:
-            container_id = pb.UpdateContainerResourcesRequest.FromString(call.body).container_id
+            container_id = text(pb.Identity.FromString(call.body).id)
             self.hooked.update(call, container_id, self._update_now)
         else:
             self._update_now(call)
 
     def _update_now(self, call: Call) -> None:
-        request = pb.UpdateContainerResourcesRequest.FromString(call.body)
-        container = self.keeper.state.containers.get(request.container_id)
+        request = pb.UpdateContainerResourcesFacts.FromString(call.body)
+        container_id, asked = text(request.container_id), request.linux
+        container = self.keeper.state.containers.get(container_id)
         if container is not None and not self.keeper.lasting.fencing.is_wary(container):
-            self._go_update(call, request, None)
+            self._go_update(call, container_id, asked, None)
         else:
-            self._hold(call, self._update_later(call, request))
+            self._hold(call, self._update_later(call, container_id, asked))
 
-    async def _update_later(self, call: Call, request: pb.UpdateContainerResourcesRequest) -> None:
-        container_id, fencing = request.container_id, self.keeper.lasting.fencing
+    async def _update_later(self, call: Call, container_id: str, asked: pb.ResourceFacts) -> None:
+        fencing = self.keeper.lasting.fencing
         known = container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(
             container_id
         )
@@ -112,36 +114,34 @@ class ContainerCalls:
         if call.done:
             await fencing.drop(fence)
         elif container_id in self.keeper.state.containers:
-            self._go_update(call, request, fence)
+            self._go_update(call, container_id, asked, fence)
         else:
             call.release()
             await fencing.drop(fence)
 
-    def _go_update(
-        self, call: Call, request: pb.UpdateContainerResourcesRequest, fence: Fence | None
-    ) -> None:
-        container_id = request.container_id
+    def _go_update(self, call: Call, container_id: str, asked: pb.ResourceFacts, fence: Fence | None) -> None:
         container = self.keeper.state.containers[container_id]
         if not self.keeper.options.enforce or container.phase is Phase.EXITED:
             call.release()
             self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
             return
         want = self.keeper.state.wanted(container)
-        self._note_asked(container, request.linux)
+        self._note_asked(container, asked)
         flight = self.keeper.flights.depart(container_id, want)
         self.keeper.lasting.fencing.bind(flight, fence)
         call.state = Trip(container_id, flight=flight, body=call.body if self.hooked.active else b"")
-        quota = self.keeper.quotas.asked(container, request.linux.cpu_quota)
+        quota = self.keeper.quotas.asked(container, asked.cpu_quota)
         told = None if self.keeper.state.node.erases(container.placement) else want
         call.release(call.body + update_suffix(told, self.keeper.mems.told(container), quota))
 
-    def _note_asked(self, container: Container, asked: pb.LinuxContainerResources) -> None:
+    def _note_asked(self, container: Container, asked: pb.ResourceFacts) -> None:
         """Remember a set that a client names: it is what the container gets back when we leave.
 
         What kubelet's static policy names is in its state file, and comes all the time.
         """
         known = container.request
-        cpus, mems = asked.cpuset_cpus or known.cpuset_cpus, asked.cpuset_mems or known.cpuset_mems
+        cpus = text(asked.cpuset_cpus) or known.cpuset_cpus
+        mems = text(asked.cpuset_mems) or known.cpuset_mems
         if (cpus, mems) == (known.cpuset_cpus, known.cpuset_mems):
             return
         if self.keeper.beside.manager.policy != "static":
@@ -162,7 +162,7 @@ class ContainerCalls:
                 self.hooked.updated(trip)
 
     def _container_ref(self, call: Call) -> None:
-        container_id = pb.StopContainerRequest.FromString(call.body).container_id
+        container_id = text(pb.Identity.FromString(call.body).id)
         call.state = Trip(target=container_id)
         if LEAVING[call.method] in self.hooked.points:
             self.hooked.leave(call, container_id, let_go)

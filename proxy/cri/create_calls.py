@@ -8,8 +8,9 @@ from proxy.cri.asked import NOBODY, Asked
 from proxy.cri.given import given_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import create_suffix
-from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
-from proxy.cri.views import pod_of, request_of
+from proxy.cri.texts import identity, text
+from proxy.cri.trips import FAILED_PRECONDITION, OK, Call, Hold, Trip
+from proxy.cri.views import pod_of, request_of, with_total
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
 from proxy.keeper.refusals import ELSEWHERE
@@ -33,16 +34,20 @@ class CreateCalls:
 
     def _create(self, call: Call) -> None:
         message = pb.CreateContainerFacts.FromString(call.body)
-        config = message.config
-        pod = self.keeper.state.pods.get(message.pod_sandbox_id)
+        config, sandbox_id = message.config, text(message.pod_sandbox_id)
+        pod = self.keeper.state.pods.get(sandbox_id)
         if pod is None or not (pod.cgroup_parent or pod.reparented):
             known = pod
-            pod = pod_of(pb.PodSandboxConfig.FromString(message.sandbox_config), message.pod_sandbox_id)
+            pieces = message.sandbox_config
+            raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pod = pod_of(pb.SandboxFacts.FromString(raw), sandbox_id, self.keeper.state.node.machine.bounds)
             if known is not None:
                 pod = dataclasses.replace(as_decided(pod, known), asks=known.asks, source=known.source)
             if pod.uid:
                 self.keeper.state = self.keeper.state.with_pod(pod)
                 self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+        elif pod.cpuset is not None and not pod.chosen:
+            pod = self._renewed(pod, message)
         if pod.reparented:
             from proxy.cri.hooked.adjust import with_cgroup_parent
 
@@ -52,12 +57,20 @@ class CreateCalls:
         given = given_of(config) if scout.devices_matter(node, pod) else NO_DEVICES
         asks = scout.pod_matters(node, pod) or (given is not NO_DEVICES and scout.knows_devices(given))
         if asks or holders(keeper.state, pod) or keeper.beside.matters(pod, request):
-            self._hold(call, self._find_out(call, pod, meta, request, given))
+            self._hold(call, self._find_out(call, pod, text(meta.name), meta.attempt, request, given))
         else:
-            self._decide(call, pod, meta.name, meta.attempt, request)
+            self._decide(call, pod, text(meta.name), meta.attempt, request)
+
+    def _renewed(self, pod: Pod, message: pb.CreateContainerFacts) -> Pod:
+        """Give a pod whose annotation names CPUs with what it requests now: a resize may have changed it."""
+        renewed = with_total(pod, pb.SandboxFacts.FromString(b"".join(message.sandbox_config)))
+        if renewed.total != pod.total and pod.sandbox_id in self.keeper.state.pods:
+            self.keeper.state = self.keeper.state.with_pod(renewed)
+            self.keeper.journal.put(f"p/{pod.sandbox_id}", renewed)
+        return renewed
 
     async def _find_out(
-        self, call: Call, pod: Pod, meta: pb.ContainerMetadata, request: Request, given: Given
+        self, call: Call, pod: Pod, name: str, attempt: int, request: Request, given: Given
     ) -> None:
         """Ask for what the CRI does not carry, then decide."""
         keeper, node = self.keeper, self.keeper.state.node
@@ -70,13 +83,13 @@ class CreateCalls:
             if pod.sandbox_id in keeper.state.pods:
                 keeper.state = keeper.state.with_pod(pod)
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):
-            request = await keeper.scout.devices(pod, meta.name, given, request)
+            request = await keeper.scout.devices(pod, name, given, request)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
         await see_ended(keeper, keeper.scout.worker, pod)
         if keeper.beside.matters(pod, request):
             await keeper.beside.look()
         if not call.done:
-            self._decide(call, pod, meta.name, meta.attempt, request)
+            self._decide(call, pod, name, attempt, request)
 
     def _decide(self, call: Call, pod: Pod, name: str, attempt: int, request: Request) -> None:
         if self.keeper.enforcer.paused:
@@ -110,14 +123,16 @@ class CreateCalls:
     async def _create_narrowed(self, call: Call, container: Container) -> None:
         """Write down what hooks have named, which no list of the runtime would say after a crash."""
         keeper = self.keeper
-        if not await keeper.clearing.write_down(container):
-            keeper.problems.note(f"what hooks want of {container.ref} is not written down in time")
+        if why := await keeper.clearing.write_down(container):
+            keeper.problems.note(f"what hooks want of {container.ref} is not written down: {why}")
         current = keeper.state.containers.get(container.id)
         if call.done:
             return
         if current is None or keeper.enforcer.paused:
             call.release()
         else:
+            # The pools may have changed during the write: the runtime saves what the request says now.
+            keeper.saved[current.id] = keeper.state.wanted(current)
             self._share(call, current)
 
     def _share(self, call: Call, container: Container) -> None:
@@ -149,15 +164,18 @@ class CreateCalls:
         if obstacle is not None:
             self.keeper.problems.note(obstacle.words)
             self.keeper.failed(container.id)
-            call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {obstacle.words}")
+            words = clearing.answer(obstacle)
+            call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {words}")
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
         cpus = self.keeper.state.wanted(container)
+        if container.id in self.keeper.saved:  # else the create is over already
+            self.keeper.saved[container.id] = cpus
         self._goes(call, container, create_suffix(cpus, placement.mems, quota))
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has made the container and named it."""
-        container_id = pb.CreateContainerResponse.FromString(message).container_id
+        container_id = identity(pb.Identity.FromString(message).id)
         if container_id:
             trip.named = True
             keeper = self.keeper
@@ -169,7 +187,7 @@ class CreateCalls:
     def _create_done(self, trip: Trip, status: int | None) -> None:
         if trip.named:
             return
-        if status is None:
+        if status is None or status == OK:  # OK without an id that can be read: the list says what was made
             self.keeper.uncertain(trip.target)
         else:
             self.keeper.failed(trip.target)

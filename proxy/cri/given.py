@@ -16,41 +16,43 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from proxy.cri.pb import api_pb2 as pb
+from proxy.cri.texts import identity
 from proxy.keeper.ports import Given
 from proxy.topology.device_files import device_file, worth_a_look
 
-_Entry = TypeVar("_Entry", pb.Mount, pb.Device, pb.Annotation, pb.CDIDevice)
+_Entry = TypeVar("_Entry", pb.PathFacts, pb.Entry, pb.CDIDeviceFacts)
 
 _NOTHING = Given()
-_CDI_KEY = "cdi.k8s.io/"
-_CDI_BYTES = _CDI_KEY.encode()
+_CDI_KEY = b"cdi.k8s.io/"
 _HOST_PATH = re.compile(rb"\x12.{1,2}/(?:dev|sys)/", re.DOTALL)
 """A host path in the bytes of a mount: field 2, its length (one byte or two), its beginning."""
 _MOST = 1024
+_LONGEST = 4096
+"""Characters of a path or a name of a device; Linux takes no longer path."""
 
 
 def given_of(config: pb.ContainerFacts) -> Given:
     """Read what a container is given of devices; in the order of the request, each once.
 
-    Entries that cannot be decoded are left out: the runtime refuses them. So are paths that say nothing about
-    a place (``/dev/null``, ``/dev`` itself).
+    Entries that cannot be decoded are left out, and so are names that are not UTF-8 and paths that say
+    nothing about a place (``/dev/null``, ``/dev`` itself).
     """
     devices, names = config.devices, config.CDI_devices
     # A slice and a join are one call each; iterating costs three times that.
     in_mounts = _HOST_PATH.search(b"".join(config.mounts[:])) is not None
-    in_annotations = _CDI_BYTES in b"".join(config.annotations[:])
+    in_annotations = _CDI_KEY in b"".join(config.annotations[:])
     if not (devices or names or in_mounts or in_annotations):
         return _NOTHING
-    cdi = [entry.name for entry in _decoded(pb.CDIDevice, names)]
+    cdi = [identity(entry.name) for entry in _decoded(pb.CDIDeviceFacts, names)]
     if in_annotations:
-        for entry in _decoded(pb.Annotation, config.annotations):
+        for entry in _decoded(pb.Entry, config.annotations):
             if entry.key.startswith(_CDI_KEY):
-                cdi += (name.strip() for name in entry.value.split(","))
+                cdi += (name.strip() for name in identity(entry.value).split(","))
     mounts = config.mounts if in_mounts else ()
     return Given(
-        _once(device_file(entry.host_path) for entry in _decoded(pb.Device, devices)),
+        _once(device_file(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
         _once(cdi),
-        _once(worth_a_look(entry.host_path) for entry in _decoded(pb.Mount, mounts)),
+        _once(worth_a_look(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
     )
 
 
@@ -63,6 +65,6 @@ def _decoded(kind: type[_Entry], entries: Iterable[bytes]) -> Iterator[_Entry]:
 
 
 def _once(values: Iterable[str | None]) -> tuple[str, ...]:
-    """Give each value once, without empty ones; a request of thousands is cut."""
-    found = dict.fromkeys(value for value in values if value)
+    """Give each value once, without empty and overlong ones; a request of thousands is cut."""
+    found = dict.fromkeys(value for value in values if value and len(value) <= _LONGEST)
     return tuple(found)[:_MOST]

@@ -5,6 +5,10 @@ costs a decode, a lookup and an append. The others become tasks, and their strea
 
 Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
 as it came and has the container looked at soon, unless its pod would rather not run (LSE, LSR).
+
+A request that is not one plain gRPC message is counted and reported, and the node is compared with the
+runtime soon after. No client of the CRI sends one. A create that the runtime might execute without a decision
+of ours (compressed, or with trailers behind it) is refused: what it asks for cannot be read.
 """
 
 from __future__ import annotations
@@ -19,14 +23,19 @@ from proxy.cri.container_calls import ContainerCalls
 from proxy.cri.create_calls import CreateCalls
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.pod_calls import PodCalls
-from proxy.cri.trips import INTERNAL, UNAVAILABLE, Call, Trip
+from proxy.cri.texts import text
+from proxy.cri.trips import INTERNAL, UNAVAILABLE, UNIMPLEMENTED, Call, Trip
 from proxy.cri.views import pod_of
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
 from proxy.model.options import Policy
-from proxy.model.workload import KubeQos
+from proxy.model.workload import KubeQos, Pod
 from proxy.pools.claims import STRICT
+from proxy.relay.events import Unusual
+
+_UNREADABLE = (Unusual.COMPRESSED, Unusual.TRAILERS)
+"""What a runtime may execute and is not decided on."""
 
 
 class Interceptors:
@@ -74,21 +83,49 @@ class Interceptors:
         else:
             self._hold(call, self._when_synced(call))
 
+    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+        """A request is not one plain message: report it; gives a refusal or None."""
+        keeper, method = self.keeper, path.rpartition("/")[2]
+        keeper.counters["calls_not_plain"] += 1
+        keeper.problems.note(f"a {method} request {kind}")
+        keeper.attention.set()
+        if method != "CreateContainer" or kind not in _UNREADABLE:
+            return None
+        if keeper.enforcer.paused or not keeper.options.enforce:
+            return None
+        return UNIMPLEMENTED, f"cannot place the container: the request {kind}"
+
     def response(self, call: Call, message: bytes) -> None:
         """The answer's message passes on its way up."""
         trip = call.state
         if not isinstance(trip, Trip):
             return
         answered = self._answered.get(call.method)
-        if answered is not None:
+        if answered is None:
+            return
+        try:
             answered(trip, message)
+        except Exception as error:  # noqa: BLE001  the runtime's list will say what was made
+            self._unread(call, error)
 
     def finished(self, call: Call, status: int | None) -> None:
         """The call is over: a gRPC status, or None where no answer will come."""
         trip = call.state
         call.state = None
-        if isinstance(trip, Trip):
+        if not isinstance(trip, Trip):
+            return
+        try:
             self._finished[call.method](trip, status)
+        except Exception as error:  # noqa: BLE001  as in ``response``
+            self._unread(call, error)
+
+    def _unread(self, call: Call, error: Exception) -> None:
+        """An answer could not be taken note of: compare the node with the runtime soon."""
+        self.keeper.attention.set()
+        if isinstance(error, DecodeError):
+            self.keeper.problems.note(f"cannot read the answer to a {call.method} request: {error}")
+        else:
+            self.keeper.broken(error)
 
     # -- holding ------------------------------------------------------------------------------------------
 
@@ -96,11 +133,24 @@ class Interceptors:
         try:
             self._requests[call.method](call)
         except DecodeError as error:
-            # The runtime would refuse it in its own words; it shall.
-            self.keeper.problems.note(f"cannot read a {call.method} request: {error}")
-            call.release()
+            self._undecodable(call, error)
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             self._fault(call, error)
+
+    def _undecodable(self, call: Call, error: DecodeError) -> None:
+        """Do with a request what can be done without knowing what it asks for.
+
+        A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
+        may be one that would rather not run than run anywhere, the runtime does not get the request.
+        """
+        keeper = self.keeper
+        keeper.counters["requests_undecodable"] += 1
+        keeper.problems.note(f"cannot decode a {call.method} request: {error}")
+        keeper.attention.set()
+        if call.method in MAKING and keeper.options.enforce and self._is_strict(call):
+            call.refuse(INTERNAL, f"cannot place what {call.method} asks for: the request cannot be decoded")
+        else:
+            call.release()
 
     def _fault(self, call: Call, error: BaseException) -> None:
         self.keeper.broken(error)
@@ -144,16 +194,32 @@ class Interceptors:
             self._handle(call)
 
     def _is_strict(self, call: Call) -> bool:
-        """Tell whether a create's pod would rather not run than run anywhere."""
-        try:
-            pod = pod_of(pb.CreateContainerRequest.FromString(call.body).sandbox_config)
-        except DecodeError:
-            return False
+        """Tell whether a call's pod would rather not run than run anywhere, or may be such a pod."""
+        pod = self._pod(call)
+        if pod is None:
+            return True
         policy = self.keeper.state.node.policy
         firm = policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
         return pod.qos in STRICT or (firm and pod.kube_qos is KubeQos.GUARANTEED)
 
+    def _pod(self, call: Call) -> Pod | None:
+        """Read whose sandbox or container a call makes, from as little of the request as possible."""
+        sandbox_id, known, bounds = "", self.keeper.state.pods, self.keeper.state.node.machine.bounds
+        try:
+            if call.method == "RunPodSandbox":
+                return pod_of(pb.RunPodSandboxFacts.FromString(call.body).config, bounds=bounds)
+            pieces = pb.CreateContainerPieces.FromString(call.body)
+            sandbox_id = text(pieces.pod_sandbox_id)
+            config = pb.SandboxFacts.FromString(b"".join(pieces.sandbox_config))
+        except DecodeError:
+            return known.get(sandbox_id)
+        if not pieces.sandbox_config and sandbox_id in known:
+            return known[sandbox_id]
+        return pod_of(config, sandbox_id, bounds)
 
+
+MAKING = frozenset(("RunPodSandbox", "CreateContainer"))
+"""Methods that make what is placed."""
 METHODS = frozenset(
     f"/runtime.{version}.RuntimeService/{method}"
     for version in ("v1", "v1alpha2")

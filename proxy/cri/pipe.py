@@ -4,6 +4,13 @@ asyncio's transports do the same and more, and the calls between (event, transpo
 paid twice by every small call that passes. This is the part of them that a link needs: read when there is
 something, write at once or as soon as there is room, tell the other end to stop reading while too much waits
 here, close behind what is pending.
+
+Back-pressure. What the other end brings fills this end's buffer up to ``HIGH_WATER`` and one read. What is
+above ``own_water`` are frames that the relay itself has written in answer to what came from *this* end
+(refusals, resets, window), so this end is not read either until the buffer is empty enough.
+
+Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, so an exception
+that leaves one of them would repeat for ever. None does: the link is notified, and ends.
 """
 
 from __future__ import annotations
@@ -13,18 +20,44 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 HIGH_WATER: Final = 512 << 10
 """When so many bytes wait to be written, nothing more is read from the other end."""
 LOW_WATER: Final = 128 << 10
 READ_BYTES: Final = 256 << 10
+OWN_WATER: Final = HIGH_WATER + 2 * READ_BYTES
+"""When so many bytes wait to be written to a client, nothing more is read from it."""
+LITTLE_BYTES: Final = 4096
+"""What is read at once where there is no memory for more."""
 LINGER_S: Final = 5.0
 """How long a peer that does not read may keep its socket open behind the end."""
+_GATHERED_BYTES: Final = 64 << 10
+
+_OTHER, _OWN = 1, 2  # why nothing is read: the other end's buffer is full, this end's is
 
 
 def _nothing(*_: object) -> None:
     """What a closed pipe tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What a pipe reports beside what it reads.
+
+    Attributes:
+        failed: An unforeseen exception; must end the pipe.
+        short: Called where there is no memory for a read, before a smaller one is tried.
+        swollen: More than ``HIGH_WATER`` bytes wait to be written.
+    """
+
+    failed: Callable[[Exception], None]
+    short: Callable[[], object] = _nothing
+    swollen: Callable[[], None] = _nothing
+
+
+_NONE: Final = Faults(_nothing)
 
 
 class Pipe:
@@ -36,14 +69,20 @@ class Pipe:
     """
 
     __slots__ = (
-        "_closing", "_ended", "_eof", "_got", "_loop", "_lost", "_out", "_reading", "_recv", "_send",
-        "_socket", "_waiting", "attached", "other",
+        "_closing", "_ended", "_eof", "_faults", "_got", "_loop", "_lost", "_out", "_own_water", "_pauses",
+        "_reading", "_recv", "_send", "_socket", "_waiting", "attached", "other",
     )  # fmt: skip
 
     other: Pipe
 
     def __init__(
-        self, got: Callable[[bytes], None], ended: Callable[[], None], lost: Callable[[], None]
+        self,
+        got: Callable[[bytes], None],
+        ended: Callable[[], None],
+        lost: Callable[[], None],
+        faults: Faults,
+        *,
+        own_water: int = OWN_WATER,
     ) -> None:
         """Prepare; ``attach`` gives the socket.
 
@@ -51,12 +90,16 @@ class Pipe:
             got: Takes what was read.
             ended: The peer sends no more; this end stays open for writing until it is closed.
             lost: The socket is broken.
+            faults: What else may happen.
+            own_water: When so many bytes wait to be written, nothing more is read here.
         """
         self._got = got
         self._ended = ended
         self._lost = lost
-        self._out: deque[memoryview] = deque()
-        self._waiting = 0
+        self._faults = faults
+        self._own_water = own_water
+        self._out: deque[memoryview | bytearray] = deque()
+        self._waiting = self._pauses = 0
         self._closing = self._eof = self._reading = self.attached = False
 
     def attach(self, end: socket.socket) -> None:
@@ -65,37 +108,59 @@ class Pipe:
         self._socket = end
         self._recv, self._send = end.recv, end.send
         self.attached = self._reading = True
-        self._loop.add_reader(end, self._readable)
+        if not self._pauses:
+            self._loop.add_reader(end, self._readable)
 
     @property
     def waiting(self) -> int:
         """Bytes that wait for room."""
         return self._waiting
 
+    # -- reading ------------------------------------------------------------------------------------------
+
     def _readable(self) -> None:
         try:
-            data = self._recv(READ_BYTES)
+            try:
+                data = self._recv(READ_BYTES)
+            except MemoryError:
+                self._faults.short()
+                data = self._recv(LITTLE_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self._lost()
             return
-        if data:
-            self._got(data)
+        except Exception as error:  # noqa: BLE001  see above: it must not leave this function
+            self._faults.failed(error)
             return
-        self.pause()
-        self._reading = False
-        self._ended()
+        try:
+            if data:
+                self._got(data)
+                return
+            self._stop_reading()
+            self._ended()
+        except Exception as error:  # noqa: BLE001  the same
+            self._faults.failed(error)
 
-    def pause(self) -> None:
-        """Read nothing for now."""
-        if self.attached and self._reading:
+    def _stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
             self._loop.remove_reader(self._socket)
 
-    def resume(self) -> None:
-        """Read again."""
-        if self.attached and self._reading:
-            self._loop.add_reader(self._socket, self._readable)
+    def pause(self, why: int = _OTHER) -> None:
+        """Read nothing for now."""
+        if not self._pauses and self.attached and self._reading:
+            self._loop.remove_reader(self._socket)
+        self._pauses |= why
+
+    def resume(self, why: int = _OTHER) -> None:
+        """Read again, unless there is another reason not to."""
+        if self._pauses & why:
+            self._pauses &= ~why
+            if not self._pauses and self.attached and self._reading:
+                self._loop.add_reader(self._socket, self._readable)
+
+    # -- writing ------------------------------------------------------------------------------------------
 
     def write(self, chunks: list[bytes]) -> None:
         """Send in one piece, now or when there is room."""
@@ -116,33 +181,58 @@ class Pipe:
             self._waiting = len(data) - sent
             self._loop.add_writer(self._socket, self._writable)
         else:
-            self._out.append(memoryview(data))
-            self._waiting += len(data)
+            self._append(data)
         if self._waiting > HIGH_WATER:
             self.other.pause()
+            if self._waiting > self._own_water:
+                self.pause(_OWN)
+            self._faults.swollen()
+
+    def _append(self, data: bytes) -> None:
+        """Add to what waits; small pieces share a buffer."""
+        self._waiting += len(data)
+        last = self._out[-1]
+        if isinstance(last, bytearray) and len(last) + len(data) <= _GATHERED_BYTES:
+            last += data
+        elif len(data) < _GATHERED_BYTES:
+            self._out.append(bytearray(data))
+        else:
+            self._out.append(memoryview(data))
 
     def _writable(self) -> None:
         try:
-            while self._out:
-                sent = self._send(self._out[0])
-                self._waiting -= sent
-                if sent < len(self._out[0]):
-                    self._out[0] = self._out[0][sent:]
-                else:
-                    self._out.popleft()
-        except (BlockingIOError, InterruptedError):
-            pass
+            self._write_out()
+            if self._waiting <= LOW_WATER:
+                self.other.resume()
+                self.resume(_OWN)
+            if not self._out and self.attached:
+                self._loop.remove_writer(self._socket)
+                if self._closing:
+                    self._finish()
+                elif self._eof:
+                    self._shut()
         except OSError:
             self._lost()
-            return
-        if self._waiting <= LOW_WATER:
-            self.other.resume()
-        if not self._out and self.attached:
-            self._loop.remove_writer(self._socket)
-            if self._closing:
-                self._finish()
-            elif self._eof:
-                self._shut()
+        except Exception as error:  # noqa: BLE001  see above: it must not leave this function
+            self._faults.failed(error)
+
+    def _write_out(self) -> None:
+        out = self._out
+        try:
+            while out:
+                first = out[0]
+                if isinstance(first, bytearray):  # it grows no more: a view forbids that
+                    first = out[0] = memoryview(first)
+                sent = self._send(first)
+                self._waiting -= sent
+                if sent < len(first):
+                    out[0] = first[sent:]
+                else:
+                    out.popleft()
+        except (BlockingIOError, InterruptedError):
+            pass
+
+    # -- ends ---------------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Send no more behind what is pending; reading goes on."""
@@ -159,21 +249,30 @@ class Pipe:
         """Close behind what is pending, or without it if the peer does not read for a while."""
         if not self.attached or self._closing:
             return
-        self.pause()
-        self._reading, self._closing = False, True
+        self._stop_reading()
+        self._closing = True
         if self._out:
             self._loop.call_later(LINGER_S, self._finish)
         else:
             self._finish()
 
+    def abort(self) -> None:
+        """Close now, in whatever state the pipe is."""
+        self._closing = True
+        self._finish()
+
     def _finish(self) -> None:
-        if self.attached:
-            self.attached = False
-            self._out.clear()
-            self._waiting = 0
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
+        if not self.attached:
+            return
+        self.attached = self._reading = False
+        self._out.clear()
+        self._waiting = 0
+        for forget in (self._loop.remove_reader, self._loop.remove_writer):
+            with contextlib.suppress(Exception):
+                forget(self._socket)
+        with contextlib.suppress(OSError):
             self._socket.close()
-            # What refers to a link refers to this: without the knot it goes now, not at some collection.
-            self._got, self._ended, self._lost = _nothing, _nothing, _nothing
-            del self.other
+        # What refers to a link refers to this: without the knot it goes now, not at some collection.
+        self._got = self._ended = self._lost = _nothing
+        self._faults = _NONE
+        del self.other

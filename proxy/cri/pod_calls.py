@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
 from proxy.cri.pb import api_pb2 as pb
+from proxy.cri.texts import identity, text
 from proxy.cri.trips import NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
 from proxy.cri.views import pod_of, total_of
 from proxy.keeper.keeper import Keeper
@@ -37,10 +38,10 @@ class PodCalls:
         if "pre_run_pod_sandbox" in self.hooked.points:
             self.hooked.run_pod(call, self._go_run_pod)
             return
-        config = pb.RunPodSandboxRequest.FromString(call.body).config
-        self._go_run_pod(call, config, pod_of(config))
+        config = pb.RunPodSandboxFacts.FromString(call.body).config
+        self._go_run_pod(call, config, pod_of(config, bounds=self.keeper.state.node.machine.bounds))
 
-    def _go_run_pod(self, call: Call, config: pb.PodSandboxConfig, pod: Pod) -> None:
+    def _go_run_pod(self, call: Call, config: pb.SandboxFacts, pod: Pod) -> None:
         keeper, node = self.keeper, self.keeper.state.node
         if concerns(node, pod) or keeper.scout.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod, total_of(config)))
@@ -79,7 +80,7 @@ class PodCalls:
 
     def answered(self, trip: Trip, message: bytes) -> None:
         """The runtime has named the sandbox."""
-        trip.target = pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id
+        trip.target = identity(pb.Identity.FromString(message).id)
 
     def _run_pod_done(self, trip: Trip, status: int | None) -> None:
         if status == OK and trip.target and trip.pod is not None:
@@ -91,7 +92,7 @@ class PodCalls:
             self.keeper.sandboxes.failed(trip.token)
 
     def _pod_ref(self, call: Call) -> None:
-        sandbox_id = pb.StopPodSandboxRequest.FromString(call.body).pod_sandbox_id
+        sandbox_id = text(pb.Identity.FromString(call.body).id)
         call.state = Trip(target=sandbox_id)
         if LEAVING[call.method] in self.hooked.points:
             self.hooked.leave(call, sandbox_id, let_go)

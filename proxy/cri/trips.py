@@ -9,7 +9,7 @@ from typing import Protocol
 from proxy.keeper.flights import Flight
 from proxy.model.workload import Pod
 
-OK, NOT_FOUND, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 0, 5, 9, 13, 14
+OK, NOT_FOUND, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 5, 9, 12, 13, 14
 """gRPC status codes."""
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from proxy.cri.call import Call, Interceptor
-from proxy.cri.link import Link
+from proxy.cri.link import Ground, Link
+from proxy.relay.room import Room
 
 __all__ = ["Call", "Front", "Interceptor"]
 
@@ -27,6 +28,8 @@ _DIAL_RETRY_S: Final = 0.005
 _DIAL_LIMIT_S: Final = 1.0
 _DRAIN_STEP_S: Final = 0.02
 _GOAWAY_GRACE_S: Final = 0.1
+UNREAD_BYTES: Final = 128 << 20
+"""Bytes that may wait on all connections for peers that do not read."""
 
 
 class Front:
@@ -39,6 +42,7 @@ class Front:
         methods: Collection[str],
         *,
         log: Callable[[str], None] = lambda line: None,
+        fault: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """Prepare; nothing is opened.
 
@@ -47,12 +51,22 @@ class Front:
             interceptor: Who decides on intercepted calls.
             methods: Full paths of the intercepted methods.
             log: Takes a line about what went wrong with one connection.
+            fault: Takes an exception that has ended a connection.
         """
         self._upstream = upstream_path
-        self._interceptor = interceptor
-        self._intercepts = frozenset(methods).__contains__
         self._log = log
+        self._fault = fault
         self._links: set[Link] = set()
+        self.room = Room()
+        self._ground = Ground(
+            interceptor,
+            _spellings(methods).__contains__,
+            self._links.discard,
+            log,
+            fault,
+            self._swollen,
+            self.room,
+        )
         self._opening: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._fd = -1
@@ -100,6 +114,12 @@ class Front:
         for link in list(self._links):
             link.lost()
 
+    def _swollen(self) -> None:
+        """A connection has more to write than its peer reads: end the worst one where all have too much."""
+        if sum(link.unread for link in self._links) > UNREAD_BYTES:
+            worst = max(self._links, key=_unread)
+            asyncio.get_running_loop().call_soon(worst.cut, "its peer does not read, and too many bytes wait")
+
     # -- accepting ----------------------------------------------------------------------------------------
 
     def _stop_accepting(self) -> None:
@@ -115,11 +135,12 @@ class Front:
                 client = self._listener.accept()[0]
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of descriptors or memory: others may give some back
-                self._log(f"cannot accept a connection: {error.strerror}")
+            except (OSError, MemoryError) as error:  # out of descriptors or memory: others may give some back
                 loop = asyncio.get_running_loop()
-                loop.remove_reader(self._fd)
                 loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
+                loop.remove_reader(self._fd)
+                with contextlib.suppress(MemoryError):
+                    self._log(f"cannot accept a connection: {getattr(error, 'strerror', 'out of memory')}")
                 return
             task = asyncio.get_running_loop().create_task(self._open(client))
             self._opening.add(task)
@@ -133,7 +154,7 @@ class Front:
         """Connect one client with the runtime."""
         client.setblocking(False)
         server: socket.socket | None = None
-        link = Link(self._interceptor, self._intercepts, self._links.discard, self._log)
+        link = Link(self._ground)
         try:
             server = await self._dial()
             self._down = False
@@ -147,8 +168,12 @@ class Front:
             client.close()
             if server is not None:
                 server.close()
-            if not isinstance(error, OSError):
+            if not isinstance(error, Exception):
                 raise
+            if not isinstance(error, OSError):
+                self._log(f"cannot relay a connection: {type(error).__name__}: {error}")
+                self._fault(error)
+                return
             if not self._down:  # once for each outage: a client tries many times a second
                 self._down = True
                 self._log(f"cannot connect a client to {self._upstream}: {error.strerror or error}")
@@ -177,6 +202,19 @@ class Front:
         except BaseException:
             server.close()
             raise
+
+
+def _unread(link: Link) -> int:
+    return link.unread
+
+
+def _spellings(methods: Collection[str]) -> frozenset[str]:
+    """Give all that a ``:path`` may be for a server to run one of these methods.
+
+    A server written in Go takes a path without its first slash (grpc-go, ``Server.handleStream``; since 1.79
+    only with GRPC_GO_EXPERIMENTAL_DISABLE_STRICT_PATH_CHECKING). It strips one slash and nothing else.
+    """
+    return frozenset(methods) | {path.removeprefix("/") for path in methods}
 
 
 def _enlarge(end: socket.socket) -> None:

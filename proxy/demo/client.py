@@ -13,6 +13,7 @@ import grpc
 from proxy.cri.pb import api_pb2 as pb
 from proxy.demo.calls import METHODS
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 
 NAMESPACE = "demo"
@@ -35,8 +36,8 @@ class PodSpec:
         qos: Koordinator's class for the label; empty for no label.
         kube_qos: Decides the cgroup parent.
         cpuset: CPUs for the resource-status annotation; empty for no annotation.
-        cpus: CPU limit in CPUs, 0 for none (Guaranteed: the request too).
-        shares: ``cpu_shares``; 0: from ``cpus``.
+        cpus: CPU limit and request in CPUs; 0 for as many as ``cpuset`` names.
+        shares: ``cpu_shares``; 0: from the request.
     """
 
     name: str
@@ -50,6 +51,14 @@ class PodSpec:
     def label(self) -> str:
         """The class that decides, for people: Koordinator's where there is one, else Kubernetes'."""
         return self.qos or self.kube_qos.value
+
+    @property
+    def asked(self) -> int:
+        """Whole CPUs that it requests and is limited to; 0 for none."""
+        try:
+            return self.cpus or len(CpuSet.parse(self.cpuset))
+        except ValueError:
+            return 0
 
     @property
     def owns(self) -> bool:
@@ -82,8 +91,8 @@ def resources(spec: PodSpec) -> pb.LinuxContainerResources:
     """Give the resources that kubelet would put into CreateContainer: no cpuset, shares and quota."""
     return pb.LinuxContainerResources(
         cpu_period=100_000,
-        cpu_quota=100_000 * spec.cpus,
-        cpu_shares=spec.shares or 1024 * spec.cpus or 2,
+        cpu_quota=100_000 * spec.asked,
+        cpu_shares=spec.shares or 1024 * spec.asked or 2,
         memory_limit_in_bytes=64 << 20,
     )
 
@@ -158,6 +167,7 @@ class CriClient:
             annotations={STATUS_ANNOTATION: json.dumps({"cpuset": spec.cpuset})} if spec.cpuset else {},
             linux=pb.LinuxPodSandboxConfig.FromString(_HOST_NETWORK),
         )
+        config.linux.resources.CopyFrom(resources(spec))
         config.linux.cgroup_parent = f"{self._root}{_QOS_FOLDER[spec.kube_qos]}/pod{uid}"
         answer = self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
         return Started(spec, answer.pod_sandbox_id, config)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from proxy.hooks.answers import NOTHING, Adjustment
 from proxy.hooks.points import Point
+from proxy.model.admission import EVERYWHERE, Namespaces
 
 TIMEOUT_S = 0.5
 """How long a hook may take for one answer, if nobody says otherwise."""
@@ -40,6 +41,7 @@ class Hook:
             they were told): its handlers are called with the event and the adjustment so far.
         pure: It only computes, may be asked twice, and is called on the event loop itself.
         skip: Tells of a pod's labels that the hook is not asked about this pod.
+        skip_in: Namespaces in which ``skip`` counts; else every author of a pod could hide it from a hook.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Hook:
     echoes: bool = False
     pure: bool = False
     skip: Callable[[Mapping[str, str]], bool] | None = None
+    skip_in: Namespaces = EVERYWHERE
 
 
 @dataclass(frozen=True, slots=True)

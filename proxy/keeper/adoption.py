@@ -8,31 +8,49 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from proxy.keeper.keeper import Keeper
-from proxy.keeper.runtime_ports import Runtime, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.keeper.runtime_ports import Runtime, RuntimeContainer, RuntimeDetail, RuntimePod, unread_in
+from proxy.keeper.turns import Turns
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Fault, KubeQos, Phase, Pod, Pool, Request
+from proxy.plan.admission import summed
 from proxy.plan.adopt import adopt
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
 
 SILENT_LIMIT = 3
 """When so many status calls in a row get no answer, it is the runtime that does not answer."""
 ADOPT_AT_ONCE = 64
-"""So many containers are looked at, taken in and recorded in one go: neither memory nor the loop feels it."""
+"""So many containers are looked at, taken in and recorded together; the loop turns in between."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the runtime has."""
+    """What the runtime has.
+
+    Attributes:
+        pods, containers: By id.
+        unread_pods, unread_containers: Ids of entries that could not be read; see ``Listed``.
+    """
 
     pods: Mapping[str, RuntimePod]
     containers: Mapping[str, RuntimeContainer]
+    unread_pods: frozenset[str] = frozenset()
+    unread_containers: frozenset[str] = frozenset()
+
+    def lacks_pod(self, sandbox_id: str) -> bool:
+        """Tell whether a sandbox is certainly not in the list."""
+        return sandbox_id not in self.pods and not self.unread_pods & {sandbox_id, ""}
+
+    def lacks_container(self, container_id: str) -> bool:
+        """Tell whether a container is certainly not in the list."""
+        return container_id not in self.containers and not self.unread_containers & {container_id, ""}
 
     def is_dead(self, container: RuntimeContainer) -> bool:
         """Tell whether a container was made in a sandbox that has ended, and so will never start."""
@@ -45,8 +63,11 @@ def listed(runtime: Runtime, container_id: str = "") -> Listing:
 
     Pods first: a container whose pod is not listed yet waits for the next pass.
     """
-    pods = {p.id: p for p in runtime.list_pods()}
-    return Listing(pods, {c.id: c for c in runtime.list_containers(container_id)})
+    pods = runtime.list_pods()
+    containers = runtime.list_containers(container_id)
+    return Listing(
+        {p.id: p for p in pods}, {c.id: c for c in containers}, unread_in(pods), unread_in(containers)
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -56,6 +77,37 @@ def saved_cpus(text: str) -> CpuSet | None:
         return CpuSet.parse(text)
     except ValueError:
         return None
+
+
+def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:
+    """Give containers some at a time, those of one sandbox together."""
+    sandboxes: dict[str, list[RuntimeContainer]] = {}
+    for container in found:
+        sandboxes.setdefault(container.sandbox_id, []).append(container)
+    some: list[RuntimeContainer] = []
+    for containers in sandboxes.values():
+        some += containers
+        if len(some) >= ADOPT_AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def request_in(detail: RuntimeDetail) -> Request:
+    """Give what a container asked for, as the runtime reports it."""
+    return Request(
+        detail.cpu_shares,
+        detail.cpu_quota,
+        detail.cpu_period,
+        detail.memory_limit,
+        detail.cpuset_cpus,
+        detail.cpuset_mems,
+    )
+
+
+def _shares(request: Request) -> int:
+    return request.cpu_shares
 
 
 class Adoption:
@@ -108,15 +160,46 @@ class Adoption:
         keeper = self._keeper
         if found:
             await keeper.beside.look()
-        for start in range(0, len(found), ADOPT_AT_ONCE):
-            some = found[start : start + ADOPT_AT_ONCE]
-            details = await worker.run(self._details, [c.id for c in some])
+        for some in by_pod(found):
+            asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
+            details = await worker.run(self._details, asked)
+            totals = self._totals(some, listing, details)
+            turns = Turns()
             for seen in some:
+                await turns.turn()
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
                 new = seen.id not in keeper.state.containers and keeper.news.none(seen.id, began)
                 if pod is not None and detail is not None and new and keeper.news.none(pod.id, began):
-                    self._take_in(seen, self._pod(pod, detail), detail)
+                    self._try_take_in(seen, pod, detail, totals.get(pod.id))
             await keeper.journal.flush()
+
+    def _totals(
+        self, some: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
+    ) -> dict[str, Request]:
+        """Add up what the containers of each sandbox request, as far as the runtime reports it.
+
+        Of those that have ended only the largest counts: it may be one that crashes again and again beside
+        the others, or an init container, and then the scheduler has counted the larger of both.
+        """
+        known = {c.id: c.request for c in self._keeper.state.containers.values()}
+        known.update({i: request_in(detail) for i, detail in details.items()})
+        live: dict[str, list[Request]] = {c.sandbox_id: [] for c in some}
+        ended: dict[str, list[Request]] = {}
+        for seen in listing.containers.values():
+            if seen.sandbox_id in live and (request := known.get(seen.id)) is not None:
+                over = seen.state == "EXITED"
+                (ended.setdefault(seen.sandbox_id, []) if over else live[seen.sandbox_id]).append(request)
+        return {
+            sandbox_id: summed([*requests, *sorted(ended.get(sandbox_id, ()), key=_shares)[-1:]])
+            for sandbox_id, requests in live.items()
+        }
+
+    def _ended_beside(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
+        """Name the containers that have ended in sandboxes whose annotation names CPUs."""
+        here = {c.sandbox_id for c in some}
+        named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}
+        containers = listing.containers.values() if named else ()
+        return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]
 
     def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
         """Runs in the worker. A container that has just gone, or that hangs, is left for the next pass."""
@@ -148,19 +231,32 @@ class Adoption:
             listed.labels,
             listed.annotations,
             parent_of(detail.cgroups_path),
+            self._keeper.state.node.machine.bounds,
         )
         if not detail.cgroups_path:
             # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
             pod = dataclasses.replace(pod, kube_qos=KubeQos.BURSTABLE)
         return pod
 
+    def _try_take_in(
+        self, seen: RuntimeContainer, pod: RuntimePod, detail: RuntimeDetail, total: Request | None
+    ) -> None:
+        """Take in a container; a fault that one container causes must not cost the others."""
+        try:
+            known = self._pod(pod, detail)
+            if known.cpuset is not None and known.total is None:
+                known = dataclasses.replace(known, total=total)
+            self._take_in(seen, known, detail)
+        except Exception as error:  # noqa: BLE001  see above
+            self._keeper.broken(error)
+            self._keeper.problems.note(f"cannot take in container {seen.id}: {type(error).__name__}")
+
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         keeper = self._keeper
         if pod.sandbox_id not in keeper.state.pods:
             keeper.go_on(keeper.state.with_pod(pod))
             keeper.journal.put(f"p/{pod.sandbox_id}", pod)
-        fields = {f.name for f in dataclasses.fields(Request)}
-        request = Request(**{k: v for k, v in dataclasses.asdict(detail).items() if k in fields})
+        request = request_in(detail)
         phase = PHASES.get(seen.state, Phase.RUNNING)
         plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
         assert plan.container is not None
@@ -168,6 +264,7 @@ class Adoption:
         keeper.remember(plan)
         keeper.counters["adopted"] += 1
         keeper.bad_input.judge(pod, plan)
+        keeper.limited(pod, plan.limit, plan.problem, admitted=True)
         if plan.problem and not isinstance(plan.problem, Fault):
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
         saved = saved_cpus(detail.cpuset_cpus)

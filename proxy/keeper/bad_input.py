@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
+from proxy.model.admission import Rule
 from proxy.model.workload import Fault, Note, Pod
 from proxy.plan.place import Plan
 
 COUNTER = "bad_input_"
 """What the names of the counters begin with; the kind follows."""
+LIMITED = "admission_"
+"""What the names of the counters of claims beyond a rule begin with; rule and verdict follow."""
 IN_USE = "CPUsInUse"
 """Reason of a refusal because others own what an annotation names."""
+VERDICTS = ("rejected", "shared")
+"""What may become of such a claim."""
 REMEMBERED = 4096
 """Pods whose faults have been counted; more are forgotten, the oldest first."""
 
@@ -34,6 +39,7 @@ class BadInput:
         self._tell = tell
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
         counters.update({f"{COUNTER}{kind}": 0 for kind in Note})
+        counters.update({f"{LIMITED}{rule}_{verdict}": 0 for rule in Rule for verdict in VERDICTS})
 
     def see(self, pod: Pod) -> None:
         """Look at what is wrong with a pod's labels and annotations."""
@@ -46,7 +52,11 @@ class BadInput:
         if isinstance(plan.problem, Fault):
             self._note(pod, plan.problem)
         elif plan.verdict.reason == IN_USE:
-            self._note(pod, Fault(plan.verdict.message, Note.OVERLAP), told=True)
+            self._note(pod, Fault(plan.verdict.operator_message, Note.OVERLAP), told=True)
+
+    def beyond(self, pod: Pod, words: str) -> None:
+        """Look at a claim that went beyond a rule of admission."""
+        self._note(pod, Fault(words, Note.ADMISSION), told=pod.ref in words)
 
     def _note(self, pod: Pod, fault: Fault, *, told: bool = False) -> None:
         seen = self._seen.get(pod.key)
@@ -54,8 +64,8 @@ class BadInput:
             seen = self._seen[pod.key] = set()
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
-        # Words of an overlap name who is in the way, and that changes from attempt to attempt.
-        what = fault.kind if fault.kind is Note.OVERLAP else str(fault)
+        # What is in the way of a claim, and how much is left, changes from attempt to attempt.
+        what = fault.kind if fault.kind in (Note.OVERLAP, Note.ADMISSION) else str(fault)
         if what in seen:
             return
         seen.add(what)

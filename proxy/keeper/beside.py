@@ -48,6 +48,7 @@ class BesideKubelet:
         self._keeper = keeper
         self._port = port
         self._worker = Worker("beside", keeper.broken)
+        keeper.health.watch(self._worker)
         self._refreshing = asyncio.Lock()
         self._told: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from proxy.keeper.confinement import Wait
 from proxy.keeper.refusals import Way, pause, way
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, union
+from proxy.model.wording import listed
 from proxy.model.workload import Container, Pool
+from proxy.plan.admission import decided_cpus
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 STUCK = "cannot be freed"
 """Stands for whoever is on CPUs that cannot be freed, while others are chosen."""
 
+_REFUSED = "the kernel refuses to move another container off them"
+
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
@@ -37,11 +43,18 @@ class Obstacle:
         words: Why, in words.
         cpus: All that those run on who cannot be moved.
         final: Other CPUs would not help.
+        public: The words for the rejected client, where ``words`` name containers of other pods.
     """
 
     words: str
     cpus: CpuSet = field(default_factory=CpuSet)
     final: bool = False
+    public: str = ""
+
+    @property
+    def client_words(self) -> str:
+        """The words for the client whose call is refused."""
+        return self.public or self.words
 
 
 class Clearing:
@@ -50,36 +63,45 @@ class Clearing:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
+    def answer(self, obstacle: Obstacle) -> str:
+        """Give the words for a client; they name other pods only where the configuration allows that."""
+        return obstacle.words if self._keeper.state.node.admission.name_others else obstacle.client_words
+
     async def clear(self, container: Container) -> Obstacle | None:
         """Make a placement durable and have the others leave its CPUs; None when they are free."""
-        if not await self.write_down(container):
-            return Obstacle("the placement is not written down in time", container.placement.own, final=True)
-        return await self.barrier(container.placement.own)
+        if why := await self.write_down(container):
+            return Obstacle(f"the placement is not written down: {why}", container.placement.own, final=True)
+        return await self.barrier(container.placement.own, self._count)
 
-    async def write_down(self, container: Container) -> bool:
-        """Make the placement of a container that is to be created durable; False if that takes too long."""
-        journal = self._keeper.journal
-        journal.put(f"i/{container.id}", container)
-        try:
-            async with asyncio.timeout(self._keeper.options.call_timeout):
-                await journal.flush()
-        except TimeoutError:
-            return False
-        return True
+    def _count(self, wait: Wait) -> None:
+        """Count a create of an owner, and how it waited for calls in flight."""
+        counters = self._keeper.counters
+        counters["owners_cleared"] += 1
+        if wait.seconds is not None:
+            counters["creates_waited"] += 1
+            counters["creates_waited_ms"] += round(wait.seconds * 1000)
+        if wait.passed and not wait.late:
+            counters["creates_past_calls"] += 1
 
-    async def barrier(self, mine: CpuSet) -> Obstacle | None:
+    async def write_down(self, container: Container) -> str:
+        """Make the placement of a container that is to be created durable; gives why it is not."""
+        return await self._keeper.journal.store(f"i/{container.id}", container)
+
+    async def barrier(
+        self, mine: CpuSet, waited: Callable[[Wait], None] = lambda wait: None
+    ) -> Obstacle | None:
         """See to it that nobody runs on CPUs that are not his.
 
         Args:
             mine: CPUs of the owner who waits: who is elsewhere where he should not be is not in its way.
+            waited: Called with how the wait for calls in flight ended.
         """
-        keeper = self._keeper
-        limits = [
-            (c.id, keeper.state.wanted(c)) for c in keeper.state.containers.values() if keeper.state.shares(c)
-        ]
-        late = await keeper.flights.late(limits, mine, keeper.options.call_timeout)
-        if late:
-            return Obstacle("the runtime is still busy with calls for containers that must move", late)
+        keeper, confinement = self._keeper, self._keeper.confinement
+        wait = await confinement.wait(mine)
+        waited(wait)
+        if wait.late:
+            words, public = confinement.words(wait), confinement.public_words(wait)
+            return Obstacle(words, wait.cpus, public=public)
         try:
             async with asyncio.timeout(keeper.options.call_timeout):
                 done = await self._shrink()
@@ -109,14 +131,16 @@ class Clearing:
             return None
         ref = keeper.state.containers[next(iter(contested))].ref
         cpus = CpuSet.from_bits(union(cpus.bits for cpus in contested.values()))
-        return Obstacle(f"somebody keeps writing the cpuset of {ref}: see drift in status", cpus)
+        words = f"somebody keeps writing the cpuset of {ref}: see drift in status"
+        return Obstacle(words, cpus, public="the cpuset of another container is written by another program")
 
     async def _obstacle(self, done: Enforced, mine: CpuSet) -> Obstacle | None:
         """Find out who is in the way after writes were refused; what is not is only told."""
         keeper = self._keeper
         keeper.attention.set()  # the machine may have changed, or who was refused has gone
         if not done.refused:
-            return Obstacle(done.errors[0], mine, final=True)  # groups above pods: nobody knows who is where
+            # Groups above pods: which containers are on which CPUs is not known.
+            return Obstacle(done.errors[0], mine, final=True, public=_REFUSED)
         held = await keeper.kernel.run(self._held, tuple(done.refused))
         there = keeper.state.containers
         in_the_way = [
@@ -128,7 +152,8 @@ class Clearing:
             return None
         final = any(way(done.refused[i].errno) is Way.REFUSE for i in in_the_way)
         words = str(done.refused[in_the_way[0]])
-        return Obstacle(words, CpuSet.from_bits(union(cpus.bits for cpus in held.values())), final)
+        cpus = CpuSet.from_bits(union(cpus.bits for cpus in held.values()))
+        return Obstacle(words, cpus, final, public=_REFUSED)
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""
@@ -162,7 +187,8 @@ class Clearing:
         keeper.failed(container.id)
         keeper.counters.subtract(("creates_failed", "creates_placed"))  # it is the same create
         keeper.counters["creates_elsewhere"] += 1
-        keeper.problems.note(f"{container.ref} does not get CPUs {container.placement.own}: {obstacle.words}")
+        lost = listed(container.placement.own)
+        keeper.problems.note(f"{container.ref} does not get CPUs {lost}: {obstacle.words}")
         return keeper.take(plan).container
 
 
@@ -180,14 +206,14 @@ def other(state: NodeState, container: Container, obstacle: Obstacle, token: str
         for its pod, or where there are no others.
     """
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
-    if pod.cpuset or pod.aside is not None:
+    if decided_cpus(state.node, pod) or pod.aside is not None:
         return None
     walled = state.beside({**state.kubelet, STUCK: {"": obstacle.cpus}})
     plan = place(walled, pod, container.name, container.attempt, container.request, token)
     new = plan.container
     if new is None or new.placement.pool is not Pool.OWN or new.placement.own & obstacle.cpus:
         return None
-    words = f"not on CPUs {obstacle.cpus}, which could not be freed: {obstacle.words}"
+    words = f"not on CPUs {listed(obstacle.cpus)}, which could not be freed: {obstacle.words}"
     placement = dataclasses.replace(new.placement, reasons=(*new.placement.reasons, words))
     new = dataclasses.replace(new, placement=placement)
     why = plan.explanation

@@ -2,17 +2,24 @@
 
 Sets are stored as Linux lists, so that a person can read the journal. What cannot be read back (a field of a
 later version, a hand edit) gives None, and the caller rebuilds the record from the runtime.
+
+A record may be of a version that kept what annotations name unchecked. A pod is read without sets that are
+not on the machine, with a fault that says so; a placement is read with what the machine has of them.
+Sentences are cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.memory import Block, Blocks
 from proxy.model.options import Policy
+from proxy.model.quoting import MESSAGE, SENTENCE, printable
+from proxy.model.wording import listed
 from proxy.model.workload import (
     Container,
     Fault,
@@ -28,7 +35,13 @@ from proxy.model.workload import (
     SetAside,
 )
 
+S = TypeVar("S", CpuSet, Mask)
 POLICIES = ("bind_required", "bind_preferred", "exclusive", "aligned", "apart", "wish_policy")
+MOST_FAULTS = 20
+"""Faults of a pod that are read; its annotations have no more."""
+MOST_REASONS = 100
+"""Sentences of a placement that are read."""
+TOTAL_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period")
 REQUEST_FIELDS = ("cpu_shares", "cpu_quota", "cpu_period", "memory_limit", "cpuset_cpus", "cpuset_mems")
 
 
@@ -53,6 +66,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         **({} if pod.wish_nodes is None else {"wish_nodes": str(pod.wish_nodes)}),
         **({"chosen": True} if pod.chosen else {}),
         **({"reparented": True} if pod.reparented else {}),
+        **({} if pod.total is None else {"total": {name: getattr(pod.total, name) for name in TOTAL_FIELDS}}),
         **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
         **({"faults": [[fault.kind.value, str(fault)] for fault in pod.faults]} if pod.faults else {}),
@@ -107,29 +121,32 @@ def _dump_container(container: Container) -> dict[str, object]:
     }
 
 
-def load_container(data: Mapping[str, Any]) -> Container | None:
-    """Read a container; None where the data is not one."""
+def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Container | None:
+    """Read a container; None where the data is not one, or names CPUs that the machine does not have."""
+    cpus = bounds.cpus
     try:
         placement = data["placement"]
         reasons = placement["reasons"]
         return Container(
             _text(data["id"]),
             _text(data["name"]),
-            _pod(data["pod"]),
+            _pod(data["pod"], bounds),
             _request(data["request"]),
             Placement(
                 Pool(placement["pool"]),
-                CpuSet.parse(_text(placement["own"])),
+                CpuSet.parse(_text(placement["own"]), cpus),
                 Mask.parse(_text(placement["mems"])),
-                tuple(_text(reason) for reason in reasons),
+                tuple(_sentence(reason, MESSAGE) for reason in reasons[:MOST_REASONS]),
                 placement["hard"] is True,
                 _blocks(placement.get("blocks", [])),
-                within=CpuSet.parse(_text(placement["within"])) if "within" in placement else None,
-                nodes=Mask.parse(_text(placement["nodes"])) if "nodes" in placement else None,
+                within=_there(placement, "within", cpus),
+                nodes=_there(placement, "nodes", bounds.nodes),
                 unlimited=placement.get("unlimited") is True,
-                instead=CpuSet.parse(_text(placement.get("instead", ""))),
-                narrowed=CpuSet.parse(_text(placement["narrowed"])) if "narrowed" in placement else None,
-                beyond=CpuSet.parse(_text(placement.get("beyond", ""))),
+                instead=CpuSet.parse(_text(placement.get("instead", "")), cpus),
+                narrowed=CpuSet.parse(_text(placement["narrowed"])) & cpus
+                if "narrowed" in placement
+                else None,
+                beyond=CpuSet.parse(_text(placement.get("beyond", "")), cpus),
             ),
             Phase(data["phase"]),
             _number(data["attempt"]),
@@ -140,17 +157,32 @@ def load_container(data: Mapping[str, Any]) -> Container | None:
         return None
 
 
-def load_pod(data: Mapping[str, Any]) -> Pod | None:
+def _there(data: Mapping[str, Any], name: str, there: S) -> S | None:
+    """Read what the machine has of a set; None where there is none."""
+    return type(there).parse(_text(data[name])) & there if name in data else None
+
+
+def load_pod(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Pod | None:
     """Read a pod; None where the data is not one."""
     try:
-        return _pod(data)
+        return _pod(data, bounds)
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _pod(data: Mapping[str, Any]) -> Pod:
-    faults = tuple(Fault(_text(words), Note(kind)) for kind, words in data.get("faults", []))
-    problem = _text(data["problem"])
+def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
+    faults = [Fault(_sentence(words), Note(kind)) for kind, words in data.get("faults", [])[:MOST_FAULTS]]
+    problem = _sentence(data["problem"])
+    cpuset = None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"]))
+    nodes = Mask.parse(_text(data["nodes"])) if "nodes" in data else None
+    wished = Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None
+    if cpuset is not None and not cpuset <= bounds.cpus:
+        problem, cpuset = problem or _not_here(cpuset - bounds.cpus, faults), None
+    if nodes is not None and not nodes <= bounds.nodes:
+        problem, nodes = problem or _not_here(nodes - bounds.nodes, faults), None
+    if wished is not None and not wished <= bounds.nodes:
+        _not_here(wished - bounds.nodes, faults)
+        wished = None
     return Pod(
         _text(data["sandbox_id"]),
         _text(data["uid"]),
@@ -160,31 +192,43 @@ def _pod(data: Mapping[str, Any]) -> Pod:
         QosClass(data["qos"]),
         KubeQos(data["kube_qos"]),
         _text(data["cgroup_parent"]),
-        None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"])),
+        cpuset,
         next((fault for fault in faults if fault == problem), problem),
-        nodes=Mask.parse(_text(data["nodes"])) if "nodes" in data else None,
+        nodes=nodes,
         bind_required=BindPolicy(data.get("bind_required", "")),
         bind_preferred=BindPolicy(data.get("bind_preferred", "")),
         exclusive=ExclusivePolicy(data.get("exclusive", "")),
         aligned=NumaPolicy(data.get("aligned", "")),
         apart=NumaExclusive(data.get("apart", "")),
         wish_policy=Policy(data["wish_policy"]) if "wish_policy" in data else None,
-        wish_nodes=Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None,
+        wish_nodes=wished,
         chosen=data.get("chosen") is True,
-        aside=_aside(data["aside"]) if "aside" in data else None,
-        faults=faults,
+        aside=_aside(data["aside"], bounds) if "aside" in data else None,
+        faults=tuple(faults),
         reparented=data.get("reparented") is True,
+        total=_total(data["total"]) if "total" in data else None,
     )
 
 
-def _aside(data: Mapping[str, Any]) -> SetAside:
+def _not_here(ids: IdSet, faults: list[Fault]) -> Fault:
+    """Add the fault that a scheduler named ids that are not on the machine."""
+    fault = Fault(f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine", Note.CPU_LIST)
+    faults.append(fault)
+    return fault
+
+
+def _total(data: Mapping[str, Any]) -> Request:
+    return Request(_number(data["cpu_shares"]), _number(data["cpu_quota"]), _number(data["cpu_period"]))
+
+
+def _aside(data: Mapping[str, Any], bounds: Bounds) -> SetAside:
     return SetAside(
         None if data["affinity"] is None else Mask.parse(_text(data["affinity"])),
         data["preferred"] is True,
-        CpuSet.parse(_text(data["cpus"])),
+        CpuSet.parse(_text(data["cpus"]), bounds.cpus),
         _blocks(data["blocks"]),
         tuple(
-            Part(_text(part["name"]), CpuSet.parse(_text(part["cpus"])), _blocks(part["blocks"]))
+            Part(_text(part["name"]), CpuSet.parse(_text(part["cpus"]), bounds.cpus), _blocks(part["blocks"]))
             for part in data["parts"]
         ),
     )
@@ -207,6 +251,16 @@ def _request(data: Mapping[str, Any]) -> Request:
         _text(data["cpuset_mems"]),
         tuple((_text(name), _number(size)) for name, size in data.get("huge_pages", {}).items()),
     )
+
+
+def _sentence(value: object, limit: int = SENTENCE) -> str:
+    """Read a sentence; it is cut where it is long, and escaped where it cannot be encoded."""
+    text = _text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return printable(text, limit)
+    return text if len(text) <= limit else printable(text, limit)
 
 
 def _text(value: object) -> str:

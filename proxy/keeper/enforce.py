@@ -66,6 +66,7 @@ class Enforcer:
         cgroups: Cgroups,
         state: Callable[[], NodeState],
         busy: Callable[[str], bool] = lambda container_id: False,
+        confined: Callable[[str], bool] = lambda container_id: False,
     ) -> None:
         """Write nothing yet.
 
@@ -74,9 +75,12 @@ class Enforcer:
             state: Gives the newest state; called in the kernel worker's thread, as all of this.
             busy: Tells whether the runtime is at a call that brings a set to a container: what is found in
                 its group then is nobody's doing but ours.
+            confined: Tells whether a container has a group before its start has been answered
+                (``confinement``).
         """
         self.cgroups = cgroups
         self._busy = busy
+        self._confined = confined
         self.paused = False
         self._state = state
         self._paths: dict[str, str] = {}
@@ -87,6 +91,10 @@ class Enforcer:
         self._be_groups = BeGroups(cgroups)
         self.pauses = Pauses(cgroups)
         self.first: Callable[[], None] = lambda: None
+
+    def is_live(self, container: Container) -> bool:
+        """Tell whether a container may have a group; callable from any thread."""
+        return container.phase in LIVE or (container.phase is Phase.CREATED and self._confined(container.id))
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the sets of some containers.
@@ -104,7 +112,7 @@ class Enforcer:
         left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
         for container_id in left:
             container = self._state().containers.get(container_id)
-            if container is not None and container.phase in LIVE:
+            if container is not None and self.is_live(container):
                 self._one(container, done)
         state = self._state()
         if state.node.be_cpuset is BeCpuset.ERASE:
@@ -205,7 +213,7 @@ class Enforcer:
         sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
         known, gone, held = self._paths, self._gone, self._held
         for container in some:
-            if container.phase not in LIVE:
+            if not self.is_live(container):
                 continue
             container_id = container.id
             path = known.get(container_id) or container.cgroup

@@ -9,6 +9,9 @@ that was refused, may still be executed by the runtime, or be so already: it sta
 until the runtime's list tells, or the runtime has answered others for long enough. A runtime that hangs
 answers nobody, so its strays stay. When two calls for one container overlap, nobody knows which the runtime
 executed last: neither tells what the runtime has saved.
+
+A start that hangs need not hold up anything once its container's group exists: the container is *confined*,
+see ``confinement``. Its flight stays registered until it lands.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +36,9 @@ class Flight:
         seen: When the runtime first answered something that was asked after that.
         refused: It is a start that the runtime has answered with an error: its next list is right about it.
         tell: When it is over, the runtime is told today's set.
+        departed: When it left, by the loop's clock.
+        suspected: It is not known to exist: a daemon before us may have let it go.
+        confined: The container is kept within its current set while the call is in flight.
     """
 
     container_id: str
@@ -44,6 +50,9 @@ class Flight:
     seen: float | None = None
     refused: bool = False
     tell: bool = True
+    departed: float = 0.0
+    suspected: bool = False
+    confined: bool = False
 
 
 class Flights:
@@ -51,11 +60,13 @@ class Flights:
 
     def __init__(self) -> None:
         self._flying: dict[str, list[Flight]] = {}
+        self._confined: dict[str, int] = {}
 
     def depart(self, container_id: str, carries: CpuSet, *, is_start: bool = False) -> Flight:
         """Register a call that carries a set to a container; give the result to ``land``."""
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        flight = Flight(container_id, carries, is_start, landed)
+        loop = asyncio.get_running_loop()
+        landed: asyncio.Future[None] = loop.create_future()
+        flight = Flight(container_id, carries, is_start, landed, departed=loop.time())
         others = self._flying.setdefault(container_id, [])
         if others:
             flight.overlapped = True
@@ -73,6 +84,7 @@ class Flights:
         if flight.landed.done():
             return False
         flight.landed.set_result(None)
+        self.confine(flight, confined=False)
         others = self._flying[flight.container_id]
         others.remove(flight)
         if not others:
@@ -123,24 +135,37 @@ class Flights:
         flying = self._flying.get(container_id, ())
         return [flight for flight in flying if not flight.is_start and flight.carries != cpus]
 
-    async def late(self, wanted: Iterable[tuple[str, CpuSet]], mine: CpuSet, timeout: float) -> CpuSet:
-        """Wait until no call is in flight that carries some CPUs to a container that is not to have them.
+    def beyond(self, wanted: Iterable[tuple[str, CpuSet]], mine: CpuSet) -> list[Flight]:
+        """Give the calls in flight that carry some CPUs to a container that is not to have them.
 
         Args:
             wanted: Container ids with the sets that they must not exceed.
             mine: The CPUs that it is about.
-            timeout: Seconds to wait at most.
-
-        Returns:
-            All that such calls carry when the time is over; none where all have landed.
         """
-        waits = {
-            flight.landed: flight.carries
+        return [
+            flight
             for container_id, cpus in wanted
             for flight in self._flying.get(container_id, ())
             if (flight.carries - cpus) & mine
-        }
-        if not waits:
-            return CpuSet()
-        _, late = await asyncio.wait(waits, timeout=timeout)
-        return CpuSet.from_bits(union(waits[flight].bits for flight in late))
+        ]
+
+    # -- confined containers ------------------------------------------------------------------------------
+
+    def confine(self, flight: Flight, *, confined: bool) -> None:
+        """Mark a flight whose container is kept within its current set, or no longer is."""
+        if flight.confined is confined:
+            return
+        flight.confined = confined
+        count = self._confined.get(flight.container_id, 0) + (1 if confined else -1)
+        if count:
+            self._confined[flight.container_id] = count
+        else:
+            self._confined.pop(flight.container_id, None)
+
+    def is_confined(self, container_id: str) -> bool:
+        """Tell whether a container is confined; callable from any thread."""
+        return container_id in self._confined
+
+    def confined(self) -> list[str]:
+        """Give the ids of the containers that are confined."""
+        return list(self._confined)

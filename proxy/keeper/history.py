@@ -25,6 +25,7 @@ from proxy.keeper.remembered import (
 )
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
+from proxy.model.quoting import MESSAGE, message
 from proxy.model.workload import Container, Verdict
 from proxy.plan.record import of_pool
 
@@ -71,6 +72,7 @@ class History:
                 record counts among those of what is gone.
         """
         self._count += 1
+        explanation = _fitted(explanation)
         entry = (self._count, when, explanation, explanation.cpus)
         known = container_id in self._living
         if known or (container_id and explanation.verdict.admitted):
@@ -101,7 +103,7 @@ class History:
             return
         number, when, _, cpus = entries[-1]
         told = _explanation(entries[-1])
-        reasons = (*told.reasons, words)
+        reasons = (*told.reasons, message(words))
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
         entries[-1] = (number, when, dataclasses.replace(told, reasons=reasons), cpus)
@@ -114,7 +116,7 @@ class History:
             entries[-1] = (
                 number,
                 when,
-                dataclasses.replace(_explanation(entries[-1]), verdict=verdict),
+                dataclasses.replace(_explanation(entries[-1]), verdict=_said(verdict)),
                 cpus,
             )
 
@@ -182,6 +184,18 @@ class History:
         for container_id, entries in self._living.items():
             for entry in entries:
                 yield container_id, entry, True
+
+
+def _fitted(told: Explanation) -> Explanation:
+    """Cut the sentences of a decision that are too long."""
+    if all(len(words) <= MESSAGE for words in (told.verdict.message, *told.reasons)):
+        return told
+    reasons = tuple(map(message, told.reasons))
+    return dataclasses.replace(told, verdict=_said(told.verdict), reasons=reasons)
+
+
+def _said(verdict: Verdict) -> Verdict:
+    return dataclasses.replace(verdict, message=message(verdict.message))
 
 
 def _explanation(entry: _Entry) -> Explanation:

@@ -64,6 +64,15 @@ class Household:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._note_fault, f"{type(error).__name__}: {error}")
 
+    def unreadable(self, what: str) -> None:
+        """Count and note something of the runtime's that cannot be read; callable from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._note_unreadable, what)
+
+    def _note_unreadable(self, what: str) -> None:
+        self.counters["runtime_entries_unreadable"] += 1
+        self.problems.note(what)
+
     def _note_fault(self, what: str) -> None:
         self.counters["internal_errors"] += 1
         self.problems.note(f"internal error: {what}")

@@ -2,28 +2,36 @@
 
 Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
 restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
-gives CPUs away is written before anybody moves, and waited for (``flush``); so is one that says what hooks
-have named for a container that is to be made, which nobody else knows.
+gives CPUs away is written before anybody moves, and waited for (``store``, ``flush``); so is one that says
+what hooks have named for a container that is to be made, which no other source knows.
 
 What cannot be written stays with the worker, and goes with its next batch: batches are written in the order
-in which they were taken, so that a record never comes back after a newer one.
+in which they were taken, so that a record never comes back after a newer one. A record that cannot be stored
+because of what it holds is dropped alone, counted and reported. No message repeats what a record holds.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 from proxy.keeper.codec import dump
 from proxy.keeper.ports import Ledger
 from proxy.keeper.worker import Worker
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import RecordError, TopoproxyError
 from proxy.model.workload import Container, Pod
 
 DELAY_S = 0.01
 RETRY_S = 5.0
+LIMIT_S = 5.0
+REJECTED = "records_rejected"
+"""The counter of records that cannot be stored."""
+LATE = "the ledger is not written in time"
 
 Record = Pod | Container | Mapping[str, object]
+Plain = dict[str, Mapping[str, object] | None]
 
 
 class Journal:
@@ -34,10 +42,29 @@ class Journal:
     ``x/`` partitions.
     """
 
-    def __init__(self, ledger: Ledger | None, worker: Worker, problem: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        worker: Worker,
+        problem: Callable[[str], None],
+        counters: Counter[str] | None = None,
+        limit: float = LIMIT_S,
+    ) -> None:
+        """Begin on the running event loop.
+
+        Args:
+            ledger: Where records are kept; None to keep none.
+            worker: Its one thread writes.
+            problem: Called with each problem, in any thread.
+            counters: Where rejected records are counted.
+            limit: Seconds that a write is waited for.
+        """
         self._ledger = ledger
         self._worker = worker
         self._problem = problem
+        self._counters = Counter[str]() if counters is None else counters
+        self._limit = limit
+        self._latest: Future[Mapping[str, str]] | None = None
         self._waiting: dict[str, Record | None] = {}
         self._unwritten: dict[str, Record | None] = {}  # the worker's
         self._timer: asyncio.TimerHandle | None = None
@@ -55,46 +82,128 @@ class Journal:
             self._timer = self._loop.call_later(seconds, self._start)
 
     def _start(self) -> None:
-        self._timer = None
-        self._worker.start(self._write, self._take())
-
-    def _take(self) -> Mapping[str, Record | None]:
+        """Give the worker everything that waits."""
+        self._still()
         batch, self._waiting = self._waiting, {}
-        return batch
+        self._latest = self._worker.start(self._write, batch)
+
+    async def store(self, key: str, value: Record) -> str:
+        """Store a record now, with everything that waits.
+
+        Returns:
+            Empty where it is written, or kept to be written once the file can be; else why it is not stored.
+        """
+        self.put(key, value)
+        rejected = await self._flushed()
+        if rejected is None:
+            return LATE
+        return f"its record cannot be stored: {rejected[key]}" if key in rejected else ""
 
     async def flush(self) -> None:
-        """Write everything that waits, and wait for it. It is written too where the wait is cancelled."""
+        """Write everything that was put, and wait for it, but no longer than the limit.
+
+        It is written too where the wait is cancelled or too long.
+        """
+        if await self._flushed() is None:
+            self._problem(f"{LATE}: it takes more than {self._limit:g} s")
+
+    async def _flushed(self) -> Mapping[str, str] | None:
+        """Have everything written; give what was rejected of the last batch, None where it takes too long."""
         if self._waiting:
-            self._still()
-            await asyncio.shield(self._worker.run(self._write, self._take()))
+            self._start()
+        latest = self._latest
+        if latest is None:
+            return {}
+        if not latest.done():  # an earlier batch may still wait for the worker
+            await asyncio.wait((asyncio.wrap_future(latest),), timeout=self._limit)
+        return latest.result() if latest.done() and not latest.cancelled() else None
 
     async def close(self) -> None:
         """Write everything, also what the worker has not come to yet."""
         self._still()
         if self._ledger is not None:
-            await self._worker.run(self._write, self._take())
+            self._start()
+            await self.flush()
 
     def _still(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _write(self, batch: Mapping[str, Record | None]) -> None:
-        """Runs in the worker. A ledger that cannot be written is told, and does not stop the node."""
-        assert self._ledger is not None
+    # -- in the worker ------------------------------------------------------------------------------------
+
+    def _write(self, batch: Mapping[str, Record | None]) -> Mapping[str, str]:
+        """Write a batch, and what could not be written before. A ledger that fails does not stop the node.
+
+        Returns:
+            Which records cannot be stored, whenever that is tried, and why.
+        """
         batch, self._unwritten = {**self._unwritten, **batch}, {}
-        there = self._ledger.entries
-        changes = {
-            key: dump(value) if isinstance(value, Pod | Container) else value
-            for key, value in batch.items()
-            if value is not None or key in there
-        }
-        if not changes:
-            return
+        changes: Plain = {}
+        rejected: dict[str, str] = {}
+        try:
+            changes = self._plain(batch, rejected)
+            if changes:
+                self._put_down(changes, rejected)
+        except Exception as error:  # noqa: BLE001  whatever it is, no record is lost by it
+            self._unwritten = {key: batch[key] for key in (changes or batch)}
+            known = isinstance(error, TopoproxyError)
+            self._problem(str(error) if known else f"cannot write the ledger: {type(error).__name__}")
+            self._on_loop(self._start_in, RETRY_S)
+        if rejected:
+            self._on_loop(self._count, len(rejected))
+            for key, why in rejected.items():
+                self._problem(f"cannot store record {key} in the ledger: {why}")
+        return rejected
+
+    def _plain(self, batch: Mapping[str, Record | None], rejected: dict[str, str]) -> Plain:
+        """Give a batch as plain data, without deletions of what is not there."""
+        assert self._ledger is not None
+        there, changes = self._ledger.entries, Plain()
+        for key, value in batch.items():
+            plain: Mapping[str, object] | None = None
+            try:
+                plain = dump(value) if isinstance(value, Pod | Container) else value
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  one odd record must not cost the others
+                rejected[key] = type(error).__name__
+            if plain is not None or key in there:
+                changes[key] = plain
+        return changes
+
+    def _put_down(self, changes: Plain, rejected: dict[str, str]) -> None:
+        """Write changes in one step; after an unforeseen fault one by one.
+
+        Raises:
+            Exception: They cannot be written now. What is left of ``changes`` is not written.
+        """
+        assert self._ledger is not None
         try:
             self._ledger.write(changes)
-        except TopoproxyError as error:
-            self._unwritten = {key: batch[key] for key in changes}
-            self._problem(str(error))
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._start_in, RETRY_S)
+        except RecordError as error:
+            rejected.update(error.rejected)
+        except (TopoproxyError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001  see above
+            self._one_by_one(changes, rejected)
+
+    def _one_by_one(self, changes: Plain, rejected: dict[str, str]) -> None:
+        assert self._ledger is not None
+        for key in list(changes):
+            try:
+                self._ledger.write({key: changes[key]})
+            except RecordError as error:
+                rejected.update(error.rejected)
+            except (TopoproxyError, MemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001  this is the record that the others are kept from
+                rejected[key] = type(error).__name__
+            del changes[key]
+
+    def _on_loop(self, work: Callable[..., object], *args: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work, *args)
+
+    def _count(self, number: int) -> None:
+        self._counters[REJECTED] += number

@@ -21,13 +21,16 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.bad_input import BadInput
+from proxy.keeper.bad_input import LIMITED, BadInput
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.clearing import Clearing
+from proxy.keeper.confinement import Confinement
 from proxy.keeper.drift.finding import Drift
+from proxy.keeper.ending import CLOSE_S, Ending
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.entrusted import Entrusted
 from proxy.keeper.flights import Flights
+from proxy.keeper.health import STUCK_S, Health
 from proxy.keeper.history import History
 from proxy.keeper.hooked import tell_lost
 from proxy.keeper.household import Household
@@ -46,9 +49,11 @@ from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
 from proxy.keeper.systemd.lasting import Lasting
-from proxy.keeper.watching import Watching
+from proxy.keeper.throttle import Throttle
+from proxy.keeper.watching import JOIN_S, Watching
 from proxy.keeper.whereabouts import Whereabouts
 from proxy.keeper.worker import Worker
+from proxy.model.admission import CLAIMED, Rule
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Fault, Phase, Pod, Pool, Request
@@ -95,8 +100,10 @@ class Keeper(Household):
         super().__init__(self.wall, voice.warn)
         self.options = options
         self.voice = voice
+        self.refusals = Throttle(clock, voice.info)
         self.clock = clock
         self.runtime = runtime
+        self.health = Health(self.problems.note, self._goes_on)
         self.state = NodeState.empty(node)
         self.saved: dict[str, CpuSet] = {}
         self.history = History(options.history)
@@ -116,6 +123,7 @@ class Keeper(Household):
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
         self.flights = Flights()
+        self.confinement = Confinement(self)
         self.retries = Retries()
         self.entrusted = Entrusted(self)
         self.synced = asyncio.Event()
@@ -126,8 +134,18 @@ class Keeper(Household):
         self.unsettled: dict[str, None] = {}
         self.to_settle = asyncio.Event()
         self.kernel = Worker("kernel", self.broken)
-        self.enforcer = Enforcer(cgroups, lambda: self.state, self.flights.busy)
-        self.journal = Journal(ledger if options.enforce else None, self.kernel, self.complain)
+        self.enforcer = Enforcer(cgroups, lambda: self.state, self.flights.busy, self.flights.is_confined)
+        self.recorder = Worker("ledger", self.broken)
+        self.health.watch(self.kernel, STUCK_S, vital=True)
+        self.health.watch(self.recorder, STUCK_S, vital=True)
+        self.health.watch(self.scout.worker)
+        self.journal = Journal(
+            ledger if options.enforce else None,
+            self.recorder,
+            self.complain,
+            self.counters,
+            options.call_timeout,
+        )
         self._calls = 0
         self._boot = f"{int(clock() * 1000):x}"
 
@@ -144,7 +162,7 @@ class Keeper(Household):
             self.counters["creates_refused"] += 1
             if plan.explanation is not None:
                 self.history.note(self.wall(), plan.explanation)
-            self.voice.info(f"refused {pod.ref}/{name}: {plan.verdict.message}")
+            self.refusals.say((pod.ref, name), f"refused {pod.ref}/{name}: {plan.verdict.operator_message}")
             return plan
         return self.take(plan)
 
@@ -169,6 +187,8 @@ class Keeper(Household):
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
         """Tell what was wrong with what was asked, here and in the record."""
         self.bad_input.judge(pod, plan)
+        words = plan.problem or plan.verdict.operator_message
+        self.limited(pod, plan.limit, words, admitted=plan.verdict.admitted)
         if not plan.problem:
             return plan
         if not isinstance(plan.problem, Fault):
@@ -179,6 +199,13 @@ class Keeper(Household):
         return dataclasses.replace(
             plan, explanation=dataclasses.replace(why, reasons=(*why.reasons, plan.problem))
         )
+
+    def limited(self, pod: Pod, limit: Rule | None, words: str, *, admitted: bool) -> None:
+        """Count and report a claim that went beyond a rule of admission."""
+        if limit is not None:
+            self.counters[f"{LIMITED}{limit}_{'shared' if admitted else 'rejected'}"] += 1
+            if admitted or limit in CLAIMED:
+                self.bad_input.beyond(pod, words)
 
     def remember(self, plan: Plan) -> None:
         """Keep the record of a decision."""
@@ -337,23 +364,28 @@ class Keeper(Household):
     async def follow(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, now."""
         # What is in flight would undo the write for a moment; who lands is followed then.
-        ids = [i for i in ids if not self.flights.awaited(i)]
+        flights = self.flights
+        ids = [i for i in ids if not flights.awaited(i) or flights.is_confined(i)]
         if ids:
             for error in (await self._enforce(ids)).errors:
                 self.problems.note(error)
 
-    async def close(self) -> None:
-        """Write what waits and end the workers."""
-        await self.watching.close()
+    def _goes_on(self, words: str) -> None:
+        """A worker that was stuck goes on: what it wrote late may be outdated, so everything is compared."""
+        self.voice.warn(words)
+        self.attention.set()
+
+    async def close(self, limit: float = CLOSE_S) -> None:
+        """Write what waits and end the workers, in so many seconds; one that is stuck is left behind."""
+        ending = Ending(limit, self.voice.warn)
+        await ending.step("stop listening to the runtime", self.watching.close(), JOIN_S)
         self.hotplug.close()
-        await self.end_tasks()
-        await self.lasting.close()
-        await self.journal.close()
-        await asyncio.to_thread(self.kernel.close)
-        await self.drift.close()
-        await asyncio.to_thread(self.scout.close)
-        await asyncio.to_thread(self.prescriptions.close)
-        await asyncio.to_thread(self.beside.close)
-        await asyncio.to_thread(self.mems.close)
+        await ending.step("end tasks", self.end_tasks())
+        await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
+        await ending.step("take fences away", self.lasting.close())
+        workers = (self.recorder, self.kernel, self.scout, self.prescriptions, self.beside, self.mems)
+        closing = (asyncio.to_thread(part.close) for part in workers)
+        await ending.step("end the workers", asyncio.gather(*closing), limit)
+        await ending.step("stop looking at writes", self.drift.close())
         if self.partitions is not None:
             self.partitions.close()

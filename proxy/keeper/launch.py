@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from proxy.keeper.drift.finding import UNKNOWN
 from proxy.keeper.flights import Flight
@@ -40,6 +40,7 @@ class Launch:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self.lookups = Worker("lookups", keeper.broken, threads=8)
+        keeper.health.watch(self.lookups)
 
     def is_fresh(self, container: Container) -> bool:
         """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
@@ -97,7 +98,9 @@ class Launch:
                 obstacle = await keeper.clearing.barrier(
                     container.placement.own | container.placement.instead
                 )
-                return obstacle.words if obstacle else ""
+                if obstacle is not None and obstacle.client_words != obstacle.words:
+                    keeper.problems.note(f"cannot start {container.ref}: {obstacle.words}")
+                return keeper.clearing.answer(obstacle) if obstacle else ""
             return ""
         return "the pools change faster than the runtime can be told"
 
@@ -206,7 +209,7 @@ class Launch:
 
     def _ended(self, flight: Flight, phase: Phase | None) -> None:
         """A start is over, and the container is in a phase; None where it says nothing about that."""
-        keeper = self._keeper
+        keeper, confined = self._keeper, flight.confined
         keeper.flights.land(flight)
         container = keeper.state.containers.get(flight.container_id)
         if container is None or phase is None:
@@ -214,6 +217,8 @@ class Launch:
         if phase is Phase.RUNNING:
             keeper.phase(container.id, phase)
             keeper.later([container.id])
+            if confined:  # the runtime has saved the set that the start has left with
+                keeper.settle_later(container.id)
         elif phase is Phase.EXITED:
             keeper.phase(container.id, phase)
         elif container.phase is Phase.STARTING and not keeper.flights.starting(container.id):
@@ -257,36 +262,49 @@ class Launch:
             flight.stray_since = self._keeper.clock()
             self._keeper.attention.set()
 
-    def suspect(self) -> None:
+    def suspect(self) -> Iterator[None]:
         """After a start of ours: the runtime may be at calls that a daemon before us let go.
 
         Nobody knows which, nor with what sets, so any container may be at one. Those that have been
         suspected are passed over. It costs a create that comes at once and gives CPUs away a wait of
         ``STRAY_GRACE_S``; to have each update in the ledger before it leaves would cost all of them.
+
+        A generator of steps, after each of which the state may have changed.
         """
         keeper = self._keeper
         anywhere = keeper.state.node.machine.online
-        for container in keeper.state.containers.values():
-            if container.phase not in _MAY_BE_CHANGED or keeper.flights.of(container.id):
+        for container_id in list(keeper.state.containers):
+            yield
+            container = keeper.state.containers.get(container_id)
+            if container is None or container.phase not in _MAY_BE_CHANGED:
+                continue
+            if keeper.flights.of(container_id):
                 continue
             for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
                 flight = keeper.flights.depart(container.id, anywhere, is_start=is_start)
                 flight.tell = False
+                flight.suspected = True
                 self.stray(flight)
 
-    def end_strays(self, phases: dict[str, Phase], asked: float) -> None:
+    def end_strays(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
         """Let strays land that the runtime's list, or the time, tells to be over.
 
+        A generator of steps, after each of which the state may have changed.
+
         Args:
-            phases: What the runtime says of each container now.
+            phase_of: Gives what the runtime says of a container now; None where it says nothing.
             asked: When it was asked.
         """
         keeper, now = self._keeper, self._keeper.clock()
         for flight in keeper.flights.strays():
-            if flight.seen is None and flight.stray_since is not None and asked >= flight.stray_since:
+            yield
+            if flight.landed.done() or flight.stray_since is None:
+                continue  # it is over, or another comparison ends it just now
+            if flight.seen is None and asked >= flight.stray_since:
                 flight.seen = now
-            phase = phases.get(flight.container_id)
+            phase = phase_of(flight.container_id)
             over = flight.seen is not None and asked - flight.seen >= STRAY_GRACE_S
+            over = over and not keeper.confinement.holds(flight)
             if phase is Phase.EXITED or (flight.is_start and phase is Phase.RUNNING):
                 self._end(flight, phase)
             elif over or (flight.refused and phase is Phase.CREATED):

@@ -66,6 +66,7 @@ class MemoryNodes:
     def __init__(self, keeper: Keeper, memory: Memory | None = None) -> None:
         self._keeper = keeper
         self.worker = Worker("mems", keeper.broken)
+        keeper.health.watch(self.worker)
         self._held: set[str] = set()
         self.memory = memory
         self.wide: Mapping[str, Mask] = {}

@@ -48,4 +48,5 @@ def node_of(
         strategy=config.koordinator.strategy,
         keep_quota=config.koordinator.keep_quota,
         be_cpuset=config.koordinator.be_cpuset,
+        admission=config.admission.rules,
     )

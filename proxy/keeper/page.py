@@ -17,7 +17,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
     machine = state.node.machine
     per_node = state.pools.per_node(machine)
     return {
-        "ready": keeper.synced.is_set(),
+        "ready": keeper.synced.is_set() and not keeper.health.stuck(),
         "pools": {
             "shared": str(state.pools.shared),
             "be": str(state.pools.be),
@@ -40,6 +40,7 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         ],
         "quotas": quotas_page(keeper),
         **({"partitions": keeper.partitions.page()} if keeper.partitions is not None else {}),
+        "workers": keeper.health.page(),
         "problems": keeper.problems.page(),
         "violations": violations(state),
         "short": keeper.hotplug.shortage.page(),
@@ -102,6 +103,24 @@ def _settings(node: Node) -> dict[str, object]:
         "prefer-closest-numa-nodes": node.closest,
         "memoryManagerPolicy": "None" if node.memory is None else "Static",
         "memoryNodes": "follow" if node.follow_mems else "leave",
+        "admission": _admission(node),
+    }
+
+
+def _admission(node: Node) -> dict[str, object]:
+    """Give the rules of admission, with the floors in CPUs."""
+    rules = node.admission
+    floors = {floor.node: floor.least for floor in node.floors.each}
+    return {
+        "resourceStatus": rules.resource_status.value,
+        "namespaces": list(rules.owners.patterns),
+        "systemNamespaces": list(rules.system.patterns),
+        "maxCPUsPerPod": rules.pod_limit,
+        "maxCPUsPerNamespace": rules.namespace_limit,
+        "maxCPUsPerNode": rules.node_limit,
+        "sharedFloor": floors.pop(None, 0),
+        "sharedFloorPerNUMANode": {str(number): least for number, least in floors.items()},
+        "beyondLimit": rules.beyond.value,
     }
 
 

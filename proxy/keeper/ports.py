@@ -25,6 +25,8 @@ class Ledger(Protocol):
 
         Raises:
             CannotCreateError: The state cannot be written.
+            RecordError: Some of the values cannot be stored, whenever that is tried: they are deleted in the
+                same step, and the others are stored.
         """
 
     def close(self) -> None:

@@ -6,6 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proxy.keeper.throttle import Throttle
+from proxy.model.quoting import message
+
+_KEY_LENGTH = 80
+
 
 @dataclass(slots=True)
 class Problem:
@@ -22,12 +27,16 @@ class Problems:
 
     def __init__(self, clock: Callable[[], float], say: Callable[[str], None], limit: int = 100) -> None:
         self._clock = clock
-        self._say = say
+        self._throttle = Throttle(clock, say)
         self._limit = limit
         self._known: OrderedDict[str, Problem] = OrderedDict()
 
     def note(self, what: str) -> None:
-        """Remember a problem; it is said in the log when it is new."""
+        """Record a problem, and log it when it is new and not one of many like it.
+
+        What it quotes of input is escaped, and it is cut to 2,000 bytes.
+        """
+        what = message(what)
         now = self._clock()
         known = self._known.get(what)
         if known is not None:
@@ -37,7 +46,7 @@ class Problems:
         self._known[what] = Problem(what, now, now)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
-        self._say(what)
+        self._throttle.say(what.partition(":")[0][:_KEY_LENGTH], what)
 
     def page(self) -> list[dict[str, object]]:
         """Give all problems as plain data, the newest last."""

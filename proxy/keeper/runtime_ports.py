@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from proxy.model.idset import CpuSet, Mask
 
 SOURCE = "kubernetes.io/config.source"
 """Annotation by which kubelet says where it has a pod from; ``file`` for static pods."""
+
+
+_Entry = TypeVar("_Entry")
+
+
+class Listed(list[_Entry]):
+    """The entries of one of the runtime's lists that could be read.
+
+    Attributes:
+        unread: Ids of the other entries; an empty id stands for entries whose id could not be read either.
+            Nothing may be concluded from the absence of these from the list.
+    """
+
+    def __init__(self, entries: Iterable[_Entry], unread: Iterable[str] = ()) -> None:
+        """Hold entries."""
+        super().__init__(entries)
+        self.unread = frozenset(unread)
+
+
+def unread_in(entries: Sequence[object]) -> frozenset[str]:
+    """Give the ids of the entries of a list that could not be read."""
+    return entries.unread if isinstance(entries, Listed) else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +108,10 @@ class Runtime(Protocol):
         """Ask who makes its cgroups: ``cgroupfs`` or ``systemd``; empty where it does not tell."""
 
     def list_pods(self) -> Sequence[RuntimePod]:
-        """List all sandboxes."""
+        """List all sandboxes; a ``Listed`` where some entries could not be read."""
 
     def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
-        """List all containers, or the one with the id."""
+        """List all containers, or the one with the id; a ``Listed`` where some entries could not be read."""
 
     def detail(self, container_id: str) -> RuntimeDetail:
         """Ask for one container's status, verbose."""

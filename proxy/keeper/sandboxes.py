@@ -40,11 +40,13 @@ class Sandboxes:
         admitted = admission.verdict.admitted
         if admission.explanation is not None:
             keeper.history.note(keeper.wall(), admission.explanation, token if admitted else "")
-        if admission.problem:
+        words = admission.problem or admission.verdict.operator_message
+        keeper.limited(pod, admission.limit, words, admitted=admitted)
+        if admission.problem and admission.limit is None:
             keeper.problems.note(f"{pod.ref}: {admission.problem}")
         if not admitted:
             keeper.counters["pods_refused"] += 1
-            keeper.voice.info(f"refused {pod.ref}: {admission.verdict.message}")
+            keeper.refusals.say(pod.ref, f"refused {pod.ref}: {admission.verdict.operator_message}")
         elif admission.pod.aside is not None:
             self.arriving.add(token)
             keeper.go_on(admission.state)

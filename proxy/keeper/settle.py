@@ -36,6 +36,7 @@ class Settler:
         self._keeper = keeper
         self._launch = launch
         self._worker = Worker("settle", keeper.broken)
+        keeper.health.watch(self._worker)
         self._silent: dict[str, tuple[float, float]] = {}
         """By container: since when it is to wait, and for how long."""
 

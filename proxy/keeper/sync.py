@@ -12,12 +12,15 @@ Where the runtime tells of ends by itself (``watching``), passes find them done 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 
 from proxy.keeper.adoption import PHASES, Adoption, Listing, listed
 from proxy.keeper.codec import load_container, load_pod
+from proxy.keeper.enforce import Enforced
+from proxy.keeper.health import STUCK_S
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
+from proxy.keeper.turns import Turns
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, Phase, Pod
@@ -26,7 +29,11 @@ from proxy.plan.recount import beyond, recounted
 UNIMPLEMENTED = 12
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
+ALSO_S = 30.0
+"""How long what a pass does besides may take."""
 GAP_S = 0.2
+AT_ONCE = 64
+"""Containers that are removed without a turn of the loop."""
 MANY = 5
 """More of a kind are not named one by one."""
 
@@ -38,21 +45,30 @@ class Sync:
         self._keeper = keeper
         self._launch = launch
         self._worker = Worker("sync", keeper.broken)
+        keeper.health.watch(self._worker)
         self.adoption = Adoption(keeper, self._worker, launch.lookups)
+        self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
         self._waits = False  # somebody was told that the runtime is not there
         self.runtime_version = ""
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Load what the ledger holds; the first pass then compares it with what is there."""
+        for _ in self.recovering(entries):
+            pass
+
+    def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+        """Do what ``recover`` does, in steps; the keeper must not be used before the last of them."""
         keeper = self._keeper
         keeper.quotas.load(entries)
         if keeper.partitions is not None:
             keeper.partitions.load(entries)
         node = keeper.state.node
-        pods, containers = self._recorded(entries)
+        pods, containers = list[Pod](), list[Container]()
+        yield from self._recorded(entries, pods, containers)
         keeper.state = recounted(type(keeper.state).of(node, pods, containers))
-        self._launch.suspect()
+        yield
+        yield from self._launch.suspect()
         for resource, (promised, there) in beyond(keeper.state).items():
             keeper.problems.note(
                 f"cannot count all {resource} of the containers that run: they were promised"
@@ -60,20 +76,23 @@ class Sync:
             )
         for container in keeper.state.containers.values():
             keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
+            yield
         keeper.where.recall()
 
-    def _recorded(self, entries: Mapping[str, Mapping[str, object]]) -> tuple[list[Pod], list[Container]]:
-        """Read the ledger's records, and tell which cannot be used."""
-        keeper, pods, containers = self._keeper, list[Pod](), list[Container]()
+    def _recorded(
+        self, entries: Mapping[str, Mapping[str, object]], pods: list[Pod], containers: list[Container]
+    ) -> Iterator[None]:
+        """Read the ledger's records into two lists, in steps, and report which cannot be used."""
+        keeper, bounds = self._keeper, self._keeper.state.node.machine.bounds
         for key, value in entries.items():
+            yield
             if key.startswith("p/"):
-                if (pod := load_pod(value)) is not None:
+                if (pod := load_pod(value, bounds)) is not None:
                     keeper.bad_input.see(pod)
                     pods.append(pod)
                     continue
             elif key.startswith(("c/", "i/")):
-                container = load_container(value)
-                if container is not None and container.placement.own <= keeper.state.node.machine.possible:
+                if (container := load_container(value, bounds)) is not None:
                     containers.append(container)
                     if key.startswith("i/"):
                         keeper.lost[container.id] = keeper.clock()
@@ -81,7 +100,6 @@ class Sync:
             else:
                 continue
             keeper.problems.note(f"cannot use the ledger's record {key}: it is rebuilt from the runtime")
-        return pods, containers
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -140,8 +158,10 @@ class Sync:
         await keeper.prescriptions.follow(self._worker)
         listing = keeper.watching.corrected(await self._worker.run(listed, keeper.runtime))
         self.connected, self._waits = True, False
-        self._resolve(listing)
-        self._compare(listing, known, known_pods, began, asked)
+        turns = Turns()
+        self._resolve(listing, began)
+        await self._compare(listing, known, known_pods, began, asked, turns)
+        await turns.turn()
         new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]
         ours = {
             (c.pod.sandbox_id, c.name) for c in keeper.state.containers.values() if c.phase is Phase.CREATING
@@ -152,11 +172,15 @@ class Sync:
             if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
         ]
         await self.adoption.adopt(foreign, listing, began)
+        await turns.now()
         if not keeper.synced.is_set():
-            self._launch.suspect()
+            await turns.through(self._launch.suspect())
+        await turns.turn()
         keeper.watching.caught_up()
-        keeper.onlooker.listed(listing.pods, listing.containers, began)
+        if not listing.unread_pods and not listing.unread_containers:
+            keeper.onlooker.listed(listing.pods, listing.containers, began)
         if keeper.options.enforce:
+            await keeper.confinement.recall()
             await self._repair(listing, began)
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
@@ -178,7 +202,9 @@ class Sync:
     async def _repair(self, listing: Listing, began: int) -> None:
         """Have the kernel hold what it should, everywhere."""
         keeper = self._keeper
-        done = await keeper.drift.compare_all()
+        done = await self._compared()
+        if done is None:
+            return
         for error in done.errors:
             keeper.problems.note(error)
         keeper.moved(done, look_again=False)
@@ -191,10 +217,28 @@ class Sync:
         if keeper.partitions is not None:
             await self._also(keeper.partitions.once())
 
+    async def _compared(self) -> Enforced | None:
+        """Have the kernel compared; None where that takes too long: then the next pass has what came of it.
+
+        A pass does not wait for a kernel that does not answer: what the runtime tells is what calls wait for
+        after a start.
+        """
+        late, self._comparing = self._comparing, None
+        comparing = late or asyncio.ensure_future(self._keeper.drift.compare_all())
+        await asyncio.wait((comparing,), timeout=STUCK_S)
+        if not comparing.done():
+            self._comparing = comparing
+            self._keeper.problems.note(f"cannot compare with the kernel: it takes more than {STUCK_S:g} s")
+            return None
+        return comparing.result()
+
     async def _also(self, work: Awaitable[None]) -> None:
         """Do what a pass does besides: a fault in it must not keep the node from being in step."""
         try:
-            await work
+            async with asyncio.timeout(ALSO_S):
+                await work
+        except TimeoutError:
+            self._keeper.problems.note(f"cannot compare everything: it takes more than {ALSO_S:g} s")
         except Exception as error:  # noqa: BLE001  see above
             self._keeper.broken(error)
 
@@ -217,7 +261,7 @@ class Sync:
 
     # -- parts of a pass ----------------------------------------------------------------------------------
 
-    def _resolve(self, listing: Listing) -> None:
+    def _resolve(self, listing: Listing, began: int) -> None:
         """Find out what became of creates whose answer was lost."""
         keeper = self._keeper
         there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
@@ -227,9 +271,13 @@ class Sync:
                 del keeper.lost[token]
                 continue
             found = there.get((container.pod.sandbox_id, container.name, container.attempt))
+            if found is not None and not keeper.news.none(found, began):
+                continue  # it may have been removed since: the next list decides
             if found is not None and found not in keeper.state.containers:
                 del keeper.lost[token]
                 keeper.created(token, found)
+            elif listing.unread_containers:
+                continue  # it may be one of those
             elif keeper.clock() - since > GRACE_S or self._is_over(container, listing):
                 keeper.failed(token)
 
@@ -238,24 +286,40 @@ class Sync:
 
         A list that is made later may be older than a create's sandbox.
         """
-        pod = listing.pods.get(container.pod.sandbox_id)
-        return not self._keeper.synced.is_set() and (pod is None or not pod.ready)
+        sandbox_id = container.pod.sandbox_id
+        pod = listing.pods.get(sandbox_id)
+        over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
+        return not self._keeper.synced.is_set() and over
 
-    def _compare(
-        self, listing: Listing, known: set[str], known_pods: set[str], began: int, asked: float
+    async def _compare(
+        self,
+        listing: Listing,
+        known: set[str],
+        known_pods: set[str],
+        began: int,
+        asked: float,
+        turns: Turns,
     ) -> None:
-        """Let our phases follow the list.
+        """Let our phases follow the list, with turns of the loop in between.
 
         A list is old when it arrives: it says nothing about containers to which something happened since it
         was asked for, and only what was known then can have vanished.
         """
         keeper = self._keeper
         phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
-        self._launch.end_strays({i: p for i, p in phases.items() if keeper.news.none(i, began)}, asked)
-        containers = keeper.state.containers
-        gone = [i for i in known if i in containers and i not in listing.containers]
-        keeper.removed([i for i in gone if containers[i].phase is not Phase.CREATING])
+
+        def told(container_id: str) -> Phase | None:
+            return phases.get(container_id) if keeper.news.none(container_id, began) else None
+
+        await turns.through(self._launch.end_strays(told, asked))
+        absent = [i for i in known if listing.lacks_container(i)]
+        for at in range(0, len(absent), AT_ONCE):
+            there = keeper.state.containers
+            some = [i for i in absent[at : at + AT_ONCE] if i in there]
+            keeper.removed([i for i in some if there[i].phase is not Phase.CREATING])
+            await turns.turn()
         for container_id, phase in phases.items():
+            await turns.turn()
             ours = keeper.state.containers.get(container_id)
             if ours is None or not keeper.news.none(container_id, began) or keeper.flights.of(container_id):
                 continue
@@ -267,9 +331,11 @@ class Sync:
         # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.
         alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
         for sandbox_id in known_pods - keeper.sandboxes.arriving:
+            await turns.turn()
             pod = listing.pods.get(sandbox_id)
             if pod is None:
-                keeper.sandboxes.missing(sandbox_id, listing.pods.values())
+                if listing.lacks_pod(sandbox_id):
+                    keeper.sandboxes.missing(sandbox_id, listing.pods.values())
             elif not pod.ready and sandbox_id not in alive:
                 keeper.sandboxes.stopped(sandbox_id)
 

@@ -23,6 +23,7 @@ both a comparison is asked for, and the comparisons on the timer stay what holds
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 from collections import deque
@@ -136,6 +137,12 @@ class Watching:
             return REFUSED_S
         self._put(Hearing.WAITING)
         return 0
+
+    def missed(self, what: str) -> None:
+        """Note an event that cannot be read, and have everything compared instead; called from the thread."""
+        self._keeper.unreadable(what)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._keeper.attention.set)
 
     def _put(self, what: RuntimeEvent | Hearing) -> None:
         with self._lock:

@@ -15,17 +15,30 @@ What can be wrong, and what it means:
   holds.
 * a bad line with good ones behind it, a number missing, a header that is not ours: the file is not what we
   wrote. It is not used at all, because a state with a hole may give CPUs away twice.
+
+Content never makes a batch fail. A lone surrogate, which UTF-8 cannot carry, is stored as the six characters
+of its escape, as text: every reader of this format accepts that. A record that JSON cannot express at all, or
+that is too long, is left out alone, and an older record under its key goes with it: a missing record is
+rebuilt from the runtime, an outdated one would be believed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1
+RECORD_BYTES = 64 * 1024
+"""Length of the longest record of one pod or container."""
+_BOUNDED = ("p/", "c/", "i/")
+"""Keys of such records. Records of the node have no bound: a takeover's holds kubelet's checkpoint."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_QUOTED_CHARACTERS = 80
+"""More of a key, or of an error's text, is not repeated in a message."""
 
 Entries = dict[str, dict[str, Any]]
 """State: key to value, as JSON objects."""
@@ -54,30 +67,66 @@ class View(Mapping[str, dict[str, Any]]):
         return len(self._packed)
 
 
-def pack(changes: Mapping[str, Mapping[str, object] | None]) -> dict[str, bytes | None]:
+def pack(
+    changes: Mapping[str, Mapping[str, object] | None], limit: int = RECORD_BYTES
+) -> tuple[dict[str, bytes | None], dict[str, str]]:
     """Give changes as they are kept in memory and on disk.
 
-    Raises:
-        TypeError: A value cannot be said in JSON, or is no object.
+    Args:
+        changes: Key to new value; None to delete.
+        limit: Length of the longest record of a pod or container.
+
+    Returns:
+        The packed changes; and, by key, why records cannot be stored. In the first these are deleted.
     """
-    try:
-        packed = {key: None if value is None else _dump(value) for key, value in changes.items()}
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"cannot keep {changes!r}: {error}") from None
-    if any(value is not None and not value.startswith(b"{") for value in packed.values()):
-        raise TypeError(f"cannot keep {changes!r}: values are JSON objects")
-    if not all(isinstance(key, str) for key in packed):
-        raise TypeError(f"cannot keep {changes!r}: keys are texts")
+    packed: dict[str, bytes | None] = {}
+    rejected: dict[str, str] = {}
+    for key, value in changes.items():
+        if not isinstance(key, str) or _SURROGATE.search(key):
+            rejected[shown(key)] = "its key is not valid text"
+            continue
+        try:
+            packed[key] = None if value is None else _pack_one(key, value, limit)
+        except (TypeError, ValueError, RecursionError) as error:
+            packed[key] = None
+            rejected[key] = shown(error)
+    return packed, rejected
+
+
+def _pack_one(key: str, value: object, limit: int) -> bytes:
+    """Give one record as it is kept.
+
+    Raises:
+        TypeError, ValueError, RecursionError: It cannot be stored.
+    """
+    packed = _dump(value)
+    if not packed.startswith(b"{"):
+        raise TypeError(f"it is a {type(value).__name__}, not an object")
+    if len(packed) > limit and key.startswith(_BOUNDED):
+        raise ValueError(f"it is longer than {limit} bytes")
     return packed
 
 
+def shown(what: object) -> str:
+    """Give a key or an error as short printable text."""
+    text = str(what) if isinstance(what, str | Exception) else type(what).__name__
+    cut = text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
+    return cut if cut.isprintable() else ascii(cut)[1:-1]
+
+
 def _dump(value: object) -> bytes:
-    """Say a value in JSON, as short as can be.
+    """Give a value as JSON, as short as can be.
 
     Raises:
-        TypeError, ValueError: It cannot be said (NaN included: no reader would agree on it).
+        TypeError, ValueError, RecursionError: It cannot be said (NaN included: no reader would agree on it).
     """
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # Surrogates stand only within strings. Their JSON escape (one backslash) would read back as a
+        # surrogate, which earlier versions of this format's reader cannot store again.
+        return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text).encode()
 
 
 def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from proxy.ledger import format as fmt
-from proxy.model.errors import CannotCreateError
+from proxy.model.errors import CannotCreateError, RecordError
 
 NAME = "ledger.jsonl"
 _COMPACT_BYTES = 64 * 1024
@@ -29,6 +29,7 @@ _COMPACT_FACTOR = 4
 """A file is compacted when it is this many times as long as after the last compaction."""
 SIZE_LIMIT = 256 * 1024 * 1024
 """No ledger is so long; the file is something else and is not read into memory."""
+_CLOSE_S = 1.0
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -62,11 +63,15 @@ class FileLedger:
 
         Raises:
             CannotCreateError: The state cannot be written; it is as before then, in memory and on disk.
-            TypeError: A value cannot be said in JSON.
+            RecordError: Some of the values cannot be stored; the others are.
         """
-        if not changes:
-            return
-        taken = fmt.pack(changes)
+        taken, rejected = fmt.pack(changes)
+        if taken:
+            self._write(taken)
+        if rejected:
+            raise RecordError(rejected)
+
+    def _write(self, taken: Mapping[str, bytes | None]) -> None:
         with self._lock:
             if self._fd < 0:
                 raise CannotCreateError(f"cannot write the ledger {self.path}: it is closed")
@@ -82,13 +87,17 @@ class FileLedger:
                 self._try_compact()
 
     def close(self) -> None:
-        """Sync and close; writes after that are refused."""
-        with self._lock:
+        """Sync and close; writes after that are refused. A write that hangs is not waited for."""
+        if not self._lock.acquire(timeout=_CLOSE_S):
+            return
+        try:
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     os.fsync(fd)
                 os.close(fd)
+        finally:
+            self._lock.release()
 
     def _mend(self) -> None:
         """Bring the file to what we wrote: cut off the rest of a failed write, replace a removed file."""
@@ -176,7 +185,9 @@ class FileLedger:
                 f"its last {state.cut_bytes} bytes, no complete record, were cut off (a crash while writing)"
             )
             notes.append(f"the ledger {self.path} was repaired: {words}")
-        self._entries = fmt.apply({}, fmt.pack(state.entries))
+        packed, rejected = fmt.pack(state.entries, SIZE_LIMIT)
+        notes += [f"the ledger's record {fmt.shown(key)} is left out: {why}" for key, why in rejected.items()]
+        self._entries = fmt.apply({}, packed)
         self._number, self._size = state.number, state.good_bytes
         return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -51,6 +52,20 @@ class PermissionDeniedError(TopoproxyError):
     """The process may not do this (sysexits EX_NOPERM)."""
 
     exit_code = 77
+
+
+class RecordError(TopoproxyError):
+    """Records cannot be stored in the ledger because of what they hold; everything else in their batch is.
+
+    Attributes:
+        rejected: Why, in short words, by the record's key.
+    """
+
+    def __init__(self, rejected: Mapping[str, str]) -> None:
+        key, why = next(iter(rejected.items()))
+        more = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
+        super().__init__(f"cannot store record {key} in the ledger: {why}{more}")
+        self.rejected = rejected
 
 
 class TopologyError(TopoproxyError):

@@ -4,16 +4,35 @@ A set is one Python integer (bit i stands for id i), so union, intersection and
 subset tests cost the same for 8 CPUs and for 8192. The text form is the
 kernel's list format: ascending ids, runs of two or more as ``a-b``, joined by
 commas; the empty set is the empty string.
+
+An operation on such an integer costs its whole length, so a loop that shifts it once for each id is
+quadratic. Sets wider than ``_NARROW`` ids are built, walked and printed by way of their digits, which is
+linear.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+import re
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from proxy.model.quoting import printable, quoted
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+_NARROW = 1024
+"""Up to so many ids a set is handled by shifts, whose cost is then bounded and small."""
+_FEW = 64
+"""Up to so many ranges are joined by shifts."""
+_LONGEST = 6
+"""Characters that a list may have for each id that there can be: five digits and a comma."""
+_LONGEST_WRITE = 64 << 10
+"""Characters of a list that anything keeps as it is written."""
+_SHOWN = 60
+"""Characters of the machine's ids that a message shows."""
 
 
 class IdSet:
@@ -23,6 +42,8 @@ class IdSet:
 
     LIMIT: ClassVar[int] = 65536
     """Ids at or above this are refused: no kernel has them, and a typing error must not cost memory."""
+    NOUN: ClassVar[str] = "id"
+    """What one id stands for, in messages."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         """Build a set from ids.
@@ -34,11 +55,15 @@ class IdSet:
             ValueError: An id is negative or too large.
         """
         bits = 0
+        high: list[int] = []
         for i in ids:
-            if not 0 <= i < self.LIMIT:
+            if 0 <= i < _NARROW:
+                bits |= 1 << i
+            elif 0 <= i < self.LIMIT:
+                high.append(i)
+            else:
                 raise ValueError(f"id {i} is outside 0-{self.LIMIT - 1}")
-            bits |= 1 << i
-        self._bits = bits
+        self._bits = bits | _joined([(i, i) for i in high]) if high else bits
 
     @classmethod
     def from_bits(cls, bits: int) -> Self:
@@ -50,31 +75,51 @@ class IdSet:
         return new
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, within: Self | None = None) -> Self:
         """Read a Linux list such as ``0-3,8``; blanks around it and an empty text are allowed.
 
+        The work is linear in the length of the text.
+
+        Args:
+            text: The list.
+            within: The ids that there are; None for all below ``LIMIT``.
+
         Raises:
-            ValueError: The text is not a list, a range runs backwards, or an id is too large.
+            ValueError: The text is not a list, a range runs backwards, an id is too large or is not among
+                ``within``. The message quotes the text cut and escaped.
         """
-        bits = 0
         body = text.strip()
         if not body:
             return cls.from_bits(0)
+        if len(body) > _LONGEST * cls.LIMIT:
+            raise ValueError(f"a list of {len(body)} characters is too long")
+        there = cls.LIMIT if within is None else min(cls.LIMIT, within._bits.bit_length())
+        bits = 0
+        wide: list[tuple[int, int]] = []
         for part in body.split(","):
             low_text, dash, high_text = part.partition("-")
             low = cls._number(low_text, text)
             high = cls._number(high_text, text) if dash else low
             if high < low:
-                raise ValueError(f"range {part!r} in {text!r} runs backwards")
-            if high >= cls.LIMIT:
-                raise ValueError(f"id {high} in {text!r} is outside 0-{cls.LIMIT - 1}")
-            bits |= ((1 << (high - low + 1)) - 1) << low
+                raise ValueError(f"range {quoted(part)} in {quoted(text)} runs backwards")
+            if high >= there:
+                if within is not None:
+                    within.require(high)
+                raise ValueError(f"id {high} in {quoted(text)} is outside 0-{cls.LIMIT - 1}")
+            if high < _NARROW:
+                bits |= ((1 << (high - low + 1)) - 1) << low
+            else:
+                wide.append((low, high))
+        if wide:
+            bits |= _joined(wide)
+        if within is not None and bits & ~within._bits:
+            within.require(cls.from_bits(bits & ~within._bits).first())
         return cls.from_bits(bits)
 
     @staticmethod
     def _number(part: str, text: str) -> int:
         if not (part.isascii() and part.isdigit() and len(part) < 10):
-            raise ValueError(f"{text!r} is not a list of ids such as '0-3,8'")
+            raise ValueError(f"{quoted(text)} is not a list of ids such as '0-3,8'")
         return int(part)
 
     @property
@@ -85,6 +130,11 @@ class IdSet:
     def __str__(self) -> str:
         parts: list[str] = []
         bits, base = self._bits, 0
+        if bits.bit_length() > _NARROW:
+            for found in re.finditer("1+", _digits(bits)):
+                low, end = found.span()
+                parts.append(str(low) if end - low == 1 else f"{low}-{end - 1}")
+            return ",".join(parts)
         while bits:
             skip = (bits & -bits).bit_length() - 1
             bits >>= skip
@@ -100,6 +150,9 @@ class IdSet:
 
     def __iter__(self) -> Iterator[int]:
         bits, base = self._bits, 0
+        if bits.bit_length() > _NARROW:
+            yield from (i for i, digit in enumerate(_digits(bits)) if digit == "1")
+            return
         while bits:
             skip = (bits & -bits).bit_length()
             base += skip
@@ -140,6 +193,15 @@ class IdSet:
         """Tell whether the two sets have no id in common."""
         return self._bits & other._bits == 0
 
+    def require(self, item: int) -> None:
+        """Check that an id that somebody names is one of the machine's, which this set holds.
+
+        Raises:
+            ValueError: It is not; the message names those that are.
+        """
+        if item not in self:
+            raise ValueError(f"{self.NOUN} {item} is not on this machine ({printable(str(self), _SHOWN)})")
+
     def first(self) -> int:
         """Give the lowest id.
 
@@ -151,6 +213,32 @@ class IdSet:
         return (self._bits & -self._bits).bit_length() - 1
 
 
+def _digits(bits: int) -> str:
+    """Give the bits as digits, that of id 0 first."""
+    return bin(bits)[:1:-1]
+
+
+def _joined(runs: Sequence[tuple[int, int]]) -> int:
+    """Join ranges, each given by its first and its last id, in linear time."""
+    if len(runs) <= _FEW:
+        return union(((1 << (high - low + 1)) - 1) << low for low, high in runs)
+    steps = [0] * (max(high for _, high in runs) + 2)
+    for low, high in runs:
+        steps[low] += 1
+        steps[high + 1] -= 1
+    digits = ["1" if depth else "0" for depth in itertools.accumulate(steps)]
+    return int("".join(reversed(digits)), 2)
+
+
+def plausible(text: str) -> str:
+    """Give a list of ids verbatim; nothing for a text that no kernel takes for one.
+
+    The kernel reads 100 characters and 6 for each CPU that it was built for, at most 8192
+    (``max_write_len`` of ``cpuset.cpus``).
+    """
+    return text if len(text) <= _LONGEST_WRITE and text.isascii() else ""
+
+
 def union(masks: Iterable[int]) -> int:
     """Join sets that are given as bits."""
     return functools.reduce(operator.or_, masks, 0)
@@ -160,9 +248,11 @@ class CpuSet(IdSet):
     """A set of CPUs (logical processors, kernel ids)."""
 
     __slots__ = ()
+    NOUN: ClassVar[str] = "CPU"
 
 
 class Mask(IdSet):
     """A set of NUMA node ids."""
 
     __slots__ = ()
+    NOUN: ClassVar[str] = "NUMA node"

@@ -17,6 +17,23 @@ from proxy.model.idset import CpuSet, Mask, union
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """The ids that input may name.
+
+    Attributes:
+        cpus: CPUs that the machine may have, online or not.
+        nodes: NUMA nodes that it may have, likewise.
+    """
+
+    cpus: CpuSet
+    nodes: Mask
+
+
+ANY_MACHINE = Bounds(CpuSet.from_bits((1 << 8192) - 1), Mask.from_bits((1 << 1024) - 1))
+"""Bounds of every machine: the most that Linux is built for (NR_CPUS of x86 and powerpc, NODES_SHIFT 10)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cpu:
     """One online CPU and the groups it is in.
 
@@ -144,6 +161,22 @@ class Machine:
     def node_by_id(self) -> Mapping[int, NumaNode]:
         """NUMA nodes by id."""
         return {n.id: n for n in self.nodes}
+
+    @functools.cached_property
+    def possible_nodes(self) -> Mask:
+        """NUMA nodes that may be there, as the kernel reports them; else those that are there."""
+        numa = self.extra.get("numa")
+        told = numa.get("possible") if isinstance(numa, Mapping) else None
+        there = Mask(node.id for node in self.nodes)
+        try:
+            return there | Mask.parse(told) if isinstance(told, str) else there
+        except ValueError:
+            return there
+
+    @functools.cached_property
+    def bounds(self) -> Bounds:
+        """The CPUs and NUMA nodes that input may name."""
+        return Bounds(self.possible | self.online, self.possible_nodes)
 
     @functools.cached_property
     def memory_nodes(self) -> Mask:

@@ -8,12 +8,15 @@ what an int64 cannot hold becomes the largest that it can, as in Kubernetes.
 
 from __future__ import annotations
 
+import functools
 import re
+
+from proxy.model.quoting import quoted, shown
 
 LARGEST = (1 << 63) - 1
 """Amounts end here."""
 
-# Compiled (and kept by re) on first use: most commands read no amount.
+# Compiled on first use: most commands read no amount.
 _NUMBER = r"(?s)([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(.*)"
 _EXPONENT = r"[eE]([+-]?[0-9]+)"
 _TENS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -37,18 +40,29 @@ def parse_quantity(value: str | float, *, milli: bool = False) -> int:
         ValueError: It is no amount; the message says why.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is not an amount")  # noqa: TRY004 - one kind of error for all bad input
+        raise ValueError(f"{shown(value)} is not an amount")  # noqa: TRY004 - one kind of error for all bad input
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _LONGEST:
-        raise ValueError(f"{text[:20]!r}... is too long for an amount")
-    found = re.fullmatch(_NUMBER, text)
+        raise ValueError(f"{quoted(text, 20)} is too long for an amount")
+    return _parse(text, 3 if milli else 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str, shift: int) -> int:
+    """Read an amount, ten to the power of ``shift`` as large."""
+    found = _number().fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not an amount such as 2, 500m or 1Gi")
+        raise ValueError(f"{quoted(text)} is not an amount such as 2, 500m or 1Gi")
     sign, whole, part, bare, suffix = found.groups(default="")
     part = part or bare
     tens, twos = _scale(text, suffix)
-    size = _round_up(int(whole + part) << twos, tens - len(part) + (3 if milli else 0))
+    size = _round_up(int(whole + part) << twos, tens - len(part) + shift)
     return -size if sign == "-" else size
+
+
+@functools.cache
+def _number() -> re.Pattern[str]:
+    return re.compile(_NUMBER)
 
 
 def show_quantity(amount: int, *, milli: bool = False) -> str:
@@ -71,7 +85,7 @@ def _scale(text: str, suffix: str) -> tuple[int, int]:
         return max(-_FAR, min(_FAR, int(exponent[1]))), 0
     near = {name.lower(): name for name in (*_TWOS, *_TENS)}.get(suffix.lower())
     hint = f"; did you mean {near}?" if near else f" (known: {' '.join(s for s in (*_TENS, *_TWOS) if s)})"
-    raise ValueError(f"{text!r} is not an amount: {suffix!r} is no suffix{hint}")
+    raise ValueError(f"{quoted(text)} is not an amount: {quoted(suffix)} is no suffix{hint}")
 
 
 def _round_up(size: int, tens: int) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, IdSet, Mask
+
+ROOM = 120
+"""Characters of a set in a sentence; a longer one is cut."""
 
 
 def counted(number: int, thing: str) -> str:
@@ -10,11 +13,19 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def listed(ids: IdSet) -> str:
+    """Write a set in a sentence: ``0-3,8``, and of a long one its beginning: ``0,2,4,... (4096 CPUs)``."""
+    text = str(ids)
+    if len(text) <= ROOM:
+        return text
+    return f"{text[:ROOM].rpartition(',')[0]},... ({counted(len(ids), ids.NOUN)})"
+
+
 def cpus(taken: CpuSet) -> str:
     """Name CPUs: ``CPU 6``, ``CPUs 0-15``."""
-    return f"CPU{'' if len(taken) == 1 else 's'} {taken}"
+    return f"CPU{'' if len(taken) == 1 else 's'} {listed(taken)}"
 
 
 def nodes(mask: Mask) -> str:
     """Name nodes: ``NUMA node 2``, ``NUMA nodes 0-1``."""
-    return f"NUMA node{'' if len(mask) == 1 else 's'} {mask}"
+    return f"NUMA node{'' if len(mask) == 1 else 's'} {listed(mask)}"

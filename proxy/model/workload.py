@@ -11,6 +11,12 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.memory import Blocks
 from proxy.model.options import Policy
+from proxy.model.quoting import printable
+
+LONGEST_NAME = 63
+"""Characters of a namespace's or container's name (a DNS label)."""
+LONGEST_REF = LONGEST_NAME + 1 + 253
+"""Characters of a namespace, a slash and a pod's name (a DNS subdomain)."""
 
 
 class KubeQos(enum.StrEnum):
@@ -41,6 +47,7 @@ class Note(enum.StrEnum):
     CPU_LIST = "cpu-list"
     OVERLAP = "overlap"
     WISH = "wish"
+    ADMISSION = "admission"
 
 
 class Fault(str):
@@ -122,6 +129,8 @@ class Pod:
         wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
         faults: What is wrong with its labels and annotations.
         reparented: A hook has named its cgroup, and kubelet knows of another.
+        total: CPUs that its containers ask for together, as its sandbox's configuration says; None where that
+            is not known. Only kept for pods whose annotation names CPUs.
     """
 
     sandbox_id: str
@@ -148,11 +157,12 @@ class Pod:
     wish_nodes: Mask | None = None
     faults: tuple[Fault, ...] = ()
     reparented: bool = False
+    total: Request | None = None
 
     @property
     def ref(self) -> str:
-        """``namespace/name``, as users write it."""
-        return f"{self.namespace}/{self.name}"
+        """``namespace/name``, as users write it; escaped and cut where that is no name of Kubernetes."""
+        return printable(f"{self.namespace}/{self.name}", LONGEST_REF)
 
     @property
     def key(self) -> str:
@@ -289,8 +299,8 @@ class Container:
 
     @property
     def ref(self) -> str:
-        """``namespace/pod/container``, as users write it."""
-        return f"{self.pod.ref}/{self.name}"
+        """``namespace/pod/container``, as users write it; escaped and cut as ``Pod.ref``."""
+        return f"{self.pod.ref}/{printable(self.name, LONGEST_NAME)}"
 
 
 TOPOLOGY_AFFINITY = "TopologyAffinityError"
@@ -304,12 +314,20 @@ class Verdict:
     Attributes:
         code: gRPC status code: 0 admit, 3 INVALID_ARGUMENT, 9 FAILED_PRECONDITION.
         reason: Short CamelCase reason, as kubelet's (``TopologyAffinityError``).
-        message: What to tell the client.
+        message: The sentence that the client is answered with. A pod's events show it, so it names other pods
+            only where the configuration allows that.
+        detail: The sentence for operators, where it says more than ``message``; else empty.
     """
 
     code: int = 0
     reason: str = ""
     message: str = ""
+    detail: str = ""
+
+    @property
+    def operator_message(self) -> str:
+        """The sentence for operators."""
+        return self.detail or self.message
 
     @property
     def admitted(self) -> bool:

@@ -19,11 +19,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from proxy.model.admission import Breach, Rule
 from proxy.model.asks import PodAsk
 from proxy.model.explanation import Explanation, Step
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
+from proxy.model.wording import listed
 from proxy.model.workload import Fault, Part, Pod, Request, SetAside, Verdict
 from proxy.place import cpu_static
 from proxy.place.binding.wish import BindError, PolicyConflictError
@@ -32,6 +34,7 @@ from proxy.place.devices import hints as device_hints
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory import request as memory_request
 from proxy.place.policies import UNALIGNED
+from proxy.plan.admission import believed, rejection, rejects, shared_instead
 from proxy.plan.aligned import bound, shared_milli, wants
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import (
@@ -46,6 +49,7 @@ from proxy.plan.desk import (
     refused,
 )
 from proxy.plan.lacks import lacks_of
+from proxy.plan.limits import beyond, headroom
 from proxy.plan.node import Node
 from proxy.plan.owning import owned_asks, owned_cpus, owning_problem, owns_as_a_whole, tells
 from proxy.plan.record import explain
@@ -68,6 +72,7 @@ class Admission:
         state: The state with it; the state before where nothing was set aside, or on a refusal.
         explanation: Why; None where there was nothing to decide.
         problem: What could not be met, said to the operator; empty if nothing was.
+        limit: The rule of admission beyond which the claim went; None where it went beyond none.
     """
 
     verdict: Verdict
@@ -75,6 +80,7 @@ class Admission:
     state: NodeState
     explanation: Explanation | None = None
     problem: str = ""
+    limit: Rule | None = None
 
 
 def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
@@ -87,6 +93,13 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
     """
     if not concerns(state.node, pod):
         return Admission(Verdict(), pod, state)
+    counts, breach = believed(state.node, pod)
+    if breach is not None and rejects(state.node):
+        verdict = rejection(breach, f"place {pod.ref}")
+        why = explain(EVENT, pod, "", pod.attempt, total, verdict)
+        return Admission(verdict, pod, state, why, limit=breach.rule)
+    if counts is not pod:
+        return _as_it_counts(state, pod, counts, total, breach)
     before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
     if before is not None:
         known = as_decided(pod, before)
@@ -106,6 +119,27 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
     return _decide(state, pod, total, asks, wanted, owns=owns, whole=False)
 
 
+def _as_it_counts(
+    state: NodeState, pod: Pod, counts: Pod, total: Request, breach: Breach | None
+) -> Admission:
+    """Decide about a pod without what it may not claim; the pod goes on saying what its author wrote."""
+    done = admit(state, counts, total)
+    problem, limit = done.problem, done.limit
+    if breach is not None:
+        problem, limit = problem or shared_instead(breach), limit or breach.rule
+    if done.pod is counts:
+        return dataclasses.replace(done, pod=pod, problem=problem, limit=limit)
+    given = done.pod
+    known = dataclasses.replace(
+        pod,
+        aside=given.aside,
+        nodes=given.nodes or pod.nodes,
+        cpuset=given.cpuset if given.chosen else pod.cpuset,
+        chosen=given.chosen,
+    )
+    return dataclasses.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
+
+
 def as_decided(pod: Pod, before: Pod) -> Pod:
     """Give a pod with what was decided for an earlier sandbox of it, or before more of it was known."""
     known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
@@ -114,15 +148,33 @@ def as_decided(pod: Pod, before: Pod) -> Pod:
 
 def concerns(node: Node, pod: Pod) -> bool:
     """Tell whether a pod is decided as a whole, before its containers come."""
+    pod, breach = believed(node, pod)
+    if breach is not None:
+        return True
     return node.decides_pods or owns_as_a_whole(node, pod) or wants(pod)
 
 
 def _decide(
     state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
 ) -> Admission:
-    """Ask the providers about a pod, and set aside what they give.
+    """Ask the providers about a pod, and set aside what they give, within the limits of the node."""
+    asked = Asked(state, pod, total, asks, count, owns=owns, whole=whole)
+    done = _decide_once(asked, None)
+    if done.limit is Rule.SHARED_FLOOR:
+        other = _decide_once(asked, headroom(state, pod))
+        done = other if other.verdict.admitted else done
+    if done.limit is None or rejects(state.node):
+        return done
+    words = done.verdict.message.partition(": ")[2]
+    problem = shared_instead(Breach(done.limit, words))
+    return Admission(Verdict(), pod, state, problem=problem, limit=done.limit)
 
-    Args:
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A pod that is being decided.
+
+    Attributes:
         state: The node as it is.
         pod: The pod.
         total: What the CRI says of it.
@@ -131,11 +183,25 @@ def _decide(
         owns: True where CPUs may be given to it alone.
         whole: True where its containers own the CPUs together.
     """
+
+    state: NodeState
+    pod: Pod
+    total: Request
+    asks: PodAsk
+    count: int
+    owns: bool
+    whole: bool
+
+
+def _decide_once(asked: Asked, avoid: CpuSet | None) -> Admission:
+    """Ask the providers about a pod, and set aside what they give, but for CPUs that are not to be chosen."""
+    state, pod, total, count, owns = asked.state, asked.pod, asked.total, asked.count, asked.owns
     try:
-        case = case_of(state, pod, asks, "", count, total, owns=owns)
+        case = case_of(state, pod, asked.asks, "", count, total, owns=owns, avoid=avoid)
     except PolicyConflictError as conflict:
         return _refuse(state, pod, total, Ruling(refused(conflict), ANYWHERE), None)
     # Memory that no node could hold makes no hint, and yet has to be refused.
+    asks = asked.asks
     binds = case.memory is not None and memory_request.served(asks) and memory_request.pod_amounts(asks)
     milli = count * MILLI if owns else shared_milli(pod, total)
     aligns = wants(pod) and (milli > 0 or bool(case.near))
@@ -148,20 +214,31 @@ def _decide(
         ruling, unmet = wished(case, pod, _ruled)
     if not ruling.verdict.admitted:
         return _refuse(state, pod, total, ruling, case)
-    hint = ruling.hint
-    aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, ruling.parts)
-    promised = dataclasses.replace(pod, aside=aside)
-    if aligns and not owns:
-        promised = bound(promised, hint, state.node.nodes)
-    if whole:
-        promised = dataclasses.replace(promised, cpuset=ruling.cpus, chosen=True)
+    promised = _promised(asked, ruling, aligned=aligns)
     after = state.with_pod(promised)
+    what = f"set CPUs {listed(ruling.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
-        words = f"cannot set CPUs {ruling.cpus} aside for {pod.ref}: the shared pool would be left empty"
+        words = f"cannot {what}: the shared pool would be left empty"
         verdict = Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words)
         return _refuse(state, pod, total, dataclasses.replace(ruling, verdict=verdict), case)
+    breach = beyond(state, after, promised, "", ruling.cpus)
+    if breach is not None:
+        ruling = dataclasses.replace(ruling, verdict=rejection(breach, what))
+        return dataclasses.replace(_refuse(state, pod, total, ruling, case), limit=breach.rule)
     why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), ruling)
     return Admission(Verdict(), promised, after, why, unmet or "")
+
+
+def _promised(asked: Asked, ruling: Ruling, *, aligned: bool) -> Pod:
+    """Give the pod with what is set aside for it."""
+    hint = ruling.hint
+    aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, ruling.parts)
+    promised = dataclasses.replace(asked.pod, aside=aside)
+    if aligned and not asked.owns:
+        promised = bound(promised, hint, asked.state.node.nodes)
+    if asked.whole:
+        promised = dataclasses.replace(promised, cpuset=ruling.cpus, chosen=True)
+    return promised
 
 
 def _ruled(case: Case) -> Ruling:

@@ -12,9 +12,10 @@ import dataclasses
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.plan.admission import shared_instead
 from proxy.plan.moves import moves
 from proxy.plan.nodes import named_mems
-from proxy.plan.place import Plan, place
+from proxy.plan.place import Plan, admissible, place
 from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.sharing import constrained, pooled
 from proxy.plan.state import NodeState
@@ -42,11 +43,14 @@ def adopt(
         placement = pooled(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
         gone = Container(container_id, name, pod, request, placement, phase, attempt)
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
-    wish = claim(pod, request, state.node.machine.present, static=state.node.static)
+    counts, beyond = admissible(state, pod, name, request)
+    wish = claim(counts, request, state.node.machine.present, static=state.node.static)
+    if beyond is not None:
+        wish = dataclasses.replace(wish, problem=wish.problem or shared_instead(beyond))
     if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
         wish = constrained(state, pod, request, wish)
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish)
-        return dataclasses.replace(plan, problem=wish.problem)
+        return dataclasses.replace(plan, problem=wish.problem, limit=None if beyond is None else beyond.rule)
     if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
         kept = _keep(state, container_id, pod, name, attempt, request, phase)
         if kept is not None:
@@ -57,11 +61,12 @@ def adopt(
     live = phase is not Phase.CREATED
     mems = named_mems(state, request)
     asked = dataclasses.replace(request, cpuset_mems=str(mems)) if live else request
-    plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present)
+    has = named_list(request.cpuset_cpus) if live else None
+    plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present, has)
     if plan.container is None:
-        problem = plan.problem or plan.verdict.message
+        limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
-        return dataclasses.replace(plan, problem=problem)
+        return dataclasses.replace(plan, problem=problem, limit=limit)
     taken = dataclasses.replace(plan.container, phase=phase, request=request)
     # The nodes that a request names are a matter of course to the decision; who is there uses their memory.
     stays = mems if live else taken.placement.mems
@@ -73,13 +78,20 @@ def adopt(
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 
+def named_list(text: str) -> CpuSet | None:
+    """Read a list of CPUs; None where the text is none."""
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return None
+
+
 def _keep(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan | None:
     wish = claim(pod, request, state.node.machine.present, static=True)
-    try:
-        has = CpuSet.parse(request.cpuset_cpus)
-    except ValueError:
+    has = named_list(request.cpuset_cpus)
+    if has is None:
         return None
     owner = f"{pod.key}/{name}"
     if len(has) != wish.count or not has <= state.node.machine.present:

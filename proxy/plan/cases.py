@@ -40,7 +40,15 @@ def asks_of(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
 
 
 def case_of(
-    state: NodeState, pod: Pod, asks: PodAsk, name: str, wanted: int, request: Request, *, owns: bool
+    state: NodeState,
+    pod: Pod,
+    asks: PodAsk,
+    name: str,
+    wanted: int,
+    request: Request,
+    *,
+    owns: bool,
+    avoid: CpuSet | None = None,
 ) -> Case:
     """Gather what a decision about a container looks at.
 
@@ -52,11 +60,12 @@ def case_of(
         wanted: Exclusive CPUs that are wanted.
         request: What the CRI says.
         owns: True where CPUs may be given to it alone.
+        avoid: CPUs that are not to be chosen; None where all may be.
 
     Raises:
         PolicyConflictError: Pod and node require different bind policies.
     """
-    cpu = _cpus(state, pod, asks, name, wanted) if owns else CpuState(CpuSet())
+    cpu = _cpus(state, pod, asks, name, wanted, avoid or CpuSet()) if owns else CpuState(CpuSet())
     # Memory that the pod was given as a whole is divided by nobody: its containers use it together.
     bound = bool(request.cpuset_mems) or (pod.aside is not None and bool(pod.aside.blocks))
     return Case(
@@ -72,7 +81,7 @@ def case_of(
     )
 
 
-def _cpus(state: NodeState, pod: Pod, asks: PodAsk, name: str, wanted: int) -> CpuState:
+def _cpus(state: NodeState, pod: Pod, asks: PodAsk, name: str, wanted: int, avoid: CpuSet) -> CpuState:
     node, key = state.node, pod.key
     mine, others = _owned(state, key)
     if [ask.name for ask in asks.containers] == [""]:
@@ -80,14 +89,14 @@ def _cpus(state: NodeState, pod: Pod, asks: PodAsk, name: str, wanted: int) -> C
     reusable = CpuSet()
     if pod.asks is not None:
         reusable = _ended(state, pod, asks, mine) & node.topology.cpus
-    reusable = CpuSet.from_bits(reusable.bits & ~others)
+    reusable = CpuSet.from_bits(reusable.bits & ~others & ~avoid.bits)
     part = pod.aside.part(name) if pod.aside is not None else None
     had = mine.pop(name, None) or (part.cpus if part else state.had(f"{key}/{name}"))
     taken = others
     for cpus in mine.values():
         reusable -= cpus
         taken |= cpus.bits
-    free = node.topology.cpus.bits & ~taken
+    free = node.topology.cpus.bits & ~taken & ~avoid.bits
     if len(had) == wanted and not had.bits & ~free:
         default = CpuSet.from_bits(free & ~had.bits & ~reusable.bits)
         return CpuState(default, {key: {**mine, name: had}}, reusing=key, reusable=reusable - had)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.model.admission import Rule
 from proxy.model.explanation import Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
+from proxy.model.wording import listed
 from proxy.model.workload import Fault, KubeQos, Note, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, case_of
@@ -15,15 +17,25 @@ from proxy.plan.nodes import bound_to, own_mems
 from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT, Claim, pool_of
 
+MOST_HOLDERS = 4
+"""So many owners are named that stand in the way."""
+
 
 class RefusedError(Exception):
     """A container cannot be placed."""
 
-    def __init__(self, verdict: Verdict, ruling: Ruling | None = None, lacks: tuple[Lack, ...] = ()) -> None:
-        super().__init__(verdict.message)
+    def __init__(
+        self,
+        verdict: Verdict,
+        ruling: Ruling | None = None,
+        lacks: tuple[Lack, ...] = (),
+        limit: Rule | None = None,
+    ) -> None:
+        super().__init__(verdict.operator_message)
         self.verdict = verdict
         self.ruling = ruling
         self.lacks = lacks
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ def named_cpus(
             others |= held.cpus
     obstacle = _obstacle(state, cpus, others, owner)
     if obstacle is not None:
-        return _without(pod, wish, obstacle, ref)
+        return _without(state, pod, wish, obstacle, ref)
     ruling = _beside(state, pod, name, request, cpus)
     if ruling is not None and not ruling.verdict.admitted:
         raise RefusedError(worded(ruling.verdict, ref, ruling), ruling)
@@ -86,8 +98,8 @@ def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSe
     return near if near.verdict.admitted else grant(case, name, TopologyHint(None, preferred=False))
 
 
-def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tuple[str, str] | None:
-    """Tell why somebody cannot have the CPUs that he was given elsewhere: reason and words."""
+def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Obstacle | None:
+    """Tell why somebody cannot have the CPUs that he was given elsewhere."""
     clash = cpus & others
     if clash:
         holders = {
@@ -109,21 +121,49 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> tup
             for key, held in state.owners.items()
             if key not in here and key != owner and not held.cpus.isdisjoint(clash)
         }
-        return "CPUsInUse", f"CPUs {clash} are owned by {', '.join(sorted(holders))} already"
+        named = sorted(holders)
+        if len(named) > MOST_HOLDERS:
+            named[MOST_HOLDERS:] = [f"{len(named) - MOST_HOLDERS} more"]
+        taken = f"CPUs {listed(clash)} are owned by"
+        whose = "another pod" if len(holders) == 1 else "other pods"
+        return Obstacle("CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already")
     if state.node.shareable <= cpus | others:
-        return "SharedPoolExhausted", "the shared pool would be left empty"
+        return Obstacle("SharedPoolExhausted", "the shared pool would be left empty")
     return None
 
 
-def _without(pod: Pod, wish: Claim, obstacle: tuple[str, str], ref: str) -> Claim:
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why CPUs that were named cannot be had.
+
+    Attributes:
+        reason: As in ``Verdict``.
+        words: The cause for operators.
+        public: The cause without names of other pods; empty where ``words`` has none.
+    """
+
+    reason: str
+    words: str
+    public: str = ""
+
+    def verdict(self, what: str, *, name_others: bool) -> Verdict:
+        """Give the verdict: ``what`` cannot be done."""
+        detail = f"cannot {what}: {self.words}"
+        if name_others or not self.public:
+            return Verdict(FAILED_PRECONDITION, self.reason, detail)
+        return Verdict(FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
+
+
+def _without(state: NodeState, pod: Pod, wish: Claim, obstacle: Obstacle, ref: str) -> Claim:
     """Go on without the CPUs: strict pods are refused, the others run on their pool.
 
     Where kubelet's CPU manager named them for one container, others are chosen: it is as many that count.
     """
-    reason, words = obstacle
     if pod.qos in STRICT:
-        message = f"cannot give CPUs {wish.cpus} to {ref}: {words}"
-        raise RefusedError(Verdict(FAILED_PRECONDITION, reason, message))
+        name_others = state.node.admission.name_others
+        what = f"give CPUs {listed(wish.cpus or CpuSet())} to {ref}"
+        raise RefusedError(obstacle.verdict(what, name_others=name_others))
+    words = obstacle.words
     fault = Fault(words, Note.OVERLAP)
     if not wish.per_pod and wish.cpus:
         why = f"{wish.why}, but {words}: others are chosen"

@@ -6,6 +6,7 @@ import itertools
 
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool, QosClass
+from proxy.plan.admission import believed
 from proxy.plan.owners import owners_of
 from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT
@@ -79,7 +80,7 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
     elif stray := want - placement.own - placement.instead - placement.beyond:
         found.append(f"{container.ref} has CPUs {stray} that are not its own")
-    named = container.pod.cpuset
+    named = believed(state.node, container.pod)[0].cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
         found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")
     return found

@@ -21,6 +21,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.wording import listed
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Placement
 from proxy.plan.state import NodeState
@@ -72,7 +73,8 @@ def narrowed(
         placement, problem = _cpus(state, unhooked(placement), wish, base)
         if problem:
             placement = container.placement
-            problems.append(f"cannot narrow {container.ref} to CPUs {wish.cpus}{_BY}{wish.by}: {problem}")
+            cpus = listed(wish.cpus or CpuSet())
+            problems.append(f"cannot narrow {container.ref} to CPUs {cpus}{_BY}{wish.by}: {problem}")
     if wish.mems is not None:
         there = state.node.machine.memory_nodes
         promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
@@ -97,8 +99,8 @@ def _cpus(state: NodeState, placement: Placement, wish: Narrowing, base: CpuSet)
         return placement, ""  # all that it has, as a server says that answers with what it was told
     outside = cpus & state.node.machine.online - base if wish.owned else CpuSet()
     if not cpus & base | outside:
-        return placement, f"it has {base}" if not wish.owned else "none of them is online"
-    why = f"{_NARROWED}{cpus}{_BY}{wish.by}"
+        return placement, f"it has {listed(base)}" if not wish.owned else "none of them is online"
+    why = f"{_NARROWED}{listed(cpus)}{_BY}{wish.by}"
     if outside:
         why += _outside(outside)
     reasons = (*placement.reasons, why)
@@ -119,7 +121,7 @@ def within_its_own(container: Container) -> Container:
 
 
 def _outside(cpus: CpuSet) -> str:
-    return f", {cpus} of them although they are not its to have"
+    return f", {listed(cpus)} of them although they are not its to have"
 
 
 def lost(state: NodeState, container: Container) -> str:
@@ -127,4 +129,4 @@ def lost(state: NodeState, container: Container) -> str:
     named_cpus = container.placement.narrowed
     if named_cpus is None or state.wanted(container) <= named_cpus:
         return ""
-    return f"nothing is left of CPUs {named_cpus}, to which a hook has narrowed {container.ref}"
+    return f"nothing is left of CPUs {listed(named_cpus)}, to which a hook has narrowed {container.ref}"

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine
@@ -19,6 +20,7 @@ from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device
 from proxy.place.distance import Distances
 from proxy.place.memory.state import MemoryState, Reserved, initial, node_memory
+from proxy.pools.floors import Floors, floors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,13 @@ class Node:
         strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
         keep_quota: Which owners keep their CFS quota.
         be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
+        admission: Who may own CPUs.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
         memory: The memory of the nodes with nothing given out; None where it is not counted.
         distances: The distance table where ``closest`` is on and the machine tells it.
         nodes: All NUMA nodes.
+        floors: CPUs of the shared pool that no owner may take.
     """
 
     machine: Machine
@@ -68,6 +72,7 @@ class Node:
     strategy: NumaStrategy = NumaStrategy.NONE
     keep_quota: KeepQuota = KeepQuota.NEVER
     be_cpuset: BeCpuset = BeCpuset.NARROW
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
     alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
     """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
@@ -75,6 +80,7 @@ class Node:
     memory: MemoryState | None = field(init=False, compare=False, repr=False)
     distances: Distances | None = field(init=False, compare=False, repr=False)
     nodes: Mask = field(init=False, compare=False, repr=False)
+    floors: Floors = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         def found(name: str, value: object) -> None:
@@ -89,6 +95,7 @@ class Node:
         found("shareable", shareable or machine.online)
         found("nodes", Mask(node.id for node in machine.nodes))
         found("distances", Distances.of(machine) if self.closest else None)
+        found("floors", floors_of(self.admission, machine, self.shareable))
         counted = self.reserved_memory is not None
         found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import Held
 from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
+from proxy.plan.admission import believed
 from proxy.plan.node import Node
 from proxy.pools.pools import Owner
 
@@ -57,10 +58,11 @@ def _coming(
     """Give the owners that only kubelet knows of: what it holds for containers that are not here.
 
     Pods that a label or a scheduler put elsewhere are none (reference koordinator d); CPUs that somebody owns
-    here, or that are set aside for a pod, stay his; and the last shared CPU is given to nobody.
+    here, or that are set aside for a pod, stay his; the last shared CPU, and those of the pool's floors, are
+    given to nobody.
     """
     known = list(pods)
-    ours = {pod.uid for pod in known if pod.qos in NOT_KUBELETS or pod.cpuset}
+    ours = {pod.uid for pod in known if pod.qos in NOT_KUBELETS or believed(node, pod)[0].cpuset}
     aside = [pod.aside.cpus for pod in known if pod.aside is not None]
     taken = CpuSet.from_bits(
         union(cpus.bits for cpus in (*aside, *(owner.cpus for owner in owners.values())))
@@ -72,6 +74,9 @@ def _coming(
         for name, cpus in sorted(held[uid].items()):
             free = cpus & node.machine.online - taken
             if free and (uid, name) not in there and not node.shareable <= taken | free:
+                # An entry without a name only keeps CPUs from being chosen (``keeper.clearing``).
+                if name and node.floors.broken(node.shareable - taken - free, free):
+                    continue
                 found[f"{uid}/{name}"] = Owner(free, hard=True)
                 taken |= free
     return found

@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from proxy.model.admission import Breach, Rule
 from proxy.model.explanation import Explanation, Lack
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
+from proxy.model.wording import listed
 from proxy.model.wording import nodes as named
 from proxy.model.workload import (
     Container,
     Fault,
     KubeQos,
+    Note,
     Phase,
     Placement,
     Pod,
@@ -27,11 +30,13 @@ from proxy.model.workload import (
 )
 from proxy.place.binding.wish import PolicyConflictError
 from proxy.place.cpu_request import container_cpus
+from proxy.plan.admission import CLAIMING, believed, rejection, rejects, shared_instead, summed
 from proxy.plan.admit import AFFINITY, worded
 from proxy.plan.cases import asks_of, case_of
 from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Case, Ruling, grant, refused, rule
 from proxy.plan.found import Found, RefusedError, named_cpus
 from proxy.plan.lacks import lacks_of
+from proxy.plan.limits import beyond, headroom
 from proxy.plan.moves import moves
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
 from proxy.plan.quotas import unlimited, without_quota
@@ -55,6 +60,7 @@ class Plan:
         shrink: Ids of containers that must leave CPUs before the request goes on.
         problem: What was wrong with what was asked, said to the operator; empty if nothing was.
         explanation: Why; None for a container that could only go to a pool (``record.of_pool`` tells).
+        limit: The rule of admission beyond which the claim went; None where it went beyond none.
     """
 
     verdict: Verdict
@@ -63,6 +69,7 @@ class Plan:
     shrink: tuple[str, ...] = ()
     problem: str = ""
     explanation: Explanation | None = None
+    limit: Rule | None = None
 
 
 _ADMITTED = Verdict()
@@ -76,6 +83,7 @@ def place(
     request: Request,
     token: str,
     there: CpuSet | None = None,
+    has: CpuSet | None = None,
 ) -> Plan:
     """Decide where a container goes.
 
@@ -87,40 +95,163 @@ def place(
         request: What it asks for.
         token: The id that it has until the runtime names it.
         there: CPUs that may be named; the online ones if None.
+        has: CPUs that it runs on already; None for none. If it owns exactly these, no limit takes them away.
     """
     placement = _at_once(state, pod, request)
     if placement is not None:
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
     online = state.node.machine.online
-    if there is None and pod.cpuset and pod.cpuset & online and pod.cpuset <= state.had(pod.key):
-        there = pod.cpuset | online  # what is away of its CPUs comes back, and it goes on with the rest
-    wish = claim(pod, request, there or online, static=state.node.static, exact=_exact(pod, name))
+    counts, breach = admissible(state, pod, name, request)
+    if there is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
+        there = counts.cpuset | online  # what is away of its CPUs comes back, and it goes on with the rest
+    wish = claim(counts, request, there or online, static=state.node.static, exact=_exact(pod, name))
+    if breach is not None and not wish.problem:
+        wish = dataclasses.replace(wish, problem=shared_instead(breach))
 
-    def no(verdict: Verdict, ruling: Ruling | None, problem: str, lacks: tuple[Lack, ...] = ()) -> Plan:
+    def no(
+        verdict: Verdict,
+        ruling: Ruling | None = None,
+        lacks: tuple[Lack, ...] = (),
+        problem: str = wish.problem,
+        limit: Rule | None = None,
+    ) -> Plan:
         why = explain("CreateContainer", pod, name, attempt, request, verdict, ruling, lacks=lacks)
-        return Plan(verdict, state, problem=problem, explanation=why)
+        return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
 
+    if breach is not None and rejects(state.node):
+        return no(rejection(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
+    draft = Draft(state, pod, counts, name, request, token, attempt, has or CpuSet())
     try:
-        found = _find(state, pod, name, request, wish)
+        drafted = _within_limits(draft, wish)
     except RefusedError as refused:
-        return no(refused.verdict, refused.ruling, wish.problem, refused.lacks)
-    placement = found.placement
-    if unlimited(state, pod, name, placement.pool):
-        placement = without_quota(placement, request)
-    container = Container(token, name, pod, request, placement, Phase.CREATING, attempt, found.owner)
-    after = state.changed(put=(container,))
+        return no(refused.verdict, refused.ruling, refused.lacks, limit=refused.limit)
+    found, container, after = drafted.found, drafted.container, drafted.after
+    placement = container.placement
     shrink: tuple[str, ...] = ()
     if placement.pool is Pool.OWN:
         if not after.pools.shared - after.aside(pod.key):
-            return no(_exhausted(placement.own, container.ref), found.ruling, found.problem)
+            return no(_exhausted(placement.own, container.ref), found.ruling, problem=found.problem)
         shrink, _ = moves(state, after)
     verdict = Verdict()
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.ruling, placement, after)
     if shrink:
         who, more = moved(state, after, shrink)
         why = dataclasses.replace(why, moved=who, more_moved=more)
-    return Plan(verdict, after, container, shrink, found.problem, why)
+    limit = breach.rule if breach is not None else drafted.limit
+    return Plan(verdict, after, container, shrink, found.problem, why, limit)
+
+
+def admissible(state: NodeState, pod: Pod, name: str, request: Request) -> tuple[Pod, Breach | None]:
+    """Take away from a pod what it may not claim, by what is known when a container of it comes."""
+    if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in CLAIMING:
+        return pod, None
+    if pod.cpuset is None or pod.total is not None or pod.asks is not None:
+        return believed(state.node, pod, None, state.kept_for(pod.key))
+    there = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
+    known = summed(list({**there, name: request}.values()))
+    return believed(state.node, pod, known, state.kept_for(pod.key))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A container that is being decided.
+
+    Attributes:
+        state: The node as it is.
+        pod: Its pod.
+        counts: The same without what it may not claim.
+        name, request, token, attempt: As in ``place``.
+        has: CPUs that it runs on already.
+    """
+
+    state: NodeState
+    pod: Pod
+    counts: Pod
+    name: str
+    request: Request
+    token: str
+    attempt: int
+    has: CpuSet
+
+    def of(self, found: Found, limit: Rule | None = None) -> Drafted:
+        """Give what a placement comes to."""
+        placement = found.placement
+        if unlimited(self.state, self.pod, self.name, placement.pool):
+            placement = without_quota(placement, self.request)
+        container = Container(
+            self.token,
+            self.name,
+            self.pod,
+            self.request,
+            placement,
+            Phase.CREATING,
+            self.attempt,
+            found.owner,
+        )
+        return Drafted(found, container, self.state.changed(put=(container,)), limit)
+
+    def breach(self, drafted: Drafted) -> Breach | None:
+        """Name the limit beyond which a placement goes."""
+        own = drafted.found.placement.own
+        if not own or own == self.has:
+            return None
+        return beyond(self.state, drafted.after, self.counts, drafted.found.owner, own)
+
+    def find(self, wish: Claim, avoid: CpuSet | None = None) -> Found:
+        """Find a placement for a claim."""
+        return _find(self.state, self.counts, self.name, self.request, wish, avoid)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a placement comes to.
+
+    Attributes:
+        found: The placement, and what was weighed.
+        container: The container with it.
+        after: The state with the container.
+        limit: The rule on whose account the container owns no CPUs; None where it is not so.
+    """
+
+    found: Found
+    container: Container
+    after: NodeState
+    limit: Rule | None = None
+
+
+def _within_limits(draft: Draft, wish: Claim) -> Drafted:
+    """Find a placement that keeps the limits.
+
+    Raises:
+        RefusedError: There is none, or only one beyond a limit.
+    """
+    drafted = draft.of(draft.find(wish))
+    breach = draft.breach(drafted)
+    if breach is None:
+        return drafted
+    node, pod, found = draft.state.node, draft.counts, drafted.found
+    pinned = wish.pool is Pool.OWN and wish.cpus is not None and not wish.per_pod  # by kubelet
+    if not wish.per_pod and breach.rule is Rule.SHARED_FLOOR:
+        again = wish
+        if pinned:
+            count = len(wish.cpus or ())
+            words = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
+            problem = Fault(words, Note.ADMISSION)
+            again = dataclasses.replace(wish, cpus=None, count=count, problem=problem)
+        try:
+            other = draft.of(draft.find(again, headroom(draft.state, pod)))
+            if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
+                return other
+        except RefusedError:
+            pass  # the rule is the reason then
+    if rejects(node) and not pinned:
+        # What kubelet's CPU manager has admitted and pinned would only come again and again.
+        what = f"give CPUs {found.placement.own} to {pod.ref}/{draft.name}"
+        raise RefusedError(rejection(breach, what), found.ruling, limit=breach.rule)
+    pool, why = pool_of(pod)
+    shared = Claim(pool, why, problem=shared_instead(breach))
+    return draft.of(draft.find(shared), breach.rule)
 
 
 def _exact(pod: Pod, name: str) -> int | None:
@@ -130,7 +261,7 @@ def _exact(pod: Pod, name: str) -> int | None:
 
 
 def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
-    message = f"cannot give CPUs {cpus} to {ref}: the shared pool would be left empty"
+    message = f"cannot give CPUs {listed(cpus)} to {ref}: the shared pool would be left empty"
     return Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message)
 
 
@@ -146,6 +277,8 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
         return None
     if pod.aside is not None:
         return None  # what is set aside for it may end here
+    if pod.qos in CLAIMING and believed(state.node, pod)[1] is not None:
+        return None
     if pod.kube_qos is KubeQos.GUARANTEED and (
         state.node.memory is not None or pod.asks is not None or whole_cpus(request)
     ):
@@ -158,7 +291,9 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     return known
 
 
-def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Found:
+def _find(
+    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, avoid: CpuSet | None = None
+) -> Found:
     ref = f"{pod.ref}/{name}"
     if wish.fatal:
         raise RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
@@ -173,7 +308,7 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
         words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
         raise RefusedError(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
-        case = _case(state, pod, name, request, wish)
+        case = _case(state, pod, name, request, wish, avoid)
     except PolicyConflictError as conflict:
         verdict = refused(conflict)
         raise RefusedError(worded(verdict, ref, Ruling(verdict, ANYWHERE))) from conflict
@@ -195,14 +330,16 @@ def _find(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) 
     return Found(placement, owner, wish.problem or unmet_wish or nowhere, ruling)
 
 
-def _case(state: NodeState, pod: Pod, name: str, request: Request, wish: Claim) -> Case | None:
+def _case(
+    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, avoid: CpuSet | None
+) -> Case | None:
     """Give what the topology manager is to decide about a container; None where that is nothing."""
     node, wanted = state.node, wish.count
     counted = node.memory is not None and pod.kube_qos is KubeQos.GUARANTEED
     if not wanted and not counted and not request.devices and not node.devices:
         return None
     asks = asks_of(pod, name, request, wanted)
-    return case_of(state, pod, asks, name, wanted, request, owns=wanted > 0)
+    return case_of(state, pod, asks, name, wanted, request, owns=wanted > 0, avoid=avoid)
 
 
 def _ruling(case: Case, pod: Pod, name: str, wanted: int) -> tuple[Ruling, Fault | None]:
@@ -232,7 +369,7 @@ def _placed(
     if cpus == state.had(f"{pod.key}/{name}"):
         why = f"{wish.why}; keeps the CPUs of its earlier attempt"
     elif pod.aside is not None and cpus <= pod.aside.cpus:
-        why = f"{wish.why}; {cpus} on {where}, set aside for its pod"
+        why = f"{wish.why}; {listed(cpus)} on {where}, set aside for its pod"
     else:
-        why = f"{wish.why}; picked {cpus} on {where}"
+        why = f"{wish.why}; picked {listed(cpus)} on {where}"
     return Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard, blocks, ruling.devices)

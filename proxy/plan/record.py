@@ -6,6 +6,8 @@ from proxy.model.asks import Ask, in_bytes
 from proxy.model.explanation import Explanation, Fact, Lack, Moved
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import show_quantity
+from proxy.model.quoting import printable
+from proxy.model.wording import listed
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.plan.desk import ANYWHERE, Ruling
@@ -107,18 +109,22 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     if known is not None:
         facts += _exact(known, pod.source)
     elif pod.asks is not None:
-        facts.append(Fact("containers", ", ".join(a.name for a in pod.asks.containers), pod.source))
+        names = printable(", ".join(a.name for a in pod.asks.containers))
+        facts.append(Fact("containers", names, pod.source))
     else:
         facts += _from_cri(request)
     if pod.cpuset is not None:
-        facts.append(Fact("CPUs of the pod", str(pod.cpuset), "its resource-status annotation"))
+        facts.append(Fact("CPUs of the pod", listed(pod.cpuset), "its resource-status annotation"))
     if request.cpuset_cpus:
-        facts.append(Fact("CPUs named", request.cpuset_cpus, "cpuset_cpus of the CRI request"))
+        facts.append(Fact("CPUs named", printable(request.cpuset_cpus), "cpuset_cpus of the CRI request"))
     if request.cpuset_mems:
-        facts.append(Fact("memory nodes named", request.cpuset_mems, "cpuset_mems of the CRI request"))
+        facts.append(
+            Fact("memory nodes named", printable(request.cpuset_mems), "cpuset_mems of the CRI request")
+        )
     for device in request.devices:
         what = f"{device.resource} {device.name}" if device.resource else device.name
-        where = f"near to NUMA nodes {device.nodes}" if device.nodes else "near to no NUMA node"
+        what = printable(what)
+        where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
         facts.append(Fact(f"device {what}", where, device.source))
     facts += _wishes(pod)
     facts += [Fact("passed over:", fault, "") for fault in pod.faults]
@@ -149,7 +155,8 @@ def _exact(ask: Ask, source: str) -> list[Fact]:
     facts = [Fact("kind of container", ask.kind.value, source)]
     for words, amounts in (("request", ask.requests), ("limit", ask.limits)):
         facts += [
-            Fact(f"{resource} {words}", _amount(resource, n), source) for resource, n in amounts.items()
+            Fact(f"{printable(resource, 63)} {words}", _amount(resource, n), source)
+            for resource, n in amounts.items()
         ]
     return facts
 

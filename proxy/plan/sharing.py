@@ -13,6 +13,7 @@ import functools
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
+from proxy.model.wording import listed
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.place.binding.burst import burst_nodes
@@ -37,7 +38,7 @@ def unmet(state: NodeState, wish: Claim) -> str:
     limit = limit_of(state.node, wish.within, wish.nodes)
     if limit is None or not state.pools.of(wish.pool).isdisjoint(limit):
         return ""
-    where = named(wish.nodes) if wish.nodes is not None else f"CPUs {wish.within}"
+    where = named(wish.nodes) if wish.nodes is not None else f"CPUs {listed(wish.within or CpuSet())}"
     return f"nothing is left of the {wish.pool} pool on {where}: it runs on the whole pool"
 
 

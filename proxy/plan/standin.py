@@ -8,7 +8,8 @@ has what is left, and as many free CPUs as are missing, if there are any:
 * They are chosen as for a new container, on the NUMA nodes where the others are; elsewhere only where the
   topology policy does not mind. Where whole cores are wanted, only whole cores stand in (with SMT switched
   off, a core is one CPU).
-* They are never the last CPUs of the shared pool, and never those on which somebody else counts.
+* They are never the last CPUs of the shared pool nor those of its floors, and never those on which somebody
+  else counts.
 
 They are part of the placement (``Placement.instead``), so a restart finds them again. ``NodeState.wanted``
 uses as many of them as are missing.
@@ -23,6 +24,8 @@ from proxy.model.koordinator import BindPolicy
 from proxy.model.options import Policy
 from proxy.model.workload import Container, Phase, Pool
 from proxy.place.cpu_policy import take
+from proxy.plan.admission import decided_cpus
+from proxy.plan.limits import headroom
 from proxy.plan.state import NodeState
 
 STRICT = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -80,6 +83,7 @@ def stand_in(state: NodeState, short: Short) -> CpuSet:
     taken = union(owner.cpus.bits for owner in state.owners.values())
     kept = (node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(short.owner)).bits
     free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | kept))
+    free -= headroom(state, first.pod)
     wanted = min(wanted, len(state.pools.shared - state.aside()) - 1)
     if wanted <= 0:
         return CpuSet()
@@ -99,7 +103,7 @@ def stand_in(state: NodeState, short: Short) -> CpuSet:
 def is_named(state: NodeState, container: Container) -> bool:
     """Tell whether somebody else has named a container's CPUs: a scheduler, or kubelet's CPU manager."""
     pod, own = container.pod, str(container.placement.own)
-    if pod.cpuset and not pod.chosen:
+    if not pod.chosen and decided_cpus(state.node, pod):
         return True
     if container.name in state.kubelet.get(pod.uid, ()):
         return True

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.asks import Kind
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
+from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.place.devices.state import DeviceState
 from proxy.place.memory.state import MemoryState
 from proxy.plan.accounts import charged, devices_of, entries_of, let_go
+from proxy.plan.admission import decided_cpus, summed
 from proxy.plan.node import Node
 from proxy.plan.owners import owners_of
 from proxy.plan.wanted import in_pool, unhooked
@@ -263,16 +264,41 @@ class NodeState:
         those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
         a new owner would leave the old one without.
         """
-        bits = 0
+        bits = self.returning(owner).bits
         for pod in self.pods.values():
-            honoured = pod.cpuset and pod.qos is not QosClass.BE and not pod.problem
-            if honoured and pod.cpuset and pod.key != owner:
-                bits |= pod.cpuset.bits
-        for container in self.containers.values():
-            ended = container.phase is Phase.EXITED and container.owner not in ("", owner)
-            if ended and container.pod.sandbox_id in self.pods and not self._is_over(container):
-                bits |= container.placement.own.bits
+            if pod.cpuset and pod.key != owner and (cpus := decided_cpus(self.node, pod)):
+                bits |= cpus.bits
         return CpuSet.from_bits(bits)
+
+    def returning(self, owner: str) -> CpuSet:
+        """Give the CPUs that ended containers of others than an owner have when they come back."""
+        return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner != owner))
+
+    def ended_owners(self) -> list[Container]:
+        """Give the containers that owned CPUs, have ended, and may come back to them."""
+        return [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
+
+    def kept_for(self, owner: str) -> CpuSet:
+        """Give the CPUs that an owner holds, or to which its ended containers may come back."""
+        held = self.owners.get(owner)
+        if held is not None:
+            return held.cpus
+        return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner == owner))
+
+    def _may_return(self, container: Container) -> bool:
+        """Tell whether a container that has ended may come back to CPUs that it owned.
+
+        Its sandbox lives, and what its annotation names is still believed: rules may have changed since.
+        """
+        if not container.owner:
+            return False
+        pod = self.pods.get(container.pod.sandbox_id)
+        if pod is None or self._is_over(container):
+            return False
+        if container.owner != pod.key or pod.chosen:
+            return True
+        requests = {c.name: c.request for c in self.in_sandbox(pod.sandbox_id)}
+        return decided_cpus(self.node, pod, summed(list(requests.values()))) is not None
 
     def _is_over(self, container: Container) -> bool:
         """Tell whether an ended container is known not to come back: an init container before a later one."""

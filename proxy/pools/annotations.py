@@ -2,7 +2,8 @@
 
 Each reader takes the annotations of a pod and gives a value and what is wrong with them, in words; it never
 raises. A faulty annotation counts as absent, so that the caller decides what its pod is due: refused if it
-asked for CPUs of its own, pooled otherwise.
+asked for CPUs of its own, pooled otherwise. An annotation that names a CPU or a NUMA node that the machine
+cannot have is faulty, so no such set leaves this module.
 
 Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
 ``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. Where the
@@ -18,9 +19,11 @@ from typing import TypeVar
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.options import Policy
+from proxy.model.quoting import quoted
 from proxy.model.workload import Fault, Note
-from proxy.pools.fields import Fields, amount, short
+from proxy.pools.fields import LARGEST_STATUS, LARGEST_WISH, Fields, amount, short
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
@@ -128,7 +131,7 @@ class UnknownValueError(ValueError):
 
 
 class CpuListError(ValueError):
-    """A text that must be a list of CPUs is none."""
+    """A text that must be a list of CPUs of the machine is none, or an id names no NUMA node of it."""
 
 
 _KINDS: Mapping[type[Exception], Note] = {UnknownValueError: Note.POLICY, CpuListError: Note.CPU_LIST}
@@ -139,9 +142,11 @@ def resource_spec(annotations: Annotations) -> tuple[ResourceSpec, Fault]:
     return _read(annotations, RESOURCE_SPEC, ResourceSpec(), _spec)
 
 
-def resource_status(annotations: Annotations) -> tuple[ResourceStatus, Fault]:
-    """Read ``resource-status``."""
-    return _read(annotations, RESOURCE_STATUS, ResourceStatus(), _status)
+def resource_status(annotations: Annotations, bounds: Bounds = ANY_MACHINE) -> tuple[ResourceStatus, Fault]:
+    """Read ``resource-status``; ``bounds`` are the CPUs and NUMA nodes that it may name."""
+    return _read(
+        annotations, RESOURCE_STATUS, ResourceStatus(), lambda fields: _status(fields, bounds), LARGEST_STATUS
+    )
 
 
 def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, Fault]:
@@ -149,26 +154,37 @@ def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, Fault]:
     return _read(annotations, NUMA_TOPOLOGY_SPEC, NumaSpec(), _numa)
 
 
-def volcano_wish(annotations: Annotations) -> tuple[VolcanoWish, tuple[Fault, ...]]:
-    """Read Volcano's two annotations; a fault in one does not spoil the other."""
+def volcano_wish(
+    annotations: Annotations, bounds: Bounds = ANY_MACHINE
+) -> tuple[VolcanoWish, tuple[Fault, ...]]:
+    """Read Volcano's two annotations; a fault in one does not spoil the other.
+
+    Args:
+        annotations: Of the pod.
+        bounds: The NUMA nodes that may be named.
+    """
     policy, problem = None, NO_FAULT
     text = annotations.get(VOLCANO_POLICY, "")
     try:
         policy = Policy(text) if text else None
     except ValueError:
-        words = short(f"annotation {VOLCANO_POLICY}: {text!r} is not one of {', '.join(Policy)}")
+        words = short(f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(Policy)}")
         problem = Fault(words, Note.POLICY)
-    cpu, wrong = _read(annotations, VOLCANO_DECISION, dict[int, int](), _decision)
+    cpu, wrong = _read(
+        annotations, VOLCANO_DECISION, dict[int, int](), lambda fields: _decision(fields, bounds)
+    )
     nodes = Mask(cpu) if cpu else None
     return VolcanoWish(policy, nodes, cpu), tuple(fault for fault in (problem, wrong) if fault)
 
 
-def _read(annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V]) -> tuple[V, Fault]:
+def _read(
+    annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V], largest: int = LARGEST_WISH
+) -> tuple[V, Fault]:
     text = annotations.get(key)
     if not text:
         return absent, NO_FAULT
     try:
-        return reader(Fields.parse(text)), NO_FAULT
+        return reader(Fields.parse(text, largest)), NO_FAULT
     except ValueError as error:
         kind = _KINDS.get(type(error), Note.ANNOTATION)
         return absent, Fault(short(f"annotation {key}: {error}"), kind)
@@ -184,7 +200,7 @@ def one_of(kind: type[E], text: str, what: str) -> E:
         return kind("" if text == "None" else text)
     except ValueError:
         known = ", ".join(value for value in kind if value)
-        raise UnknownValueError(f"{what} {text!r} is not one of {known}") from None
+        raise UnknownValueError(f"{what} {quoted(text)} is not one of {known}") from None
 
 
 def _spec(fields: Fields) -> ResourceSpec:
@@ -199,27 +215,35 @@ def _spec(fields: Fields) -> ResourceSpec:
     )
 
 
-def _status(fields: Fields) -> ResourceStatus:
+def _status(fields: Fields, bounds: Bounds) -> ResourceStatus:
     text = fields.text("cpuset")
     try:
-        cpus = CpuSet.parse(text)
+        cpus = CpuSet.parse(text, bounds.cpus)
     except ValueError as error:
         raise CpuListError(f"cpuset: {error}") from None
-    shares = tuple(_share(inner) for inner in fields.each("numaNodeResources"))
-    pools = tuple(_node(inner) for inner in fields.each("cpuSharedPools"))
+    shares = tuple(_share(inner, bounds) for inner in fields.each("numaNodeResources"))
+    pools = tuple(_node(inner, bounds) for inner in fields.each("cpuSharedPools"))
     return ResourceStatus(text, cpus, shares, tuple(dict.fromkeys(pools)))
 
 
-def _share(fields: Fields) -> NodeShare:
+def _share(fields: Fields, bounds: Bounds) -> NodeShare:
     held = fields.amounts("resources")
     others = {name: value for name, value in held.items() if name not in ("cpu", BATCH_CPU)}
-    return NodeShare(_node(fields), amount(held, "cpu", milli=True), amount(held, BATCH_CPU), others)
+    return NodeShare(_node(fields, bounds), amount(held, "cpu", milli=True), amount(held, BATCH_CPU), others)
 
 
-def _node(fields: Fields) -> int:
+def _node(fields: Fields, bounds: Bounds) -> int:
     node = fields.number("node")
-    if not 0 <= node < Mask.LIMIT:
+    if node < 0:
         raise ValueError(f"node {node} is no NUMA node")
+    return _on_machine(node, bounds, "")
+
+
+def _on_machine(node: int, bounds: Bounds, where: str) -> int:
+    try:
+        bounds.nodes.require(node)
+    except ValueError as error:
+        raise CpuListError(f"{where}{error}") from None
     return node
 
 
@@ -232,11 +256,11 @@ def _numa(fields: Fields) -> NumaSpec:
     return NumaSpec(policy, exclusive)
 
 
-def _decision(fields: Fields) -> dict[int, int]:
+def _decision(fields: Fields, bounds: Bounds) -> dict[int, int]:
     found: dict[int, int] = {}
     given = fields.fields("numa")
     for name in given.names():
-        if not (name.isascii() and name.isdigit() and len(name) < 6 and int(name) < Mask.LIMIT):
-            raise ValueError(f"numa: {name!r} is no NUMA node")
-        found[int(name)] = amount(given.amounts(name), "cpu", milli=True)
+        if not (name.isascii() and name.isdigit() and len(name) < 6):
+            raise ValueError(f"numa: {quoted(name)} is no NUMA node")
+        found[_on_machine(int(name), bounds, "numa: ")] = amount(given.amounts(name), "cpu", milli=True)
     return found

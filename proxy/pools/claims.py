@@ -25,6 +25,7 @@ import functools
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.wording import listed
 from proxy.model.wording import nodes as named_nodes
 from proxy.model.workload import Fault, KubeQos, Note, Pod, Pool, QosClass, Request
 from proxy.pools.rows import Row, row_of
@@ -99,15 +100,17 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         if not missing:
             return _named(pod, pod.cpuset)
         problem = Fault(
-            f"resource-status asks for CPUs {pod.cpuset}, but {missing} not online here", Note.CPU_LIST
+            f"resource-status asks for CPUs {listed(pod.cpuset)}, but {listed(missing)} not online here",
+            Note.CPU_LIST,
         )
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
     named = bool(pod.cpuset) and is_be and not problem
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
     pool, why = _pool(Row.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
-    if row is Row.NAMED:
-        why = f"BE pod: its resource-status annotation names CPUs {pod.cpuset}, which the BE pool limits"
+    if row is Row.NAMED and pod.cpuset:
+        cpus = listed(pod.cpuset)
+        why = f"BE pod: its resource-status annotation names CPUs {cpus}, which the BE pool limits"
         return Claim(Pool.BE, why, within=pod.cpuset)
     if row in (Row.BE_ON_NODES, Row.SHARED_ON_NODES) and pod.nodes:
         who = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
@@ -125,9 +128,9 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
 
 def _named(pod: Pod, cpus: CpuSet) -> Claim:
     """Give the claim of a pod whose CPUs are decided."""
-    why = f"{_class(pod)} pod: its resource-status annotation names CPUs {cpus}"
+    why = f"{_class(pod)} pod: its resource-status annotation names CPUs {listed(cpus)}"
     if pod.chosen:
-        why = f"{_class(pod)} pod: CPUs {cpus} were chosen for it when its sandbox was made"
+        why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
     return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, hard=pod.qos is QosClass.LSE)
 
 
@@ -155,7 +158,10 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bo
         return None
     if len(named) == count and named <= online:
         return Claim(
-            Pool.OWN, f"kubelet's CPU manager pinned the container to CPUs {named}", cpus=named, hard=hard
+            Pool.OWN,
+            f"kubelet's CPU manager pinned the container to CPUs {listed(named)}",
+            cpus=named,
+            hard=hard,
         )
     return None
 

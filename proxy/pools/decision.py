@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
+from proxy.model.wording import listed
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
@@ -129,7 +130,7 @@ def decide(rule: Rule | None, asker: Asker, *, be_manager: bool = False) -> Answ
 
 def _named(rule: Rule | None, asker: Asker) -> Answer:
     status = asker.status
-    why = f"{asker.qos or asker.kube_qos} pod: its resource-status names CPUs {status.cpus}"
+    why = f"{asker.qos or asker.kube_qos} pod: its resource-status names CPUs {listed(status.cpus)}"
     if asker.qos is not QosClass.BE or rule is None:
         return Answer(1, Action.SET, why, status.text, status.cpus)
     pool = union(rule.be)

@@ -1,14 +1,19 @@
 """Facts about a pod, read from what the CRI carries: labels, annotations, the cgroup parent.
 
 Keys and formats are Koordinator's (reference koordinator c.1). Kubernetes' own class is not on the wire; it
-is read from the cgroup parent (reference c.2: ``besteffort``, else ``burstable``, else Guaranteed).
+is read from the cgroup parent: what comes after ``kubepods``, as kubelet names its groups
+(``pkg/kubelet/cm/qos_container_manager_linux.go``). Koordinator looks for the words anywhere in the path;
+that rule holds only where the path has no ``kubepods``, since a cgroup root or a uid may hold the words too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from proxy.model.idset import Mask
+from proxy.model.machine import ANY_MACHINE, Bounds
+from proxy.model.quoting import NAME, kept, quoted
 from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass
 from proxy.pools.annotations import (
     NUMA_TOPOLOGY_SPEC,
@@ -35,13 +40,28 @@ POD_KEYS = (
 """All labels and annotations that are read here."""
 
 
+LONGEST_PATH = 4096
+"""Bytes of a cgroup parent; Linux takes no longer path."""
+_KUBEPODS = re.compile(
+    r"(?:.*?[/-])??kubepods(?:\.slice/(?:[^/]*?-)?kubepods)?(?=[/.-]|$)"
+    r"(?:[/-](?P<qos>besteffort|burstable)(?=[/.-]|$))?",
+    re.DOTALL,
+)
+"""A cgroup parent up to the group of a QoS class; of both drivers, with or without a cgroup root above."""
+
+
 def kube_qos(cgroup_parent: str) -> KubeQos:
     """Read Kubernetes' QoS class from a cgroup parent, cgroupfs path or systemd slice."""
+    if found := _KUBEPODS.match(cgroup_parent[:LONGEST_PATH]):
+        return _CLASSES[found["qos"]]
     if "besteffort" in cgroup_parent:
         return KubeQos.BEST_EFFORT
     if "burstable" in cgroup_parent:
         return KubeQos.BURSTABLE
     return KubeQos.GUARANTEED
+
+
+_CLASSES = {"besteffort": KubeQos.BEST_EFFORT, "burstable": KubeQos.BURSTABLE, None: KubeQos.GUARANTEED}
 
 
 def qos_class(text: str) -> QosClass:
@@ -61,6 +81,7 @@ def pod_facts(
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     cgroup_parent: str,
+    bounds: Bounds = ANY_MACHINE,
 ) -> Pod:
     """Gather what matters about a pod.
 
@@ -73,17 +94,22 @@ def pod_facts(
         labels: The sandbox's.
         annotations: The sandbox's.
         cgroup_parent: ``linux.cgroup_parent``; empty where it is not known.
+        bounds: CPUs and NUMA nodes that annotations may name.
     """
+    if len(uid) + len(namespace) + len(name) > NAME or not (uid + namespace + name).isascii():
+        uid, namespace, name = kept(uid), kept(namespace), kept(name)
+    if len(cgroup_parent) > LONGEST_PATH or not cgroup_parent.isascii():
+        cgroup_parent = _path(cgroup_parent)
     label = labels.get(QOS_LABEL, "")
     qos = qos_class(label)
     plain = not annotations or annotations.keys().isdisjoint(POD_KEYS)
     if plain and (qos or not label):  # most pods
         kube = kube_qos(cgroup_parent)
         return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent)
-    status, wrong = resource_status(annotations)
+    status, wrong = resource_status(annotations, bounds)
     spec, fault = resource_spec(annotations)
     numa, trouble = numa_topology_spec(annotations)
-    wish, unread = volcano_wish(annotations)
+    wish, unread = volcano_wish(annotations, bounds)
     faults = [_no_class(label)] if label and not qos else []
     faults += [each for each in (wrong, fault, trouble, *unread) if each]
     return Pod(
@@ -109,10 +135,20 @@ def pod_facts(
     )
 
 
+def _path(cgroup_parent: str) -> str:
+    """Give a cgroup parent that can be a path; nothing where it cannot."""
+    try:
+        size = len(cgroup_parent.encode())
+    except UnicodeEncodeError:
+        return ""
+    return cgroup_parent if size <= LONGEST_PATH else ""
+
+
 def _no_class(label: str) -> Fault:
     known = ", ".join(each for each in QosClass if each)
     return Fault(
-        short(f"label {QOS_LABEL}: {label!r} is no class ({known}), so the pod has none"), Note.QOS_CLASS
+        short(f"label {QOS_LABEL}: {quoted(label)} is no class ({known}), so the pod has none"),
+        Note.QOS_CLASS,
     )
 
 

@@ -5,23 +5,36 @@ match in any case (an exact match before others), ``null`` is the same as absent
 over, and one member of the wrong kind spoils the whole text. Numbers for integers have no fraction. An amount
 (Kubernetes' Quantity) is a text or a number.
 
-While a text is read, everybody's placement waits. The API server takes no more than 256 KiB for all
-annotations of an object, so a text that is longer does not come from there, and is not read at all.
+While a text is read, every placement waits, so its size, its nesting and the number of its entries are
+limited, far above honest use. The API server takes no more than 256 KiB for all annotations of an object, so
+a text that is longer does not come from there, and is not read at all.
 
-Every fault is a ``ValueError`` whose words go to the user; what is quoted of the input is cut.
+Every fault is a ``ValueError`` whose words go to the user; what is quoted of the input is cut and escaped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sized
+from typing import TypeVar
 
 from proxy.model.quantity import parse_quantity
+from proxy.model.quoting import QUOTED, printable
 
 LARGEST = 256 << 10
-"""Characters of an annotation; TotalAnnotationSizeLimitB of Kubernetes, in bytes."""
-_LONGEST = 300
+"""Characters of an annotation of a Node; TotalAnnotationSizeLimitB of Kubernetes, in bytes."""
+LARGEST_STATUS = 64 << 10
+"""Characters of a resource-status annotation: three times a list of every second CPU of 8192."""
+LARGEST_WISH = 32 << 10
+"""Characters of any other annotation of a pod: amounts of CPU on 1024 NUMA nodes take 26 KiB."""
+MOST_ITEMS = 1024
+"""Entries of one list or map; Linux has no more NUMA nodes."""
+DEEPEST = 32
+"""Levels of nesting; no annotation that is read here has more than five."""
 _INT32 = 1 << 31
+E = TypeVar("E", bound=Sized)
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def load(text: str, largest: int | None = LARGEST) -> object:
@@ -35,7 +48,9 @@ def load(text: str, largest: int | None = LARGEST) -> object:
         ValueError: It is none, is longer, or holds what only Python takes for JSON (NaN, Infinity).
     """
     if largest is not None and len(text) > largest:
-        raise ValueError(f"it has {len(text)} characters, and Kubernetes allows {largest}")
+        raise ValueError(f"it has {len(text)} characters; at most {largest} are read")
+    if largest is not None and _depth(text) > DEEPEST:
+        raise ValueError(f"not JSON that is read here: it is nested more than {DEEPEST} levels deep")
     try:
         value: object = json.loads(text, parse_constant=_refuse)
     except RecursionError:
@@ -51,13 +66,27 @@ class _NoNumberError(ValueError):
     """A number that only Python takes for one."""
 
 
+def _depth(text: str) -> int:
+    """Give the levels of nesting; some number up to ``DEEPEST`` where there cannot be more."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return 0
+    depth = deepest = 0
+    for piece in _NESTING.findall(text):
+        if piece in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif piece in "]}":
+            depth -= 1
+    return deepest
+
+
 def _refuse(name: str) -> object:
     raise _NoNumberError(f"{name} is no number")
 
 
 def short(text: str) -> str:
-    """Cut words that quote a user's input: an annotation may be as long as a book."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    """Make a sentence that quotes a user's input fit for a message: escaped and cut."""
+    return printable(text)
 
 
 class Fields:
@@ -75,13 +104,17 @@ class Fields:
         self._lower = {name.lower(): value for name, value in self._raw.items()}
 
     @classmethod
-    def parse(cls, text: str) -> Fields:
+    def parse(cls, text: str, largest: int = LARGEST) -> Fields:
         """Read the object that a text holds.
+
+        Args:
+            text: The text.
+            largest: Characters that it may have.
 
         Raises:
             ValueError: It holds none.
         """
-        return cls(load(text))
+        return cls(load(text, largest))
 
     def get(self, name: str) -> object:
         """Give a member as it is; None where there is none."""
@@ -119,8 +152,12 @@ class Fields:
         yield from objects(self.get(name), name)
 
     def names(self) -> list[str]:
-        """Give the names of all members, as they are written."""
-        return list(self._raw)
+        """Give the names of all members, as they are written.
+
+        Raises:
+            ValueError: There are more than ``MOST_ITEMS``.
+        """
+        return list(_counted(self._raw, "it"))
 
     def texts(self, name: str) -> dict[str, str]:
         """Give a map of texts; empty where there is none."""
@@ -143,7 +180,7 @@ def objects(raw: object, what: str) -> Iterator[Fields]:
     """
     if raw is not None and not isinstance(raw, list):
         raise ValueError(f"{what} is not a list")
-    for item in raw or ():
+    for item in _counted(raw or (), what):
         yield Fields(item, f"an item of {what}")
 
 
@@ -156,13 +193,24 @@ def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
     if raw is not None and not isinstance(raw, dict):
         raise ValueError(f"{what} is not a JSON object")
     found: dict[str, str | float] = {}
-    for name, value in (raw or {}).items():
+    for name, value in _counted(raw or {}, what).items():
         try:
             parse_quantity("0" if value is None else value)
         except ValueError as error:
-            raise ValueError(f"{what}: {name}: {error}") from None
+            raise ValueError(f"{what}: {printable(name, QUOTED)}: {error}") from None
         found[name] = "0" if value is None else value
     return found
+
+
+def _counted(entries: E, what: str) -> E:
+    """Give entries of which there are not too many.
+
+    Raises:
+        ValueError: There are more than ``MOST_ITEMS``.
+    """
+    if len(entries) > MOST_ITEMS:
+        raise ValueError(f"{what} has {len(entries)} entries; at most {MOST_ITEMS} are read")
+    return entries
 
 
 def amount(held: Mapping[str, str | float], name: str, *, milli: bool = False) -> int:

@@ -1,8 +1,8 @@
 """The frames of one direction, checked as far as their meaning is needed here.
 
 A frame that is wrong in itself (size, stream, an increment of 0, a header in the wrong place) ends the
-connection with RelayError. An open header block is gathered until it is complete; it may have 16 MiB, more
-than any peer takes.
+connection with RelayError. An open header block is gathered until it is complete; its size is checked before
+anything in it is decoded.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.relay import frames
-from proxy.relay.events import RelayError
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
 from proxy.relay.frames import STREAM_ID
-from proxy.relay.walker import KEEP, Walker
+from proxy.relay.walker import KEEP, LARGEST_BLOCK, Walker, too_long
 
-_LARGEST_BLOCK: Final = 16 << 20
+MOST_EMPTY: Final = 1000
+"""Frames without content that may follow each other where one would do."""
 
 
 class Direction(Walker):
@@ -83,7 +84,7 @@ class Direction(Walker):
         if not stream or start > end:
             raise RelayError("cannot read a header: wrong stream or size")
         self._block_stream, self._block_flags = stream, flags
-        self._block, self._block_bytes = [], 0
+        self._block, self._empties = bytearray(), 0
         self._gather(flags, data[start:end])
         return KEEP
 
@@ -96,14 +97,27 @@ class Direction(Walker):
     def _gather(self, flags: int, piece: bytes) -> None:
         block = self._block
         assert block is not None
-        self._block_bytes += len(piece)
-        if self._block_bytes > _LARGEST_BLOCK:
-            raise RelayError(f"cannot read a header: it is longer than {_LARGEST_BLOCK} bytes")
-        if piece:
-            block.append(piece)
+        if len(block) + len(piece) > LARGEST_BLOCK:
+            raise too_long()
+        if not piece:
+            self.empty()
+        block += piece
         if flags & frames.END_HEADERS:
             self._block = None
-            self.on_block(self._block_flags, self._block_stream, b"".join(block))
+            self._empties = 0
+            self.on_block(self._block_flags, self._block_stream, bytes(block))
+
+    def empty(self) -> None:
+        """Count a frame without content.
+
+        Raises:
+            RelayError: There were too many in a row.
+        """
+        self._empties += 1
+        if self._empties > MOST_EMPTY:
+            raise RelayError(
+                f"cannot go on reading: more than {MOST_EMPTY} empty frames in a row", ENHANCE_YOUR_CALM
+            )
 
     # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
 

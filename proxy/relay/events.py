@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from enum import StrEnum
+from typing import Final, Protocol
 
 from proxy.model.errors import TopoproxyError
 
+PROTOCOL_ERROR: Final = 1
+ENHANCE_YOUR_CALM: Final = 11
+"""HTTP/2 error codes (RFC 9113, 7)."""
+
 
 class RelayError(TopoproxyError):
-    """A peer broke HTTP/2; this connection must end, and no other one is touched."""
+    """A peer broke HTTP/2; this connection must end, and no other one is touched.
+
+    Attributes:
+        code: The HTTP/2 error code that the peer is sent.
+    """
+
+    def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unusual(StrEnum):
+    """How the request of an intercepted method differs from one plain message that ends its stream."""
+
+    EMPTY = "carries no message"
+    CUT = "carries an incomplete message"
+    COMPRESSED = "carries a compressed message"
+    MORE = "carries more than one message"
+    TRAILERS = "ends with trailers"
+    UNENDED = "never ended"
 
 
 class Handler(Protocol):
@@ -25,6 +49,23 @@ class Handler(Protocol):
             stream: HTTP/2 stream id.
             path: ``:path`` as the client sent it.
             message: The gRPC message without its 5-byte prefix.
+        """
+
+    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+        """The request of an intercepted method is not one plain message.
+
+        With ``MORE``, ``request`` follows for the first message. With ``UNENDED`` the call is over, and the
+        runtime has seen nothing of its body. In all other cases the body passes as it came, unless a refusal
+        is returned.
+
+        Returns:
+            The gRPC status and message of a refusal, or None.
+        """
+
+    def crowded_out(self, path: str, message: str) -> None:
+        """A held request was refused because too many bytes are held; frames wait in ``to_client``.
+
+        The bytes that tipped the scale may have come on another connection.
         """
 
     def response(self, stream: int, message: bytes) -> None:

@@ -45,6 +45,7 @@ from proxy.relay.events import RelayError
 _LOW_WINDOW: Final = 32_768
 _ENDLESS: Final = 1 << 62
 _JOINED_BYTES: Final = 65_536
+_SMALL_BYTES: Final = 4096  # pieces below are gathered: each object costs some sixty bytes more than it holds
 
 
 class Outgoing:
@@ -65,7 +66,7 @@ class Outgoing:
     def __init__(self, stream: int, window: int = _ENDLESS, *, passing: bool = False) -> None:
         self.id = stream
         self.window = window
-        self.chunks: deque[bytes] = deque()
+        self.chunks: deque[bytes | bytearray] = deque()
         self.offset = 0
         self.left = 0
         self.end = False
@@ -74,14 +75,22 @@ class Outgoing:
 
     def add(self, piece: bytes) -> None:
         """Append bytes."""
-        if piece:
+        if not piece:
+            return
+        self.left += len(piece)
+        if len(piece) >= _SMALL_BYTES or not self.chunks:
             self.chunks.append(piece)
-            self.left += len(piece)
+            return
+        last = self.chunks[-1]
+        if isinstance(last, bytearray) and len(last) < _JOINED_BYTES:
+            last += piece
+        else:
+            self.chunks.append(bytearray(piece))
 
     def take(self, count: int) -> bytes:
         """Take the next ``count`` bytes (there are as many)."""
         self.left -= count
-        pieces = []
+        pieces: list[bytes | bytearray] = []
         while count:
             first = self.chunks[0]
             piece = first[self.offset : self.offset + count]
@@ -91,7 +100,7 @@ class Outgoing:
             if self.offset == len(first):
                 self.chunks.popleft()
                 self.offset = 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
 
 class Books:

@@ -74,9 +74,9 @@ def rst_stream(stream: int, code: int) -> bytes:
     return _LONG.pack(4 << 8 | RST_STREAM, 0, stream, code)
 
 
-def goaway(last: int) -> bytes:
-    """Write a GOAWAY without error."""
-    return _GOAWAY.pack(8 << 8 | GOAWAY, 0, 0, last, NO_ERROR)
+def goaway(last: int, code: int = NO_ERROR) -> bytes:
+    """Write a GOAWAY with an HTTP/2 error code."""
+    return _GOAWAY.pack(8 << 8 | GOAWAY, 0, 0, last, code)
 
 
 def refusal(stream: int, code: int, message: str, *, answered: bool, resize: int | None) -> bytes:

@@ -5,7 +5,8 @@ one must have executed every earlier block of the same direction, but for findin
 know of each entry its size (eviction goes by size), the length of its name (a later entry may borrow it) and,
 if it has the wanted name, its value. So names and values are not built: literals are stepped over, their
 decoded lengths are counted where they enter the table, and text is decoded for the wanted field only, through
-a cache. A block of a known call is eight to ten indexed bytes and costs below a microsecond.
+a cache, and only up to a length above that of any value that matters: decoding takes long. A block of a known
+call is eight to ten indexed bytes and costs below a microsecond.
 
 The follower is right from the first block of a connection only; a session always begins there.
 
@@ -19,7 +20,7 @@ from collections import deque
 from typing import Final
 
 from proxy.relay import huffman
-from proxy.relay.events import RelayError
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
 
 DEFAULT_TABLE_SIZE: Final = 4096
 MAX_TABLE_SIZE: Final = (
@@ -35,6 +36,10 @@ _NAME_LENGTHS: Final = (
 )
 _CACHE_ENTRIES: Final = 512
 _CACHED_BYTES: Final = 256
+LONGEST_TEXT: Final = 1024
+"""Coded bytes of a value that is decoded; paths of methods and results of calls have less than 100."""
+_TEXTS_IN_A_BLOCK: Final = 8  # a valid block has one
+_TOO_LONG: Final = "?"  # stands for a value that is longer: no path and no number
 
 
 class Follower:
@@ -46,7 +51,9 @@ class Follower:
         changes: Counts changes of the table.
     """
 
-    __slots__ = ("_inert", "_static", "_table", "_texts", "_used", "_wanted", "cap", "changes", "size")
+    __slots__ = (
+        "_decoded", "_inert", "_static", "_table", "_texts", "_used", "_wanted", "cap", "changes", "size",
+    )  # fmt: skip
 
     def __init__(self, wanted: bytes, static: dict[int, str]) -> None:
         """Start at the beginning of a connection.
@@ -60,6 +67,7 @@ class Follower:
         self._table: deque[tuple[int, int, str | None]] = deque()  # size, length of name, value if wanted
         self._used = 0
         self._texts: dict[bytes, str] = {}
+        self._decoded = 0
         self._inert: set[bytes] = set()
         self.size = DEFAULT_TABLE_SIZE
         self.cap = DEFAULT_TABLE_SIZE
@@ -92,6 +100,7 @@ class Follower:
             RelayError: The block is not valid.
         """
         found: str | None = None
+        self._decoded = 0
         table, static = self._table, self._static
         pos, end = 0, len(block)
         fresh = True
@@ -150,8 +159,8 @@ class Follower:
             name_length, wanted = _NAME_LENGTHS[index], index | 0x80 in self._static
         else:
             coded, pos, end = _string(block, pos)
-            name = huffman.decode(block[pos:end]) if coded else block[pos:end]
-            name_length, wanted, pos = len(name), name == self._wanted, end
+            name_length, wanted = self._name(block[pos:end], coded)
+            pos = end
         coded, pos, end = _string(block, pos)
         value = self._text(block[pos:end], coded) if wanted else None
         if keep:
@@ -164,6 +173,15 @@ class Follower:
                 self._evict()
         return end, value
 
+    def _name(self, raw: bytes, coded: int) -> tuple[int, bool]:
+        """Give the length of a name, and whether it is the wanted one."""
+        if not coded:
+            return len(raw), raw == self._wanted
+        if len(raw) > len(self._wanted):  # no code of a letter is longer than the letter
+            return huffman.length(raw), False
+        name = huffman.decode(raw)
+        return len(name), name == self._wanted
+
     def _evict(self) -> None:
         table = self._table
         while self._used > self.size:
@@ -174,6 +192,11 @@ class Follower:
             return raw.decode("latin-1")
         text = self._texts.get(raw)
         if text is None:
+            if len(raw) > LONGEST_TEXT:
+                return _TOO_LONG
+            self._decoded += 1
+            if self._decoded > _TEXTS_IN_A_BLOCK:
+                raise RelayError("cannot read a header: it has one field again and again", ENHANCE_YOUR_CALM)
             text = huffman.decode(raw).decode("latin-1")
             if len(raw) <= _CACHED_BYTES:
                 if len(self._texts) >= _CACHE_ENTRIES:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.direction import Direction
-from proxy.relay.events import RelayError
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, Unusual
 from proxy.relay.flow import Outgoing
 from proxy.relay.headers import Follower
 from proxy.relay.stream import ARRIVING, Stream
 from proxy.relay.streams import Streams
 from proxy.relay.walker import CUT, KEEP, LAST
+
+MOST_STREAMS: Final = 1 << 14
+"""Streams that may be open on one connection; kubelet has some dozens."""
 
 
 class Requests(Direction):
@@ -68,13 +72,19 @@ class Requests(Direction):
         if tracked is not None:
             if tracked.phase != ARRIVING:
                 raise RelayError("cannot take DATA: the client has ended the stream")
-            if streams.hold(tracked, data[start:end]):
-                if flags & frames.END_STREAM:
-                    books.credits.pop(stream, None)
-                    streams.complete(tracked)
-                else:
+            if flags & frames.END_STREAM:
+                books.credits.pop(stream, None)
+                streams.last(tracked, data[start:end])
+            elif start == end:
+                self.empty()
+                books.credit(stream, length)
+            else:
+                self._empties = 0
+                if streams.hold(tracked, data[start:end]):
                     books.credit(stream, length)
         elif stream in streams.dead:
+            if not length:
+                self.empty()
             if not flags & frames.END_STREAM and not streams.dead[stream]:
                 books.credit(stream, length)
         else:
@@ -106,8 +116,15 @@ class Requests(Direction):
             streams.bury(stream, refused=False)
             return
         streams.open.add(stream)
-        if path is not None and not flags & frames.END_STREAM and self._intercepts(path):
-            streams.tracked[stream] = Stream(stream, path, streams.books.initial)
+        if len(streams.open) > MOST_STREAMS:
+            raise RelayError(
+                f"cannot relay more streams: {MOST_STREAMS} are open on this connection", ENHANCE_YOUR_CALM
+            )
+        if path is not None and self._intercepts(path):
+            if flags & frames.END_STREAM:
+                streams.handler.unusual(path, Unusual.EMPTY)
+            else:
+                streams.tracked[stream] = Stream(stream, path, streams.books.initial)
 
     def on_promise(self) -> None:
         """Clients do not push."""
@@ -139,6 +156,11 @@ class Requests(Direction):
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:
             self._client_settings(key, value)
+
+    @property
+    def last(self) -> int:
+        """The highest stream that the client has opened."""
+        return self._last
 
     def on_goaway(self, last: int) -> None:
         """Nothing of ours depends on it: the client goes on with the streams that it has."""

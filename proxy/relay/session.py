@@ -23,6 +23,7 @@ from proxy.relay import frames
 from proxy.relay.events import Handler
 from proxy.relay.requests import Requests
 from proxy.relay.responses import Responses
+from proxy.relay.room import Room
 from proxy.relay.streams import Streams
 
 
@@ -35,16 +36,19 @@ class Session:
 
     __slots__ = ("_requests", "_responses", "_streams", "to_client", "to_server")
 
-    def __init__(self, handler: Handler, intercepts: Callable[[str], bool]) -> None:
+    def __init__(self, handler: Handler, intercepts: Callable[[str], bool], room: Room | None = None) -> None:
         """Begin at the start of a connection.
 
         Args:
             handler: Is asked about requests and told of answers.
             intercepts: Says for a ``:path`` whether its requests are to be held.
+            room: What all connections hold; one of its own if None.
         """
         self._requests = requests = Requests(intercepts)
         self._responses = responses = Responses(requests)
-        self._streams = streams = Streams(handler, responses.inject, requests.inject, responses.resize)
+        self._streams = streams = Streams(
+            handler, responses.inject, requests.inject, responses.resize, room or Room()
+        )
         requests.join(streams, responses.client_settings)
         responses.join(streams)
         self.to_client: Callable[[], list[bytes]] = responses.drain
@@ -102,6 +106,11 @@ class Session:
         if self._responses.begun:
             self._responses.inject(frames.goaway(frames.STREAM_ID))
 
+    def farewell(self, code: int, *, client: bool) -> None:
+        """Say why the connection of one side ends (GOAWAY); only ``lost`` may follow."""
+        walker = self._responses if client else self._requests
+        walker.farewell(frames.goaway(self._requests.last if client else 0, code))
+
     def client_closed(self) -> None:
         """The client sends nothing more: calls that were not let go end, the others may still be answered."""
         for stream in self._streams.undecided():
@@ -121,6 +130,7 @@ class Session:
     def untie(self) -> None:
         """Take the parts apart when all is over: they refer to each other, and memory goes at once then."""
         streams, requests = self._streams, self._requests
+        streams.drop()
         requests.handlers.clear()
         self._responses.handlers.clear()
         del streams.handler, streams.to_client, streams.to_server, streams._resize, requests._client_settings

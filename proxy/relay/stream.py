@@ -17,7 +17,8 @@ class Stream(Outgoing):
     Attributes:
         path: The method.
         phase: ARRIVING, WAITING or SENDING.
-        body: What came of the body so far.
+        body: What came of the body so far; small pieces are gathered in buffers.
+        tail: What came behind the message while WAITING.
         size: Bytes that count against the limit of the connection.
         message: The original message while WAITING.
         asked: ``request`` was called.
@@ -26,13 +27,14 @@ class Stream(Outgoing):
         tee: What came of the answer so far; None once there is nothing more to read.
     """
 
-    __slots__ = ("answered", "asked", "body", "closing", "message", "path", "phase", "size", "tee")
+    __slots__ = ("answered", "asked", "body", "closing", "message", "path", "phase", "size", "tail", "tee")
 
     def __init__(self, stream: int, path: str, window: int) -> None:
         super().__init__(stream, window)
         self.path = path
         self.phase = ARRIVING
-        self.body: list[bytes] = []
+        self.body: list[bytes | bytearray] = []
+        self.tail = b""
         self.size = 0
         self.message: bytes | None = None
         self.asked = False

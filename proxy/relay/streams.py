@@ -6,7 +6,7 @@ goes through
     ARRIVING --END_STREAM--> WAITING --release--> SENDING --all sent--> (answered by the runtime) --> gone
         |                       |
         |                       +--refuse--> gone (dead)
-        +--END_STREAM, not one plain message: SENDING, untouched, nobody is asked
+        +--END_STREAM, not one plain message: reported as unusual, then SENDING untouched, or refused
 
 ``WAITING`` is the only state in which ``release`` and ``refuse`` do something; anywhere else they come too
 late and are ignored. From every state the stream can end early: the runtime answers or resets it before it
@@ -18,8 +18,13 @@ window comes back by the rule in ``flow``). If it was we who refused it, what th
 is dropped too, DATA against window for the runtime; its HEADERS must pass, because both header tables depend
 on them, and find a stream that we have reset before.
 
-A connection holds at most 64 MiB of request bodies, waiting or not yet sent. The stream that would exceed
-this is refused with RESOURCE_EXHAUSTED: to let it pass would be to let a container start unplaced.
+A gRPC server written in Go executes the first message of a unary call as soon as it is complete, whatever
+follows (grpc-go, ``Server.processUnaryRPC``). So where more follows, the first message is what is decided on,
+and the rest goes behind it as it came.
+
+A connection holds at most 64 MiB of request bodies, waiting or not yet sent, and all of them together what
+``room`` allows. A stream that would exceed this is refused with RESOURCE_EXHAUSTED: to let it pass would be
+to let a container start unplaced.
 """
 
 from __future__ import annotations
@@ -28,13 +33,16 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.relay import frames
-from proxy.relay.events import Handler, RelayError
+from proxy.relay.events import Handler, RelayError, Unusual
 from proxy.relay.flow import Books, joined
+from proxy.relay.room import Room
 from proxy.relay.stream import SENDING, WAITING, Stream
 
 HELD_BYTES: Final = 64 << 20
+SMALL_BYTES: Final = 1024  # pieces below are gathered: each object costs some sixty bytes more than it holds
 _DEAD_STREAMS: Final = 1024
 _RESOURCE_EXHAUSTED: Final = 8
+_INCOMPLETE: Final = (Unusual.EMPTY, Unusual.CUT)
 
 
 class Streams:
@@ -46,6 +54,8 @@ class Streams:
         dead: Ended streams that the client may still be sending on; True where we refused it.
         books: Flow control.
         goaway: The last stream that the runtime will take.
+        held: Bytes of bodies that are held here.
+        room: What all connections hold.
     """
 
     __slots__ = (
@@ -56,6 +66,7 @@ class Streams:
         "handler",
         "held",
         "open",
+        "room",
         "to_client",
         "to_server",
         "tracked",
@@ -67,6 +78,7 @@ class Streams:
         to_client: Callable[..., None],
         to_server: Callable[..., None],
         resize: Callable[[], int | None],
+        room: Room,
     ) -> None:
         """Wire a connection's state.
 
@@ -75,6 +87,7 @@ class Streams:
             to_client: Sends frames of our own to the client.
             to_server: The same to the runtime.
             resize: The header table size that a refusal must announce, if any.
+            room: What all connections hold.
         """
         self.handler = handler
         self.to_client = to_client
@@ -85,31 +98,87 @@ class Streams:
         self.books = Books()
         self.goaway = frames.STREAM_ID
         self.held = 0
+        self.room = room
+        room.holders.add(self)
         self._resize = resize
 
     def hold(self, stream: Stream, piece: bytes) -> bool:
-        """Count a piece of a body; False where the connection holds too much and the stream was refused."""
-        stream.size += len(piece)
-        self.held += len(piece)
+        """Keep a piece of a body; False where too much is held and the stream was refused."""
+        count = len(piece)
+        stream.size += count
+        self.held += count
+        room = self.room
+        room.total += count
         if self.held > HELD_BYTES:
-            cause = f"more than {HELD_BYTES >> 20} MiB wait on this connection"
-            self._refuse(stream, _RESOURCE_EXHAUSTED, f"cannot hold the request of {stream.path}: {cause}")
+            self.crowd_out(stream, f"more than {HELD_BYTES >> 20} MiB wait on this connection")
             return False
-        stream.body.append(piece)
+        if room.total > room.limit and not room.make(self, stream):
+            return False
+        body = stream.body
+        if not body:
+            room.arriving[stream] = self
+            body.append(piece)
+        elif count >= SMALL_BYTES:
+            body.append(piece)
+        else:
+            last = body[-1]
+            if isinstance(last, bytearray):
+                last += piece
+            else:
+                body.append(bytearray(piece))
         return True
 
-    def complete(self, stream: Stream) -> None:
-        """Ask about a request whose last byte has come, if it is one plain message."""
-        body = stream.body[0] if len(stream.body) == 1 else b"".join(stream.body)
-        stream.body.clear()
-        if len(body) >= 5 and frames.PREFIX.unpack_from(body) == (0, len(body) - 5):
-            stream.message = message = body[5:]
-            del body
-            stream.phase = WAITING
-            stream.asked = True
-            self.handler.request(stream.id, stream.path, message)
+    def last(self, stream: Stream, piece: bytes) -> None:
+        """Take the last piece of a body, and ask about the request."""
+        count, room = len(piece), self.room
+        if not stream.body and self.held + count <= HELD_BYTES and room.total + count <= room.limit:
+            size = count - frames.PREFIX.size
+            if size >= 0 and frames.PREFIX.unpack_from(piece) == (0, size):
+                self._ask(stream, piece[5:])
+                # Most requests have been let go by now. Only those that wait are counted.
+                if stream.message is not None:
+                    stream.size = count
+                    self.held += count
+                    room.total += count
+                return
+        if self.hold(stream, piece):
+            self._complete(stream)
+
+    def _complete(self, stream: Stream) -> None:
+        """Ask about a request that came in pieces, or is not one plain message."""
+        pieces, stream.body = stream.body, []
+        self.room.arriving.pop(stream, None)
+        head = _head(pieces)
+        size = stream.size - frames.PREFIX.size
+        if size < 0 or frames.PREFIX.unpack_from(head) != (0, size):
+            message = self._unusual(stream, b"".join(pieces))
+            if message is None:
+                return
+        else:
+            pieces[0] = head[5:]
+            message = b"".join(pieces)
+        del pieces, head
+        self._ask(stream, message)
+
+    def _ask(self, stream: Stream, message: bytes) -> None:
+        stream.message = message
+        stream.phase = WAITING
+        stream.asked = True
+        self.handler.request(stream.id, stream.path, message)
+
+    def _unusual(self, stream: Stream, body: bytes) -> bytes | None:
+        """Handle a body that is not one plain message; gives the first message where there is one."""
+        kind = _kind(body, len(body))
+        refusal = self.handler.unusual(stream.path, kind)
+        if kind is Unusual.MORE:
+            end = frames.PREFIX.size + int(frames.PREFIX.unpack_from(body)[1])
+            stream.tail = body[end:]
+            return body[frames.PREFIX.size : end]
+        if refusal is not None:
+            self._refuse(stream, *refusal)
         else:
             self._send(stream, (body,))
+        return None
 
     def release(self, stream_id: int, message: bytes | None) -> None:
         """Send a waiting request to the runtime, rewritten or (None) as it came."""
@@ -118,7 +187,9 @@ class Streams:
             return
         body = stream.message if message is None else message
         assert body is not None
-        if not self._send_at_once(stream, body):
+        if stream.tail:
+            self._send(stream, (frames.PREFIX.pack(0, len(body)), body, stream.tail))
+        elif not self._send_at_once(stream, body):
             self._send(stream, joined(frames.PREFIX.pack(0, len(body)), body))
 
     def refuse(self, stream_id: int, code: int, message: str) -> None:
@@ -128,11 +199,15 @@ class Streams:
             self._refuse(stream, code, message)
 
     def untouched(self, stream: Stream) -> None:
-        """Let go of a stream whose client sends trailers: what came passes as it is, nobody is asked."""
-        for piece in stream.body:
-            stream.add(piece)
-        stream.body.clear()
+        """Let go of a stream whose client sends trailers: what came passes as it is, or is refused."""
+        body, stream.body = stream.body, []
         self.books.credits.pop(stream.id, None)
+        refusal = self.handler.unusual(stream.path, Unusual.TRAILERS)
+        if refusal is not None:
+            self._refuse(stream, *refusal)
+            return
+        for piece in body:
+            stream.add(bytes(piece))
         del self.tracked[stream.id]
         if stream.left:
             self.books.enqueue(stream)
@@ -179,11 +254,14 @@ class Streams:
         """Stop tracking a stream and say so."""
         del self.tracked[stream.id]
         self.books.drop(stream.id)
-        stream.body.clear()
+        body, stream.body = stream.body, []
+        came = stream.size
         stream.chunks.clear()
         self._uncount(stream)
         if stream.asked:
             self.handler.finished(stream.id, status)
+        elif body and _kind(_head(body), came) not in _INCOMPLETE:
+            self.handler.unusual(stream.path, Unusual.UNENDED)
 
     def beyond(self, last: int) -> None:
         """The runtime takes no stream above ``last``."""
@@ -194,6 +272,18 @@ class Streams:
         for stream_id in [s for s in self.books.queue if s > last]:
             self.books.drop(stream_id)
         self.open = {s for s in self.open if s <= last}
+
+    def crowd_out(self, stream: Stream, cause: str) -> None:
+        """Refuse a held request because too much is held."""
+        stream.body = []
+        message = f"cannot hold the request of {stream.path}: {cause}"
+        self._refuse(stream, _RESOURCE_EXHAUSTED, message)
+        self.handler.crowded_out(stream.path, message)
+
+    def largest(self) -> Stream | None:
+        """Give the stream that holds most, if any does."""
+        most = max(self.tracked.values(), key=_size, default=None)
+        return most if most is not None and most.size else None
 
     def undecided(self) -> list[Stream]:
         """List the streams whose request has not been let go."""
@@ -218,13 +308,33 @@ class Streams:
         stream.message = None
         for chunk in chunks:
             stream.add(chunk)
-        self.held += stream.left - stream.size
+        stream.tail = b""
+        more = stream.left - stream.size
+        self.held += more
+        self.room.total += more
         stream.size = stream.left
         stream.end = True
         self.books.enqueue(stream)
         self.pump()
 
+    def drop(self) -> None:
+        """Forget everything, in whatever state it is, and without a word."""
+        room = self.room
+        for stream in self.tracked.values():
+            room.arriving.pop(stream, None)
+        room.total -= self.held
+        self.held = 0
+        room.holders.discard(self)
+        self.tracked.clear()
+        self.books.queue.clear()
+
     def _refuse(self, stream: Stream, code: int, message: str) -> None:
+        if stream.closing:  # the last header of the runtime's answer is on its way: ours comes too late
+            self.open.discard(stream.id)
+            self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
+            self.bury(stream.id, refused=False)
+            self.forget(stream, None)
+            return
         self.bury(stream.id, refused=True)
         self.open.discard(stream.id)
         resize = self._resize()
@@ -242,5 +352,36 @@ class Streams:
 
     def _uncount(self, stream: Stream) -> None:
         stream.message = None
-        self.held -= stream.size
-        stream.size = 0
+        size = stream.size
+        if size:
+            self.held -= size
+            self.room.total -= size
+            stream.size = 0
+            self.room.arriving.pop(stream, None)
+
+
+def _head(pieces: list[bytes | bytearray]) -> bytes | bytearray:
+    """Give the first piece of a body, which then holds the prefix of the first message if the body does."""
+    if len(pieces) > 1 and len(pieces[0]) < frames.PREFIX.size:
+        pieces[:] = [b"".join(pieces)]
+    return pieces[0] if pieces else b""
+
+
+def _kind(head: bytes | bytearray, size: int) -> Unusual:
+    """Tell how a body that is not one plain message differs from that.
+
+    Args:
+        head: Its beginning, with the first prefix.
+        size: Its length.
+    """
+    if not size:
+        return Unusual.EMPTY
+    if head[0]:
+        return Unusual.COMPRESSED
+    if size < frames.PREFIX.size:
+        return Unusual.CUT
+    return Unusual.CUT if frames.PREFIX.size + frames.PREFIX.unpack_from(head)[1] > size else Unusual.MORE
+
+
+def _size(stream: Stream) -> int:
+    return stream.size

@@ -15,8 +15,9 @@ CONTINUATION. So they wait in ``_deferred`` until the sender has begun with its 
 being handled, while passing DATA is incomplete, and while a header block is open; the order on the wire is
 then the order of events.
 
-Memory: an incomplete frame is at most as long as the receiver allows (SETTINGS_MAX_FRAME_SIZE), an open
-header block at most 16 MiB; anything above raises RelayError.
+Memory: an incomplete frame is at most as long as the receiver allows (SETTINGS_MAX_FRAME_SIZE), a header
+block at most ``LARGEST_BLOCK``; anything above raises RelayError, before it is decoded. Both are gathered in
+one buffer each, so that pieces of a few bytes cost a few bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,23 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.relay import frames
-from proxy.relay.events import RelayError
-from proxy.relay.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, STREAM_ID
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
+from proxy.relay.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, PUSH_PROMISE, STREAM_ID
 
 KEEP: Final = 0
 CUT: Final = 1
 LAST: Final = 2
+LARGEST_BLOCK: Final = 256 << 10
+"""Bytes of a header block, HEADERS and CONTINUATION together; kubelet sends a few hundred."""
 _HEAD: Final = 9
 _SHAPE: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY
+_LONG_HEADERS: Final = (LARGEST_BLOCK + 1) << 8 | HEADERS  # from here on a HEADERS frame is too long
+_WITH_BLOCK: Final = (HEADERS, CONTINUATION, PUSH_PROMISE)
+
+
+def too_long() -> RelayError:
+    """Give the error for a header block above ``LARGEST_BLOCK``."""
+    return RelayError(f"cannot read a header: it is longer than {LARGEST_BLOCK} bytes", ENHANCE_YOUR_CALM)
 
 
 class Walker:
@@ -47,8 +57,8 @@ class Walker:
     """
 
     __slots__ = (
-        "_block", "_block_bytes", "_block_flags", "_block_stream", "_busy", "_deferred", "_greeting",
-        "_have", "_need", "_parts", "_passing", "begun", "handlers", "largest", "out",
+        "_block", "_block_flags", "_block_stream", "_busy", "_deferred", "_empties", "_greeting", "_need",
+        "_passing", "_rest", "begun", "handlers", "largest", "out",
     )  # fmt: skip
 
     def __init__(self, greeting: bytes = b"") -> None:
@@ -65,10 +75,11 @@ class Walker:
         self._busy = False
         self._deferred: list[bytes] = []
         self._passing = 0  # bytes of a passing DATA frame that are still to come
-        self._parts: list[bytes] = []  # an incomplete frame
-        self._have = self._need = 0
-        self._block: list[bytes] | None = None  # an open header block
-        self._block_bytes = self._block_stream = self._block_flags = 0
+        self._rest: bytes | bytearray = b""  # an incomplete frame
+        self._need = 0
+        self._block: bytearray | None = None  # an open header block
+        self._block_stream = self._block_flags = 0
+        self._empties = 0
 
     def drain(self) -> list[bytes]:
         """Take what must leave."""
@@ -76,6 +87,11 @@ class Walker:
         if out:
             self.out = []
         return out
+
+    def farewell(self, frame: bytes) -> None:
+        """Send a last frame of our own, if one may stand here; the walker may have failed in the middle."""
+        if self.begun and not self._passing and self._block is None:
+            self.out.append(frame)
 
     def inject(self, *own: bytes) -> None:
         """Send frames of our own at the next place where they may stand."""
@@ -95,13 +111,12 @@ class Walker:
             pos = self._greet(data)
         elif self._passing:
             pos = self._pass_on(data)
-        elif self._parts:
-            self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+        elif self._rest:
+            if len(self._rest) + len(data) < self._need:
+                self._gather_rest(data)
                 return
-            data = b"".join(self._parts)
-            self._parts.clear()
+            data = b"".join((self._rest, data))
+            self._rest = b""
         self._busy = True
         mark, pos = self._walk(data, pos)
         self._busy = False
@@ -142,7 +157,7 @@ class Walker:
             if end > size:
                 break
             verdict = KEEP
-            if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream:
+            if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream and word < _LONG_HEADERS:
                 verdict = self.on_headers(flags, stream)
                 self.on_block(flags, stream, data[pos + _HEAD : end])
             elif kind in handlers:
@@ -189,11 +204,19 @@ class Walker:
         self._deferred.clear()
 
     def _keep_rest(self, data: bytes, pos: int, size: int) -> None:
-        self._parts.append(data[pos:])
-        self._have = size - pos
+        self._rest = data[pos:]
         self._need = _HEAD
-        if self._have >= _HEAD:
-            self._need += frames.HEAD.unpack_from(data, pos)[0] >> 8
+        if size - pos >= _HEAD:
+            word = frames.HEAD.unpack_from(data, pos)[0]
+            self._need += word >> 8
+            if word >> 8 > LARGEST_BLOCK and word & 0xFF in _WITH_BLOCK:
+                raise too_long()
+
+    def _gather_rest(self, data: bytes) -> None:
+        rest = self._rest
+        if not isinstance(rest, bytearray):
+            rest = self._rest = bytearray(rest)
+        rest += data
 
     # What the direction says.
 

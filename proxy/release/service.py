@@ -63,6 +63,7 @@ class Release:
         self._keeper = keeper
         self._idle = idle
         self._worker = Worker("release", keeper.broken)
+        keeper.health.watch(self._worker)
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._lasting = True

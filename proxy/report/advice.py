@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.model.admission import Rule
 from proxy.model.asks import in_bytes
 from proxy.model.explanation import Explanation, Lack, Said
 from proxy.model.hint import TopologyHint
@@ -27,13 +28,41 @@ _BY_REASON = {
     "EmptyPodSharedPoolError": (
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
+    **{
+        rule.reason: f"{words}; docs/admission.md says who may own CPUs"
+        for rule, words in {
+            Rule.NAMESPACE: "Run the pod in a namespace of admission.namespaces, or let it share CPUs",
+            Rule.SYSTEM_NAMESPACE: (
+                "Run the pod in a namespace of admission.systemNamespaces, or give it another class"
+            ),
+            Rule.REQUEST: (
+                "Let the pod request as many whole CPUs as its annotation names, or let the scheduler write"
+                " the annotation"
+            ),
+            Rule.WHOLE_CPUS: "Let its containers request whole CPUs and be limited to the same",
+            Rule.RESERVED_CPUS: "Let the scheduler choose other CPUs: its picture of the node may be old",
+            Rule.POD_LIMIT: "Ask for fewer CPUs, or raise admission.maxCPUsPerPod",
+            Rule.NAMESPACE_LIMIT: (
+                "Wait until other pods of the namespace have ended, or raise admission.maxCPUsPerNamespace"
+            ),
+            Rule.NODE_LIMIT: "Wait until other owners have ended, or raise admission.maxCPUsPerNode",
+            Rule.SHARED_FLOOR: (
+                "Ask for fewer CPUs, wait until other owners have ended, or lower the floor that is named"
+            ),
+        }.items()
+    },
     "RefusedByHook": (
         "Do as the hook that is named wants, if it has refused; if it has failed, topoproxy hooks list says"
         " why, and topoproxy hooks disable lets it not run"
     ),
 }
 
-_ANYWHERE = ("InvalidCPUSet", "InvalidCPURequest", "RefusedByHook")
+_ANYWHERE = (
+    "InvalidCPUSet",
+    "InvalidCPURequest",
+    "RefusedByHook",
+    *(rule.reason for rule in (Rule.NAMESPACE, Rule.REQUEST, Rule.WHOLE_CPUS)),
+)
 """Reasons that lie in what the pod says of itself, or in what all nodes have: every node refuses it."""
 
 

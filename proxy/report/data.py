@@ -33,7 +33,7 @@ def to_data(told: Explanation) -> Data:
             "admitted": verdict.admitted,
             "code": verdict.code,
             "reason": verdict.reason,
-            "message": verdict.message,
+            "message": verdict.operator_message,
         },
         "pool": told.pool,
         "cpus": str(told.cpus),

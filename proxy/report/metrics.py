@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from proxy.keeper.bad_input import COUNTER
+from proxy.keeper.bad_input import COUNTER, LIMITED
 from proxy.keeper.drift.authors import Author
 from proxy.keeper.drift.finding import COUNTER as DRIFT_BY
 from proxy.model.idset import CpuSet
@@ -24,12 +24,17 @@ _COUNTERS = {
     "creates_refused": "Creates of containers that were refused.",
     "creates_failed": "Creates that came to nothing at the runtime.",
     "creates_elsewhere": "Containers that got other CPUs, as those chosen first could not be freed.",
+    "owners_cleared": "Creates of containers with CPUs of their own for which the others had to leave.",
+    "creates_waited": "Of these, creates that waited for a start or an update that was in flight.",
+    "creates_waited_ms": "Milliseconds that these creates have waited, together.",
+    "creates_past_calls": "Creates that went on while a start or update hung, with its container confined.",
     "pods_refused": "Sandboxes that were refused.",
     "adopted": "Containers that were there already and were taken in.",
     "cpusets_written": "Cpusets of containers that were written to the kernel.",
     "drift_repaired": "Cpusets that somebody else, by author, had written and that were put back.",
     "drift_wars": "Times that somebody began to write a cpuset again and again.",
     "write_floods": "Times that more writes to cpusets were told of than could wait.",
+    "records_rejected": "Records that could not be stored in the ledger because of what they hold.",
     "refused_writes_retried": "Times that sets that the kernel had refused were written again.",
     "mems_repaired": "Containers that were given memory nodes back that somebody had taken away.",
     "mems_drift": "Containers whose memory nodes somebody else had written.",
@@ -42,7 +47,7 @@ _COUNTERS = {
     "released": "Updates at the runtime by which a release gave a container back what it had.",
     "units_set": "Sets that were made lasting as properties of systemd's units.",
     "units_repaired": "Units whose set the runtime had told systemd with its bytes reversed.",
-    "fences": "Times that a pod's slice was narrowed while the runtime might tell systemd a wrong set.",
+    "fences": "Times that a pod's group was narrowed while a call for one of its containers was in flight.",
     "systemd_connections": "Times that systemd was connected to.",
     "systemd_reloads": "Times that systemd had loaded its units anew.",
     "specs_freshened": "Containers whose saved cpuset was brought up to date before their start.",
@@ -65,7 +70,10 @@ _COUNTERS = {
     "updates_by_hooks_failed": "Changes that hooks want of containers and that could not be made.",
     "hook_questions": "Times that a koord-runtime-proxy has asked us as its hook server.",
     "hook_questions_refused": "Times that it was told to refuse a call.",
+    "requests_undecodable": "Requests that could not be decoded.",
+    "runtime_entries_unreadable": "Parts of the runtime's lists, answers and events that could not be read.",
     "tasks_begun_anew": "Tasks of the background that a fault had ended and that were begun again.",
+    "calls_not_plain": "Requests of intercepted methods that were not one plain message.",
     "internal_errors": "Faults of our own.",
 }
 """Those that are there from the beginning."""
@@ -77,7 +85,7 @@ def metrics(status: Mapping[str, object]) -> str:
     Args:
         status: What ``/status`` answers.
     """
-    parts = (_process, _node, _rules, _suppression, _memory, hook_metrics, _counters)
+    parts = (_process, _workers, _node, _rules, _suppression, _memory, hook_metrics, _counters)
     return "".join(text for part in parts for text in part(status))
 
 
@@ -88,13 +96,32 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
     systemd = as_map(as_map(status.get("cgroups")).get("systemd")).get("connected")
     told = (
         ("uptime_seconds", "Seconds since the daemon started.", status.get("uptime_s")),
-        ("ready", "Whether the first comparison with the runtime is done.", status.get("ready")),
+        (
+            "ready",
+            "Whether the first comparison with the runtime is done, and kernel and ledger answer.",
+            status.get("ready"),
+        ),
         ("runtime_connected", "Whether the runtime answers.", runtime.get("connected")),
         ("systemd_connected", "Whether systemd answers, where containers are its scopes.", systemd),
         ("runtime_events", "Whether the runtime's events reach us.", _hears(runtime.get("events"))),
         ("clients", "Connections of clients.", status.get("clients")),
     )
     yield from _plain(told)
+
+
+def _workers(status: Mapping[str, object]) -> Iterator[str]:
+    workers = {name: as_map(each) for name, each in as_map(status.get("workers")).items()}
+    if not workers:
+        return
+    stuck = [({"worker": name}, _number(each.get("stuck_s"))) for name, each in sorted(workers.items())]
+    words = "Seconds that a worker thread has been at one job, once that is too long; 0 while it is not."
+    yield family("worker_stuck_seconds", "gauge", words, stuck)
+    waiting = [({"worker": name}, _number(each.get("waiting"))) for name, each in sorted(workers.items())]
+    yield family("worker_jobs_waiting", "gauge", "Jobs that wait for a worker thread.", waiting)
+
+
+def _number(value: object) -> int | float:
+    return value if isinstance(value, int | float) else 0
 
 
 def _hears(events: object) -> object:
@@ -196,13 +223,21 @@ def _counters(status: Mapping[str, object]) -> Iterator[str]:
         return
     counters = {name: n for name, n in as_map(status["counters"]).items() if isinstance(n, int)}
     bad = {name: n for name, n in counters.items() if name.startswith(COUNTER)}
+    limited = {name: n for name, n in counters.items() if name.startswith(LIMITED)}
     by = {f"{DRIFT_BY}{author}": author for author in Author}
-    for name in [*_COUNTERS, *sorted(counters.keys() - _COUNTERS.keys() - bad.keys() - by.keys())]:
+    told = _COUNTERS.keys() | bad.keys() | limited.keys() | by.keys()
+    for name in [*_COUNTERS, *sorted(counters.keys() - told)]:
         words = _COUNTERS.get(name, f"The counter {name} of topoproxy status.")
         samples: list[Sample] = [({}, counters.get(name, 0))]
         if name == "drift_repaired":
             samples = [({"author": author}, counters.get(key, 0)) for key, author in by.items()]
         yield family(f"{name}_total", "counter", words, samples)
+    beyond = [
+        ({"rule": name.removeprefix(LIMITED).rpartition("_")[0], "verdict": name.rpartition("_")[2]}, n)
+        for name, n in sorted(limited.items())
+    ]
+    words = "Claims to CPUs that went beyond a rule of admission, by rule and what became of them."
+    yield family("admission_limits_total", "counter", words, beyond)
     kinds = [({"kind": name.removeprefix(COUNTER)}, n) for name, n in sorted(bad.items())]
     words = "Pods with labels or annotations that could not be followed, by what was wrong."
     yield family(f"{COUNTER}total", "counter", words, kinds)

@@ -102,7 +102,7 @@ def headline(told: Explanation) -> str:
 
 def _message(told: Explanation) -> str:
     """Give the message of a refusal, without what stands elsewhere in the text anyway."""
-    reason, message = clean(told.verdict.reason), clean(told.verdict.message)
+    reason, message = clean(told.verdict.reason), clean(told.verdict.operator_message)
     if reason and message.startswith(f"{reason}: "):
         message = message[len(reason) + 2 :]
     for name_of_it in (told.ref, *(f"{told.ref}: {'; '.join(told.merge.blame)}" if told.merge else "",)):

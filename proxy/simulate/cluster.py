@@ -131,7 +131,7 @@ class Cluster:
             Fate.REFUSED,
             host.name,
             outcome.verdict.reason,
-            outcome.verdict.message,
+            outcome.verdict.operator_message,
             tuple(other.name for other, _ in refused),
             container=outcome.refused,
             explanations=outcome.explanations if explain else (),

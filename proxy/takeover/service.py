@@ -71,6 +71,7 @@ class Takeover:
         self._places = places
         self._alive = alive
         self._worker = Worker("takeover", keeper.broken)
+        keeper.health.watch(self._worker)
         self._one = asyncio.Lock()
         self._static = keeper.state.node.static
         keeper.beside.counts = lambda held: self.record.standing(held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,3 +182,36 @@ def test_a_systemd_that_is_away_is_told() -> None:
     assert head.endswith("cgroup v2, systemd driver, systemd NOT CONNECTED)")
     there = {**groups, "systemd": {"connected": True}}
     assert "NOT CONNECTED" not in render({**STATUS, "cgroups": there})
+
+
+def test_a_stuck_worker_stands_out() -> None:
+    workers = {"kernel": {"stuck_s": 12.5, "waiting": 4}, "ledger": {"stuck_s": 0.0, "waiting": 0}}
+    page = render({**STATUS, "workers": workers}, 100)
+    assert "STUCK: the kernel worker, at one job for 12 s (4 jobs wait)" in page
+    assert "ledger worker" not in page
+
+
+@pytest.mark.parametrize(
+    ("floor", "nodes", "words"),
+    [
+        (4, {"0": 2, "1": 2}, "shared pool keeps 4 CPUs (2 of each NUMA node)\n"),
+        (4, {"0": 1, "1": 3}, "shared pool keeps 4 CPUs (1 to 3 of each NUMA node)\n"),
+        (4, {}, "shared pool keeps 4 CPUs\n"),
+        (0, {"0": 2}, "shared pool keeps 2 CPUs of each NUMA node\n"),
+        (1, {"0": 1}, "shared pool keeps 1 CPU (1 of each NUMA node)\n"),
+        (0, {"0": 1}, "shared pool keeps 1 CPU of each NUMA node\n"),
+        (0, {}, ""),
+        ("x", [3], ""),
+    ],
+)
+def test_the_floor_of_the_shared_pool_is_one_of_the_rules(floor: object, nodes: object, words: str) -> None:
+    rules = {"sharedFloor": floor, "sharedFloorPerNUMANode": nodes}
+    page = render({"settings": {"admission": rules}})
+    assert ("rules: " in page) is bool(words)
+    assert words in page
+
+
+def test_limits_of_owners_are_among_the_rules() -> None:
+    rules = {"maxCPUsPerPod": 4, "maxCPUsPerNamespace": "y", "maxCPUsPerNode": 9}
+    page = render({"settings": {"admission": rules}})
+    assert "rules: at most 4 CPUs owned by a pod; at most 9 CPUs owned\n" in page

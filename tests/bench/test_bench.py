@@ -212,3 +212,55 @@ def test_without_go_or_kit_it_says_so_and_ends_well(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert "skipped: no Go sources" in done.stderr
+
+
+def test_ratios_are_of_rounds_and_more_than_one_is_worse() -> None:
+    import random
+
+    import beside
+
+    dice = random.Random(1)
+    slow, rate = beside.Series(), beside.Series(higher_is_better=True)
+    for started in range(4):
+        for turn in range(8):
+            busy = 1 + 3 * dice.random()  # what else the machine does touches both
+            slow.add(started, {"base": busy, "now": 1.1 * busy})
+            rate.add(started, {"base": 100 / busy, "now": 80 / busy * (1 + turn % 3 / 100)})
+    assert slow.rounds() == 32
+    assert slow.ratio() == pytest.approx(1.1)
+    assert slow.interval(dice) == (pytest.approx(1.1), pytest.approx(1.1))
+    assert rate.ratio() == pytest.approx(1.25 / 1.01)
+    low, high = rate.interval(dice)
+    assert low * 1.0001 >= 1.25 / 1.02
+    assert low <= rate.ratio() <= high <= 1.2501
+
+
+def test_a_base_that_cannot_be_had_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    for base, words in (
+        ("no-such-commit", "cannot read the base"),
+        (str(tmp_path), "cannot run topoproxy of"),
+    ):
+        argv = [sys.executable, str(BENCH / "beside.py"), base, "--quick"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr.partition(words)[0]
+
+
+def test_a_slower_checkout_is_found_out(tmp_path: Path) -> None:
+    """A copy whose every call takes longer is the base's opposite: the limit tells."""
+    import shutil
+
+    slow = tmp_path / "slow"
+    shutil.copytree(BENCH.parent / "proxy", slow / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(BENCH.parent / "requirements.lock", slow)
+    target = slow / "proxy/cri/create_calls.py"
+    text = target.read_text()
+    at = "    def _create(self, call: Call) -> None:\n"
+    assert at in text
+    target.write_text(text.replace(at, f"{at}        sum(range(40_000))\n"))
+    argv = [sys.executable, str(BENCH / "beside.py"), str(BENCH.parent), "--checkout", str(slow)]
+    argv += ["--quick", "--starts", "1", "--rounds", "2", "--patience", "1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "SLOWER: p50 CreateContainer 5.5 kB: " in done.stdout

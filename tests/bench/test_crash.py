@@ -54,3 +54,12 @@ def test_a_kubelet_that_reconciles() -> None:
     assert [row[1] for row in rows] == ["300", "300", "0"]
     assert everybody[-1] == changed[-1] == "0", "what holds is not written"
     assert nobody[0].startswith("nobody calls")
+
+
+def test_a_start_beside_a_few_containers_is_measured() -> None:
+    import start_figures
+
+    found = start_figures.measure(20, 1)
+    table = start_figures.rows(found)
+    assert [row[0] for row in table] == ["without a ledger", "with a ledger"]
+    assert all(0 < each["cpu"] < 1000 and each["took"] > 0 for results in found.values() for each in results)

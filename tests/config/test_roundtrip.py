@@ -16,6 +16,7 @@ from proxy.config.fixed import Fixed
 from proxy.config.hooks import HookSettings
 from proxy.config.kinds import OPTIONAL_ADDRESS
 from proxy.config.schema import FailurePolicy, Setting, keys
+from proxy.model.admission import Namespaces
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
@@ -79,7 +80,18 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
         ),
         max_size=3,
     ).map(Fixed),
+    "serverUsers": st.sets(st.integers(0, 2**32 - 2)).map(lambda users: tuple(sorted(users))),
     "explainHistory": st.integers(0, 100_000),
+    **dict.fromkeys(
+        ("namespaces", "systemNamespaces", "skipLabelNamespaces"),
+        st.lists(st.sampled_from(["*", "kube-system", "team-?", "0", "1-*", "no", "on"]), unique=True).map(
+            lambda names: Namespaces(tuple(names))
+        ),
+    ),
+    **dict.fromkeys(
+        ("maxCPUsPerPod", "maxCPUsPerNamespace", "maxCPUsPerNode", "sharedFloor", "sharedFloorPerNUMANode"),
+        st.none() | st.integers(0, 65536),
+    ),
 }
 
 

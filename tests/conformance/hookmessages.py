@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
+from proxy.cri import views
 from proxy.cri.hooked.facts import container_facts, existing_facts, pod_facts
 from proxy.cri.hooked.memory import Memory
 from proxy.cri.pb import api_pb2 as cri
-from proxy.cri.views import pod_of, request_of
 from proxy.hooks.facts import ContainerFacts, PodFacts
 from proxy.hooks.pb import hook_pb2 as hook
 from proxy.hooks.serving.messages import create_request, run_request
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, Phase, Placement, Pool
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools import facts
 from tests.conformance.cases import BadCaseError
 
@@ -67,6 +67,14 @@ def _encoded(entry: Mapping[str, str]) -> dict[str, str]:
     return {**entry, "value": base64.b64encode((entry.get("value") or "").encode()).decode()}
 
 
+def _pod_of(config: cri.PodSandboxConfig, sandbox_id: str = "") -> Pod:
+    return views.pod_of(cri.SandboxFacts.FromString(config.SerializeToString()), sandbox_id)
+
+
+def _request_of(resources: cri.LinuxContainerResources) -> Request:
+    return views.request_of(cri.ResourceFacts.FromString(resources.SerializeToString()))
+
+
 def told_container(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:
     """Make facts of a container of what a server was told."""
     request = create_request(entry, "", entry.pod_meta.attempt)
@@ -75,7 +83,7 @@ def told_container(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, 
 
 def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, ContainerFacts]:
     """Make facts of a CreateContainerRequest and of its pod."""
-    return pod_facts(pod_of(config), config), container_facts(body)
+    return pod_facts(_pod_of(config), config), container_facts(body)
 
 
 def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: str) -> PodFacts | None:
@@ -83,7 +91,7 @@ def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: s
     memory, request = Memory(), run_request(entry)
     memory.ran(sandbox_id, request.config, request.runtime_handler)
     known = memory.pod(lookup)
-    return None if known is None else pod_facts(pod_of(request.config, lookup), known)
+    return None if known is None else pod_facts(_pod_of(request.config, lookup), known)
 
 
 def remembered_container(
@@ -95,11 +103,23 @@ def remembered_container(
     known = memory.container(lookup)
     if known is None:
         return None
-    pod = pod_of(request.sandbox_config)
-    meta, asked = request.config.metadata, request_of(request.config.linux.resources)
+    pod = _pod_of(request.sandbox_config)
+    meta, asked = request.config.metadata, _request_of(request.config.linux.resources)
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
     one = Container(lookup, meta.name, pod, asked, placement, Phase.CREATED, meta.attempt)
     return pod_facts(pod, request.sandbox_config), existing_facts(one, known)
+
+
+def sandbox_row(entry: hook.PodSandboxHookRequest, sandbox_id: str) -> cri.PodSandbox:
+    """Give the row of the runtime's list for a sandbox of which an entry was stored."""
+    config = run_request(entry).config
+    return cri.PodSandbox(
+        id=sandbox_id,
+        metadata=config.metadata,
+        labels=config.labels,
+        annotations=config.annotations,
+        runtime_handler=entry.runtime_handler,
+    )
 
 
 def listed_pod(sandbox: cri.PodSandbox, memory: Memory) -> PodFacts:
@@ -118,7 +138,7 @@ def listed_container(sandbox: cri.PodSandbox, row: cri.Container) -> tuple[PodFa
     memory.listed([], [row])
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
     of = facts.pod_facts(sandbox.id, pod.uid, pod.namespace, pod.name, 0, pod.labels, pod.annotations, "")
-    nothing = request_of(cri.LinuxContainerResources())
+    nothing = _request_of(cri.LinuxContainerResources())
     meta = row.metadata
     one = Container(row.id, meta.name, of, nothing, placement, Phase.RUNNING, meta.attempt)
     return pod, existing_facts(one, memory.container(row.id))

@@ -138,6 +138,14 @@ def test_a_request_of_thousands_is_cut() -> None:
     assert given.paths[1023] == "/dev/x1023"
 
 
+def test_names_that_are_no_paths_are_left_out() -> None:
+    config = pb.ContainerConfig()
+    for name in ("a.com/gpu=" + "x" * 4086, "a.com/gpu=" + "x" * 4087):
+        config.CDI_devices.add(name=name)
+    found = given_of(pb.ContainerFacts.FromString(config.SerializeToString()))
+    assert [len(name) for name in found.cdi] == [4096]
+
+
 def test_facts_are_what_the_whole_message_says() -> None:
     """The same bytes, read by the classes that declare every field."""
     config = pb.ContainerConfig()

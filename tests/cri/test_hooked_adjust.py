@@ -401,3 +401,58 @@ def test_what_hooks_set_is_what_is_told_after(body: bytes, envs: dict[str, str])
     assert {name: told[name] for name in envs} == envs
     others = {name: value for name, value in container_facts(body).envs.items() if name not in envs}
     assert {name: value for name, value in told.items() if name not in envs} == others
+
+
+ODD = b"\xff\xfe"
+
+
+def odd_request() -> bytes:
+    """A request in whose strings and entries bytes are not UTF-8, beside what hooks change."""
+    config = b"".join(
+        [
+            field(4, ODD),
+            field(6, field(1, b"KEEP" + ODD) + field(2, ODD)),
+            field(6, field(1, b"GONE") + field(2, ODD)),
+            field(7, field(1, b"/keep/" + ODD) + field(2, ODD)),
+            field(7, field(1, b"/gone") + field(2, ODD)),
+            field(10, field(1, b"keep") + field(2, ODD)),
+            field(10, field(1, ODD) + field(2, b"keep")),
+            field(10, field(1, b"gone") + field(2, ODD)),
+            field(15, field(1, field(9, field(1, b"keep") + field(2, ODD)))),
+            field(15, field(1, field(9, field(1, b"gone") + field(2, ODD)))),
+        ]
+    )
+    return field(1, ODD) + field(2, config) + field(3, field(7, field(1, b"pod") + field(2, ODD)))
+
+
+def test_what_is_not_changed_keeps_bytes_that_are_not_utf8() -> None:
+    want = Adjustment(
+        envs={"GONE": CLEAR, "NEW": "1"},
+        mounts={"/gone": CLEAR},
+        annotations={"gone": CLEAR, "new": "2"},
+        unified={"gone": CLEAR},
+    )
+    changed = pb.CreateContainerEntries.FromString(adjusted_create(odd_request(), want))
+    before = pb.CreateContainerEntries.FromString(odd_request()).config
+    config = changed.config
+    new = field(1, b"NEW") + field(2, b"1")
+    assert list(config.envs) == [before.envs[0], new]
+    assert list(config.mounts) == [before.mounts[0]]
+    assert list(config.annotations) == [*before.annotations[:2], field(1, b"new") + field(2, b"2")]
+    assert list(config.linux.resources.unified) == [before.linux.resources.unified[0]]
+    whole = changed.SerializeToString()
+    for kept in (field(1, ODD), field(4, ODD), field(3, field(7, field(1, b"pod") + field(2, ODD)))):
+        assert kept in whole
+    assert b"gone" not in whole
+    assert b"GONE" not in whole
+
+
+def test_a_sandbox_and_an_update_keep_bytes_that_are_not_utf8() -> None:
+    keep, gone = field(1, b"keep") + field(2, ODD), field(1, b"gone") + field(2, ODD)
+    want = Adjustment(annotations={"gone": CLEAR})
+    run = adjusted_run_pod(field(1, field(2, ODD) + field(7, gone) + field(7, keep)), want)
+    assert pb.RunPodSandboxEntries.FromString(run).config.annotations[:] == [keep]
+    assert field(2, ODD) in run
+    update = adjusted_update(field(1, ODD) + field(4, gone) + field(4, keep), want)
+    assert pb.UpdateContainerResourcesEntries.FromString(update).annotations[:] == [keep]
+    assert field(1, ODD) in update

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from proxy.cri import pipe
-from proxy.cri.pipe import HIGH_WATER, READ_BYTES, Pipe
+from proxy.cri.pipe import HIGH_WATER, READ_BYTES, Faults, Pipe
 
 if TYPE_CHECKING:
     import pytest
@@ -23,15 +23,25 @@ class Joined:
         self.right, near_right = socket.socketpair()
         for end in (self.left, self.right, near_left, near_right):
             end.setblocking(False)
+        self.short = 0
         self.a = Pipe(
-            lambda d: self.b.write([d]), lambda: self._said("a ended"), lambda: self._said("a lost")
-        )
+            lambda d: self.b.write([d]), lambda: self._said("a ended"), lambda: self._said("a lost"),
+            Faults(lambda e: self._failed(self.a, e), self._no_memory),
+        )  # fmt: skip
         self.b = Pipe(
-            lambda d: self.a.write([d]), lambda: self._said("b ended"), lambda: self._said("b lost")
-        )
+            lambda d: self.a.write([d]), lambda: self._said("b ended"), lambda: self._said("b lost"),
+            Faults(lambda e: self._failed(self.b, e), self._no_memory),
+        )  # fmt: skip
         self.a.other, self.b.other = self.b, self.a
         self.a.attach(near_left)
         self.b.attach(near_right)
+
+    def _failed(self, end: Pipe, error: Exception) -> None:
+        self._said(f"{'a' if end is self.a else 'b'} failed: {error}")
+        end.abort()
+
+    def _no_memory(self) -> None:
+        self.short += 1
 
     def _said(self, what: str) -> None:
         self.events.append(what)

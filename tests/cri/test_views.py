@@ -2,11 +2,25 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.cri import views
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.views import request_of, total_of
-from proxy.model.workload import Request
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.machine import Bounds
+from proxy.model.workload import Pod, Request
 
 GIB = 1 << 30
+
+
+def request_of(resources: pb.LinuxContainerResources) -> Request:
+    return views.request_of(pb.ResourceFacts.FromString(resources.SerializeToString()))
+
+
+def pod_of(config: pb.PodSandboxConfig, sandbox_id: str, *bounds: Bounds) -> Pod:
+    return views.pod_of(pb.SandboxFacts.FromString(config.SerializeToString()), sandbox_id, *bounds)
+
+
+def total_of(config: pb.PodSandboxConfig) -> Request:
+    return views.total_of(pb.SandboxFacts.FromString(config.SerializeToString()))
 
 
 def with_pages(*limits: tuple[str, int]) -> pb.LinuxContainerResources:
@@ -33,7 +47,7 @@ def test_sizes_that_are_not_asked_for_are_left_out() -> None:
     "limits", [(), (("2MB", 0), ("1GB", 0)), (("2MB", 16), ("1GB", 0)), (("1GB", 1 << 60),)]
 )
 def test_facts_say_the_same_as_the_whole_message(limits: tuple[tuple[str, int], ...]) -> None:
-    """A create is read by classes that declare less; huge pages stay bytes in them."""
+    """A create is read by classes that declare less; strings and huge pages stay bytes in them."""
     resources = with_pages(*limits)
     resources.cpu_shares, resources.cpu_quota, resources.cpu_period = 2048, -1, 100_000
     resources.memory_limit_in_bytes, resources.oom_score_adj = GIB, -997
@@ -41,7 +55,7 @@ def test_facts_say_the_same_as_the_whole_message(limits: tuple[tuple[str, int], 
     resources.unified["memory.oom.group"] = "1"
     config = pb.ContainerConfig(linux=pb.LinuxContainerConfig(resources=resources))
     facts = pb.ContainerFacts.FromString(config.SerializeToString())
-    assert request_of(facts.linux.resources) == request_of(resources)
+    assert views.request_of(facts.linux.resources) == request_of(resources)
     assert len(request_of(resources).huge_pages) == sum(1 for _, limit in limits if limit)
 
 
@@ -78,3 +92,27 @@ def test_what_a_pod_asks_for_in_sum() -> None:
     config.linux.overhead.cpu_shares = 100
     config.linux.resources.hugepage_limits.add(page_size="2MB", limit=7)
     assert total_of(config) == Request(cpu_shares=3072, huge_pages=(("hugepages-2Mi", 7),))
+
+
+def test_lists_that_no_kernel_takes_are_left_out() -> None:
+    sparse = ",".join(map(str, range(0, 8192, 2)))
+    for text in (sparse, "0-3", "not a list"):
+        assert request_of(pb.LinuxContainerResources(cpuset_cpus=text)).cpuset_cpus == text
+    for text in (sparse * 4, "0-3\u202e"):
+        resources = pb.LinuxContainerResources(cpuset_cpus=text, cpuset_mems=text)
+        assert request_of(resources) == Request()
+
+
+def test_more_sizes_of_pages_than_there_can_be_are_left_out() -> None:
+    assert len(request_of(with_pages(*((f"{1 << i}KB", 1) for i in range(20)))).huge_pages) == 20
+    assert len(request_of(with_pages(*((f"{i}KB", 1) for i in range(1, 5000)))).huge_pages) == 64
+    assert request_of(with_pages(("2" + "M" * 10**6 + "B", 1))).huge_pages == ()
+
+
+def test_a_pod_names_only_what_the_machine_has() -> None:
+    config = pb.PodSandboxConfig()
+    config.annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset":"6-9"}'
+    assert pod_of(config, "s").cpuset == CpuSet([6, 7, 8, 9])
+    small = pod_of(config, "s", Bounds(CpuSet(range(8)), Mask([0])))
+    assert small.cpuset is None
+    assert "CPU 9 is not on this machine (0-7)" in small.problem

@@ -6,6 +6,7 @@ bytes); the service name is a parameter, as ``runtime.v1`` and ``runtime.v1alpha
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from proxy.model.idset import CpuSet, Mask
 
 RpcError = grpc.RpcError
 IMAGE = "localhost/busybox:1"
+STATUS = "scheduling.koordinator.sh/resource-status"
 PATIENCE_S = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
 """How long a call may take where the caller does not say; a virtual machine on a busy host needs more."""
 CREATED, RUNNING, EXITED = range(3)
@@ -50,6 +52,15 @@ def security(key: int, host_network: bool) -> bytes:
     options = HOST_NETWORK if host_network else OWN_NETWORK
     context = bytes([key << 3 | 2, len(options)]) + options
     return b"\x12" + bytes([len(context)]) + context
+
+
+def asked_by(annotations: Mapping[str, str]) -> dict[str, int]:
+    """Give what a pod asks for that a scheduler has bound to CPUs; nothing for others."""
+    try:
+        count = len(CpuSet.parse(json.loads(annotations.get(STATUS, "{}"))["cpuset"]))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+    return {"cpu_period": 100_000, "cpu_shares": 1024 * count, "cpu_quota": 100_000 * count} if count else {}
 
 
 class Cri:
@@ -134,19 +145,22 @@ class Cri:
         host_network: bool = True,
         attempt: int = 0,
         resources: Mapping[str, int] | None = None,
+        namespace: str = "default",
     ) -> Any:
         """Make a PodSandboxConfig as kubelet does; the default cgroup parent is that of a Guaranteed pod.
 
-        ``resources`` are fields of LinuxContainerResources: the sum over the pod's containers.
+        ``resources`` are fields of LinuxContainerResources: the sum over the pod's containers. Where they are
+        not given, a pod whose annotation names CPUs asks for as many.
         """
+        resources = resources or asked_by(annotations or {})
         uid = uid or f"uid-{name}"
         parent = cgroup_parent or f"/kubepods/pod{uid}"
         config = pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace="default", attempt=attempt),
+            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace=namespace, attempt=attempt),
             labels={
                 "io.kubernetes.pod.name": name,
                 "io.kubernetes.pod.uid": uid,
-                "io.kubernetes.pod.namespace": "default",
+                "io.kubernetes.pod.namespace": namespace,
                 **(labels or {}),
             },
             annotations=dict(annotations or {}),

@@ -237,6 +237,7 @@ class Node:
             annotations={CPUSET_ANNOTATION: annotation} if annotation else {},
             cgroup_parent=f"{what.parent}/pod-{name}",
             resources=total,
+            namespace="kube-system" if what.label == "SYSTEM" else "default",
         )
         self._pods[pod] = (what, cpus or CpuSet())
         return pod

@@ -252,6 +252,11 @@ def test_drift(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_drift.py", Machine(sockets=2, nodes=1))
 
 
+@pytest.mark.parametrize("kind", ["v2-systemd", "v1-systemd"])
+def test_shipped_units(story: Story, kind: str) -> None:
+    story.ends_well(kind, "vm_unit.py", Machine(sockets=2, nodes=1), {"systemd": REPO / "systemd"})
+
+
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_hooks(story: Story, kind: str) -> None:
     story.ends_well(kind, "vm_hooks.py", Machine(sockets=2, nodes=1))

@@ -154,6 +154,7 @@ class Daemon:
             "cpuManagerPolicy": "static",
             "reconcilePeriod": f"{PERIOD_S}s",
             "callTimeout": "40s",
+            "admission": {"sharedFloor": 0, "sharedFloorPerNUMANode": 0},  # owners fill whole NUMA nodes here
             "listen": f"unix://{SOCKET}",
             "runtime": f"unix://{RUNTIME}",
             "stateDir": str(FOLDER / "state"),

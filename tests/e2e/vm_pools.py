@@ -93,6 +93,7 @@ class Node:
             labels={"koordinator.sh/qosClass": what.label} if what.label else {},
             annotations=status if cpus else {},
             cgroup_parent=parent,
+            namespace="kube-system" if what.label == "SYSTEM" else "default",
         )
 
     def run(self, kind: str, cpus: CpuSet | None = None, name: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,19 @@ class MemoryCgroups:
     version: int = 1
     mems: dict[str, Mask] = field(default_factory=dict)
     """Memory nodes; who is not in it is not bound."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """A write finds its group and writes it with no end of the group in between, as in the kernel."""
+
+    def replace(self, container_id: str, cpus: CpuSet) -> None:
+        """Write the set of a container that has a group."""
+        with self.lock:
+            if container_id in self.sets:
+                self.sets[container_id] = cpus
+
+    def end(self, container_id: str) -> None:
+        """Remove the group of a container, if it has one."""
+        with self.lock:
+            self.sets.pop(container_id, None)
 
     def find(self, parent: str, container_id: str) -> str | None:
         return container_id if container_id in self.sets else None
@@ -90,6 +104,10 @@ class MemoryCgroups:
         return [None] * len(paths)
 
     def write(self, path: str, cpus: CpuSet | None, mems: Mask | None, *, inner: bool = True) -> bool:
+        with self.lock:
+            return self._write(path, cpus, mems)
+
+    def _write(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> bool:
         if path not in self.sets:
             raise CgroupError("cannot write: gone", errno.ENOENT)
         if path in self.broken:
@@ -217,8 +235,7 @@ class PlayedRuntime:
         self.specs[container_id] = str(cpus)
         self.limit(container_id, cpu_quota)
         self.log.append(f"runtime {container_id} {cpus}" + (f" quota {cpu_quota}" if cpu_quota else ""))
-        if container_id in self.cgroups.sets:
-            self.cgroups.sets[container_id] = cpus
+        self.cgroups.replace(container_id, cpus)
 
     def update_limits(
         self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
@@ -228,8 +245,9 @@ class PlayedRuntime:
             raise self.update_error
         self.told.append((container_id, "" if cpus is None else str(cpus), limits))
         self.limit(container_id, limits.cpu_quota)
-        if cpus is not None and container_id in self.cgroups.sets:
-            self.cgroups.sets[container_id] = cpus
+        if cpus is not None:
+            self.specs[container_id] = str(cpus)
+            self.cgroups.replace(container_id, cpus)
 
     def raw_lists(self) -> tuple[bytes, bytes]:
         self._up()
@@ -374,8 +392,11 @@ class World:
             await self.launch.lookups.run(lambda: None)
 
     async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
+        namespace = more.get("namespace", "ns")
         config = pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns", attempt=more.get("attempt", 0)),
+            metadata=pb.PodSandboxMetadata(
+                name=uid, uid=uid, namespace=namespace, attempt=more.get("attempt", 0)
+            ),
             labels={"koordinator.sh/qosClass": qos} if qos else {},
             linux=pb.LinuxPodSandboxConfig(
                 cgroup_parent=more.get("parent", f"/kubepods/{kube}/pod{uid}".replace("//", "/"))
@@ -397,7 +418,7 @@ class World:
         self.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox).SerializeToString())
         self.wire.finished(call, 0)
         self.runtime.pods[sandbox] = RuntimePod(
-            sandbox, uid, "ns", uid, 0, True, dict(config.labels), dict(config.annotations)
+            sandbox, uid, namespace, uid, 0, True, dict(config.labels), dict(config.annotations)
         )
         return sandbox
 
@@ -468,7 +489,7 @@ class World:
 
     def end(self, container_id: str) -> None:
         """It ends by itself."""
-        self.cgroups.sets.pop(container_id, None)
+        self.cgroups.end(container_id)
         self.cpu.quotas.pop(self.runtime.group(container_id) or "", None)
         self._state(container_id, "EXITED")
 

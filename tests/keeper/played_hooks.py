@@ -28,7 +28,7 @@ class Hooks:
         self.following = Following(keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus)
         way = Way(keeper, self.engine, self.updates, world.wire.hold, owned_cpus=owned_cpus)
         adopt, hold = world.sync.adoption.adopt_one, world.wire.hold
-        self.hooked = Hooked(keeper, way, self.following, adopt, hold)
+        self.hooked = Hooked(keeper, way, self.following, adopt, hold, self._learn)
         keeper.onlooker = self.following
         world.wire.hook(self.hooked)
         self.told: list[Any] = []
@@ -39,6 +39,9 @@ class Hooks:
 
     def _lacks(self) -> None:
         self.lacked += 1
+
+    async def _learn(self, _target: str) -> None:
+        """The runtime does not answer in time."""
 
     def add(
         self, name: str = "10-x", *, policy: Policy = Policy.IGNORE, timeout: float = 30, **handlers: Any

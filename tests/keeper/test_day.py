@@ -376,15 +376,26 @@ def test_calls_wait_for_the_first_comparison_and_pass_when_it_does_not_come(live
     live(day, synced=False, call_timeout=2.0)
 
 
-def test_garbage_goes_to_the_runtime_as_it_came(live) -> None:
+def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(live) -> None:
+    """What the runtime makes of it is compared; a pod that must not run anywhere may be in it."""
+
     async def day(w) -> None:
         class Garbage:
             def SerializeToString(self) -> bytes:  # noqa: N802
                 return b"\xff\xff\xff"
 
-        for method in ("CreateContainer", "UpdateContainerResources", "RunPodSandbox", "StopContainer"):
+        for method in ("UpdateContainerResources", "StopContainer", "StartContainer", "StopPodSandbox"):
+            w.keeper.attention.clear()
             call = await w.call(method, Garbage())
             assert call.sent == b"\xff\xff\xff"
+            assert w.keeper.attention.is_set()
+        for method in ("CreateContainer", "RunPodSandbox"):
+            call = await w.call(method, Garbage())
+            assert call.refused == (
+                13,
+                f"cannot place what {method} asks for: the request cannot be decoded",
+            )
+        assert w.keeper.counters["requests_undecodable"] == 6
 
     live(day)
 

@@ -18,7 +18,7 @@ from proxy.cri.hooked import way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, Adjustment, Veto
 from proxy.hooks.hook import Outcome, Policy
-from proxy.keeper.runtime_ports import RuntimePod
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 
@@ -246,6 +246,48 @@ def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(live) -> Non
     live(day)
 
 
+def test_cpus_that_come_back_to_the_pool_while_a_narrowed_create_is_recorded_may_be_owned_at_its_start(
+    live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def day(w) -> None:
+        asked, answer = threading.Event(), threading.Event()
+
+        def narrow(event: Any) -> Adjustment | None:
+            if event.container.name != "narrowed":
+                return None
+            asked.set()
+            answer.wait(30)
+            return Adjustment(cpus=cpus("0-5"))
+
+        async with hooks(w) as h:
+            h.add(pre_create_container=narrow)
+            sandbox = await w.pod("ls", "LS", "burstable")
+            creating = asyncio.create_task(w.begin(sandbox, "narrowed"))
+            await asyncio.to_thread(asked.wait, 30)
+            first = await w.run(await w.pod("first", "LSE", "", "2-3"))
+            store = w.keeper.clearing.write_down
+
+            async def slow(container: Any) -> str:
+                why = await store(container)
+                if container.name == "narrowed":
+                    await w.remove(first)
+                    gone = pb.RemovePodSandboxRequest(pod_sandbox_id="s-first")
+                    w.wire.finished(await w.call("RemovePodSandbox", gone), 0)
+                return why
+
+            monkeypatch.setattr(w.keeper.clearing, "write_down", slow)
+            answer.set()
+            shared = w.finish(await creating, "shared")
+            assert (w.runtime.specs[shared], str(w.keeper.saved[shared])) == ("0-5", "0-5")
+            owner = await w.run(await w.pod("second", "LSE", "", "2-3"))
+            start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
+            assert start.refused is None
+            assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-5", "2-3")
+            w.wire.finished(start, 0)
+
+    live(day)
+
+
 def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
@@ -290,6 +332,43 @@ def test_cpus_that_cannot_be_freed_are_changed_for_others_and_hooks_are_asked_an
             config = created(call)
             assert seen == ["0,8", config.linux.resources.cpuset_cpus]
             assert [e.value.decode() for e in config.envs] == seen[1:], "what was wanted at first is not kept"
+
+    live(day)
+
+
+def test_a_container_that_is_removed_during_a_pass_does_not_come_back_as_a_create_without_an_answer(
+    live,
+) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            h.listen()
+            call = await w.begin(await w.pod("lse", "LSE", "", "2-3"))
+            w.wire.finished(call, None)  # the client went away, and the runtime does it all the same
+            w.runtime.specs["one"] = "2-3"
+            w.runtime.containers["one"] = RuntimeContainer("one", "s-lse", "c", 0, "CREATED")
+            await w.start("one")  # taken in as a container that is not known
+            listed, go_on = asyncio.Event(), threading.Event()
+            loop, plain = asyncio.get_running_loop(), w.runtime.list_containers
+
+            def slowly(container_id: str = "") -> Any:
+                found = plain(container_id)
+                loop.call_soon_threadsafe(listed.set)
+                go_on.wait(30)
+                return found
+
+            w.runtime.list_containers = slowly
+            comparing = asyncio.create_task(w.sync.once())
+            await listed.wait()
+            w.runtime.list_containers = plain
+            await w.remove("one")
+            go_on.set()
+            await comparing
+            assert "one" not in w.keeper.state.containers
+            w.now += 10
+            await w.sync.once()
+            await w.quiet()
+            assert not w.keeper.state.owners
+            assert h.heard.count("post_stop_container one") == 1
 
     live(day)
 

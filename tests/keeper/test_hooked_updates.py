@@ -60,6 +60,24 @@ def test_cpus_of_another_container_are_narrowed_in_the_kernel_and_at_the_runtime
     live(day)
 
 
+def test_a_created_container_starts_with_the_cpus_that_an_update_has_saved(live) -> None:
+    async def day(w) -> None:
+        async with hooks(w) as h:
+            shared = await w.create(await w.pod("ls", "LS", "burstable"))
+            owner = await w.run(await w.pod("lse", "LSE", "", "2-3"))
+            assert w.runtime.specs[shared] == "0-15"
+            take(h, shared, cpu_shares=9)
+            await w.until(lambda: w.runtime.told)
+            await done(w, h)
+            start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
+            assert start.refused is None
+            assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-15", "2-3")
+            assert not w.keeper.counters["specs_freshened"]  # the update has told the runtime already
+            w.wire.finished(start, 0)
+
+    live(day)
+
+
 def test_what_is_told_after_a_call_may_want_updates_too(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:

@@ -56,14 +56,19 @@ def test_flights() -> None:
         assert flights.of("a") == [old, new]
         assert flights.starting("a")
         assert not flights.starting("b")
-        assert not await flights.late([("b", narrow)], wide, 0.01)
-        assert not await flights.late([("a", wide)], wide, 0.01), "nothing in flight exceeds it"
-        assert not await flights.late([("a", narrow)], narrow, 0.01), "what it carries is not asked for"
-        assert str(await flights.late([("a", narrow)], CpuSet.parse("3-5"), 0.01)) == "0-7"
-        waiting = asyncio.create_task(flights.late([("a", narrow)], wide, 60))
-        await asyncio.sleep(0)
+        assert not flights.beyond([("b", narrow)], wide)
+        assert not flights.beyond([("a", wide)], wide), "nothing in flight exceeds it"
+        assert not flights.beyond([("a", narrow)], narrow), "what it carries is not asked for"
+        assert flights.beyond([("a", narrow)], CpuSet.parse("3-5")) == [old]
+        flights.confine(old, confined=True)
+        flights.confine(old, confined=True)
+        flights.confine(new, confined=True)
+        assert flights.confined() == ["a"]
+        flights.confine(new, confined=False)
+        assert flights.is_confined("a")
         assert flights.land(old)
-        assert not await waiting
+        assert not flights.is_confined("a"), "a call that has landed confines nothing"
+        assert not flights.beyond([("a", narrow)], wide)
         assert not flights.land(old), "twice is harmless"
         assert flights.strays() == []
         new.stray_since = 1.0

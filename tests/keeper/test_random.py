@@ -9,6 +9,7 @@ taken away, and nothing may be left.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -151,8 +152,9 @@ class Play:
         if fate < 0.15:
             self.w.wire.finished(call, None)
             return
-        if sandbox not in self.w.runtime.pods:
-            self.w.wire.finished(call, 5)
+        pod = self.w.runtime.pods.get(sandbox)
+        if pod is None or not pod.ready:  # a stopped sandbox takes no container
+            self.w.wire.finished(call, 5 if pod is None else 2)
             return
         self.serial += 1
         container_id = f"x{self.serial}"
@@ -230,7 +232,7 @@ class Play:
 
     def _dead(self, container_id: str) -> None:
         self.exclusive.pop(container_id, None)
-        self.w.cgroups.sets.pop(container_id, None)
+        self.w.cgroups.end(container_id)
         self.w.cpu.quotas.pop(self.w.runtime.group(container_id) or "", None)
         if container_id in self.w.runtime.containers:
             self.w._state(container_id, "EXITED")
@@ -256,6 +258,8 @@ class Play:
         call = await self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
         for container_id in self.inside(sandbox):
             self._dead(container_id)
+        if (pod := self.w.runtime.pods.get(sandbox)) is not None:
+            self.w.runtime.pods[sandbox] = dataclasses.replace(pod, ready=False)
         await self.breathe()
         self.w.wire.finished(call, 0)
         call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
@@ -434,6 +438,40 @@ def test_a_random_day_under_a_topology_policy(live, seed: int, rules: str, *, to
 
     # A start whose client went away is waited for until a pass tells; here nobody passes on a timer.
     live(day, rules=RULES[rules], told=(Told(seed), None) if told else None, call_timeout=0.3)
+
+
+def test_a_sandbox_that_is_being_stopped_takes_no_container(live) -> None:
+    """Whatever is created after the stop has ended all containers would run without an owner's CPUs."""
+
+    async def day(world: Any) -> None:
+        play = Play(world, 0, wild=True)
+        play.dice.random = lambda: 0.5  # type: ignore[method-assign]  # no call fails by chance
+        await world.run(await world.pod("ls", "LS", "burstable"))
+        sandbox = await world.pod("lse", "LSE", "", "2-3")
+        play.kinds[sandbox] = ("LSE", "", "2-3", {})
+        plain, moments = play.breathe, 0
+
+        async def create_behind_the_stop() -> None:
+            nonlocal moments
+            moments += 1
+            if moments == 2:  # the runtime has stopped the sandbox, and has not answered yet
+                play.breathe = plain  # type: ignore[method-assign]
+                await play.create(sandbox)
+                for container_id in play.inside(sandbox):
+                    await play.start(container_id)
+                play.breathe = slowly  # type: ignore[method-assign]
+
+        async def slowly() -> None:
+            await world.quiet()
+            play.look()
+
+        play.breathe = create_behind_the_stop  # type: ignore[method-assign]
+        await play.drop(sandbox)
+        assert moments == 2
+        assert play.faults == []
+        assert not play.alive
+
+    live(day)
 
 
 @pytest.mark.parametrize("seed", range(DAYS))

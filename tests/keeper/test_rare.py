@@ -159,7 +159,10 @@ def test_what_is_wrong_with_a_container_that_is_taken_in_is_told(live) -> None:
         await w.sync.once()
         assert (w.sync.runtime_version, w.sync.connected) == ("played 1", True)
         (problem,) = w.keeper.problems.page()
-        assert problem["what"] == "ns/odd: resource-status asks for CPUs 90, but 90 not online here"
+        assert problem["what"] == (
+            "ns/odd: annotation scheduling.koordinator.sh/resource-status: "
+            "cpuset: CPU 90 is not on this machine (0-15)"
+        )
 
     live(day, synced=False)
 

@@ -20,7 +20,7 @@ def journal(changes: list[dict[str, Any]]) -> tuple[bytes, list[fmt.Entries]]:
     """A file, and the state after each of its batches."""
     data, states = fmt.header("m1"), [{}]
     for number, change in enumerate(changes, start=1):
-        data += fmt.batch(number, fmt.pack(change))
+        data += fmt.batch(number, fmt.pack(change)[0])
         states.append(fmt.apply(states[-1], change))
     return data, states
 
@@ -106,7 +106,4 @@ def test_unknown_header_fields_are_no_reason_to_refuse() -> None:
 
 
 def test_values_are_kept_as_a_restart_reads_them() -> None:
-    assert fmt.pack({"a": {"t": (1, 2)}, "b": None}) == {"a": b'{"t":[1,2]}', "b": None}
-    for bad in ({"a": {"x": object()}}, {"a": 5}, {"a": {"x": "\ud800"}}):
-        with pytest.raises(TypeError):
-            fmt.pack(bad)  # type: ignore[arg-type]
+    assert fmt.pack({"a": {"t": (1, 2)}, "b": None}) == ({"a": b'{"t":[1,2]}', "b": None}, {})

@@ -89,8 +89,9 @@ ROOMS: dict[str, list[Part]] = {
         (files_of("hooks", "library handover"), tests_of("hooks", "hook_library")),
         (
             ["proxy/hooks/files"],
-            tests_of("hooks", "hook_folders hook_trust hook_reading hook_loading hook_library"),
+            tests_of("hooks", "hook_folders hook_reading hook_loading hook_library"),
         ),
+        (["proxy/permissions.py"], ["tests/test_permissions.py"]),
     ],
 }
 """Room to its parts; a mutant is tried by the tests of the part that it is of."""

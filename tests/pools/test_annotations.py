@@ -119,7 +119,11 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
         (RESOURCE_STATUS, "[]", "it is not a JSON object"),
         (RESOURCE_STATUS, '{"cpuset": "0-"}', "cpuset: '0-' is not a list"),
         (RESOURCE_STATUS, '{"numaNodeResources": [{"node": -1}]}', "node -1 is no NUMA node"),
-        (RESOURCE_STATUS, '{"cpuSharedPools": [{"node": 65536}]}', "node 65536 is no NUMA node"),
+        (
+            RESOURCE_STATUS,
+            '{"cpuSharedPools": [{"node": 65536}]}',
+            "NUMA node 65536 is not on this machine (0-1023)",
+        ),
         (RESOURCE_STATUS, '{"numaNodeResources": [{"resources": {"cpu": "1q"}}]}', "resources: cpu: '1q'"),
         (RESOURCE_SPEC, '{"preferredCPUBindPolicy": "Full"}', "'Full' is not one of Default, FullPCPUs"),
         (NUMA_TOPOLOGY_SPEC, '{"numaTopologyPolicy": "all"}', "'all' is not one of BestEffort, "),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaExclusive, NumaPolicy
 from proxy.model.options import Policy
+from proxy.model.quoting import QUOTED
 from proxy.model.workload import KubeQos, Note, Pod, QosClass
 from proxy.pools.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS, VOLCANO_POLICY
 from proxy.pools.annotations import VOLCANO_DECISION as DECISION
@@ -34,9 +35,36 @@ def told(text: str) -> Pod:
         ("/kubepods/podx", KubeQos.GUARANTEED),
         ("kubepods-podx.slice", KubeQos.GUARANTEED),
         ("", KubeQos.GUARANTEED),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice", KubeQos.BEST_EFFORT),
+        ("kubepods.slice/kubepods-podx.slice", KubeQos.GUARANTEED),
+        ("/root/kubepods/burstable/podx", KubeQos.BURSTABLE),
+        ("root-kubepods-burstable-podx.slice", KubeQos.BURSTABLE),
+        ("/root.slice/root-kubepods.slice/root-kubepods-podx.slice", KubeQos.GUARANTEED),
+        ("/root.slice/root-kubepods.slice/root-kubepods-besteffort.slice/x.slice", KubeQos.BEST_EFFORT),
+        ("/kubepods/besteffort", KubeQos.BEST_EFFORT),
+        ("/besteffort/podx", KubeQos.BEST_EFFORT),
+        ("/sandboxes/burstable-x", KubeQos.BURSTABLE),
     ],
 )
 def test_kube_qos(parent: str, qos: KubeQos) -> None:
+    assert kube_qos(parent) is qos
+
+
+@pytest.mark.parametrize(
+    ("parent", "qos"),
+    [
+        ("/besteffort-nodes/kubepods/podx", KubeQos.GUARANTEED),
+        ("/besteffort-nodes/kubepods/burstable/podx", KubeQos.BURSTABLE),
+        ("besteffort.slice/besteffort-kubepods.slice/besteffort-kubepods-podx.slice", KubeQos.GUARANTEED),
+        ("burstable-kubepods-besteffort-podx.slice", KubeQos.BEST_EFFORT),
+        ("/kubepods/podbesteffort", KubeQos.GUARANTEED),
+        ("/kubepods/pod-kubepods-besteffort-x", KubeQos.GUARANTEED),
+        ("/kubepods/burstable/podbesteffort", KubeQos.BURSTABLE),
+        ("/kubepods/burstable/" + "besteffort/" * 10**5, KubeQos.BURSTABLE),
+        ("a-" * 10**6, KubeQos.GUARANTEED),
+    ],
+)
+def test_a_cgroup_root_and_a_uid_do_not_tell_the_class(parent: str, qos: KubeQos) -> None:
     assert kube_qos(parent) is qos
 
 
@@ -89,11 +117,9 @@ def test_a_long_annotation_is_cut_where_it_is_quoted() -> None:
     def said(length: int) -> str:
         return resource_status(json.dumps({"cpuset": "x" * length}))[1]
 
-    fits = 300 - len(said(1)) + 1
-    assert len(said(fits)) == 300
-    assert not said(fits).endswith("...")
-    assert len(said(fits + 1)) == len(said(9999)) == 300
-    assert said(fits + 1).endswith("...")
+    assert f"'{'x' * QUOTED}' is not a list" in said(QUOTED)
+    assert f"'{'x' * QUOTED}'... is not a list" in said(QUOTED + 1)
+    assert said(QUOTED + 1) == said(9999)
 
 
 def test_no_other_label_or_annotation_is_read() -> None:

@@ -362,6 +362,14 @@ class Owner:
         self.decide = decide or (lambda session, stream, message: None)
         self.session = None
         self.requests, self.responses, self.ends = {}, {}, []
+        self.odd, self.crowded, self.turn_away = [], [], None
+
+    def unusual(self, path, kind):
+        self.odd.append((path, kind))
+        return self.turn_away and self.turn_away(path, kind)
+
+    def crowded_out(self, path, message):
+        self.crowded.append((path, message))
 
     def request(self, stream, path, message):
         assert stream not in self.requests

@@ -26,7 +26,7 @@ from strict_peer import (
     turn_down,
 )  # fmt: skip
 
-from proxy.relay.events import RelayError
+from proxy.relay.events import RelayError, Unusual
 from proxy.relay.session import Session
 
 
@@ -125,26 +125,71 @@ def test_release_without_a_message_gives_the_original_byte_for_byte(message):
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "kind"),
     [
-        b"",
-        b"\0\0\0",
-        grpc(b"zip", compressed=1),
-        grpc(b"a") + grpc(b"b"),
-        grpc(b"abc")[:-1],
-        grpc(b"abc") + b"!",
+        (b"", Unusual.EMPTY),
+        (b"\0\0\0", Unusual.CUT),
+        (grpc(b"zip", compressed=1), Unusual.COMPRESSED),
+        (grpc(b"abc")[:-1], Unusual.CUT),
     ],
 )
-def test_a_body_that_is_not_one_plain_message_passes_untouched_and_unasked(body):
+def test_a_body_without_a_plain_message_passes_untouched_and_is_told(body, kind):
     net = started(rewrite)
     sid = net.client.open(CREATE)
     net.client.data(sid, body)
     net.run()
+    assert net.owner.odd == [(CREATE, kind)]
     assert net.server.streams[sid].body == body
     assert net.server.streams[sid].remote_closed
     net.server.answer(sid, b"id")
     net.run()
     assert (net.owner.requests, net.owner.responses, net.owner.ends) == ({}, {}, [])
+    net.check_whole()
+
+
+@pytest.mark.parametrize("rest", [grpc(b"b"), b"!", b"!" * 300_000, grpc(b"b") * 3])
+@pytest.mark.parametrize("decide", [keep, rewrite])
+def test_the_first_of_several_messages_is_decided_on_and_the_rest_follows_it(rest, decide):
+    net = started(decide)
+    sid = net.client.open(CREATE)
+    net.client.data(sid, grpc(b"abc") + rest)
+    net.run()
+    assert net.owner.odd == [(CREATE, Unusual.MORE)]
+    assert net.owner.requests == {sid: (CREATE, b"abc")}
+    first = b"abc+cpuset" if decide is rewrite else b"abc"
+    assert net.server.streams[sid].body == grpc(first) + rest
+    assert net.server.streams[sid].remote_closed
+    net.server.answer(sid, b"id")
+    net.run()
+    assert net.owner.ends == [(sid, 0)]
+    net.check_whole()
+
+
+@pytest.mark.parametrize("body", [grpc(b"zip", compressed=1), b""])
+def test_a_body_without_a_plain_message_may_be_refused(body):
+    net = started(rewrite)
+    net.owner.turn_away = lambda path, kind: (12, f"it {kind}")
+    sid = net.client.open(CREATE)
+    net.client.data(sid, body)
+    net.run()
+    assert net.client.streams[sid].headers[0]["grpc-status"] == "12"
+    assert net.server.streams[sid].reset_received == 8
+    assert not net.server.streams[sid].body
+    assert (net.owner.requests, net.owner.ends) == ({}, [])
+    net.check_whole()
+
+
+def test_a_message_whose_stream_never_ends_is_told_when_it_is_given_up():
+    net = started(rewrite)
+    whole, part = net.client.open(CREATE), net.client.open(CREATE)
+    net.client.data(whole, grpc(b"abc"), end=False)
+    net.client.data(part, grpc(b"abc")[:-1], end=False)
+    net.run()
+    net.client.reset(whole)
+    net.client.reset(part)
+    net.run()
+    assert net.owner.odd == [(CREATE, Unusual.UNENDED)]
+    assert not net.server.streams[whole].body
     net.check_whole()
 
 
@@ -154,6 +199,7 @@ def test_headers_that_end_the_stream_pass():
     net.run()
     assert net.server.streams[sid].remote_closed
     assert not net.owner.requests
+    assert net.owner.odd == [(CREATE, Unusual.EMPTY)]
 
 
 def test_a_refusal_is_a_grpc_status_and_a_reset_upstream():

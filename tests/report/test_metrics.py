@@ -146,3 +146,12 @@ def test_the_page_names_every_gauge() -> None:
     assert {"pool_cpus", "cpus_short", "drift_wars_now", "be_budget_cpus"} <= set(gauges)
     missing = [name for name in gauges if not re.search(rf"`(topoproxy_)?{name}[`{{]", page)]
     assert missing == []
+
+
+def test_each_worker_has_its_own_sample() -> None:
+    workers = {"kernel": {"stuck_s": 12.5, "waiting": 4}, "ledger": {"stuck_s": 0.0, "waiting": 0}}
+    text = metrics({**STATUS, "workers": workers})
+    assert 'topoproxy_worker_stuck_seconds{worker="kernel"} 12.5' in text
+    assert 'topoproxy_worker_stuck_seconds{worker="ledger"} 0' in text
+    assert 'topoproxy_worker_jobs_waiting{worker="kernel"} 4' in text
+    assert "worker_stuck" not in metrics(STATUS)

@@ -17,7 +17,10 @@ from proxy.simulate.text import FAILED, MACHINES, explain_lines, report
 from proxy.topology.build import described
 
 MakePod = Callable[..., Guest]
-STATIC = "cpuManagerPolicy: static\n"
+STATIC = """
+cpuManagerPolicy: static
+admission: {sharedFloor: 0, sharedFloorPerNUMANode: 0}
+"""
 RESTRICTED = f"{STATIC}topologyManagerPolicy: restricted\nreservedSystemCPUs: 0,8\n"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def test_the_service_survives_the_runtime_and_starts_before_kubelet() -> None:
     assert "containerd.service" in unit["After"][0].split()
     assert unit["Before"] == ["kubelet.service"]
     assert not {"Requires", "BindsTo", "PartOf", "Requisite"} & unit.keys()
-    kubelet = read("kubelet.service.d/20-topoproxy.conf")["Unit"]
+    kubelet = read("examples/kubelet.service.d/20-topoproxy.conf")["Unit"]
     assert kubelet == {"Wants": ["topoproxy.service"], "After": ["topoproxy.service"]}
 
 
@@ -85,7 +87,7 @@ def test_the_socket_is_the_one_that_the_program_adopts() -> None:
 
 
 def test_a_takeover_may_write_kubelets_folder_and_nothing_else() -> None:
-    shipped = read("topoproxy.service.d/20-takeover.conf")
+    shipped = read("examples/topoproxy.service.d/20-takeover.conf")
     assert shipped == {"Service": {"ReadWritePaths": [str(Config().kubelet.state_dir)]}}
     assert "ReadWritePaths" not in read("topoproxy.service")["Service"]
 
@@ -97,8 +99,76 @@ def test_the_folder_of_hooks_is_made_and_open_to_nobody_else() -> None:
     assert "ConfigurationDirectoryMode" not in service  # 0755, and root's
 
 
+def test_the_service_cannot_write_its_configuration_and_its_hooks() -> None:
+    """ConfigurationDirectory= makes each directory writable; read-only wins for the same path only."""
+    service = read("topoproxy.service")["Service"]
+    writable = {f"/etc/{name}" for name in service["ConfigurationDirectory"][0].split()}
+    assert writable <= set(service["ReadOnlyPaths"][0].split())
+
+
+def test_examples_are_not_active_where_the_directory_is_copied() -> None:
+    """systemd reads UNIT.d beside a unit, and UNIT.wants; it does not read examples/UNIT.d."""
+    special = re.compile(r".*\.(d|wants|requires|upholds)")
+    beside = [path.name for path in UNITS.iterdir() if path.is_dir() and special.fullmatch(path.name)]
+    assert beside == ["tmpfiles.d"]  # no unit has this name
+    examples = sorted(str(path.relative_to(UNITS / "examples")) for path in UNITS.glob("examples/*/*"))
+    assert examples == [
+        "kubelet.service.d/20-topoproxy.conf",
+        "topoproxy.service.d/20-takeover.conf",
+        "topoproxy.service.d/30-irq-affinity.conf",
+    ]
+
+
+def size(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([MG])", text).groups()  # type: ignore[union-attr]
+    return int(number) << {"M": 20, "G": 30}[unit]
+
+
+def test_the_service_has_a_memory_limit_above_what_it_may_hold() -> None:
+    """MemoryHigh= is above 1,000 containers, the bodies of calls that are held, and hooks."""
+    service = read("topoproxy.service")["Service"]
+    high, most = size(service["MemoryHigh"][0]), size(service["MemoryMax"][0])
+    assert 512 << 20 <= high < most <= 1 << 30
+
+
+def test_the_service_has_only_the_capabilities_that_it_needs() -> None:
+    service = read("topoproxy.service")["Service"]
+    assert service["CapabilityBoundingSet"] == ["CAP_DAC_OVERRIDE CAP_SYS_NICE"]
+    assert "AmbientCapabilities" not in service
+
+
+def test_the_interpreter_imports_only_what_is_installed(tmp_path: Path) -> None:
+    service = read("topoproxy.service")["Service"]
+    given = dict(word.split("=", 1) for words in service["Environment"] for word in words.split())
+    unset = {name for words in service["UnsetEnvironment"] for name in words.split()}
+    assert {"PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH"} <= unset
+    assert not unset & given.keys()
+    (tmp_path / "click.py").write_text("raise SystemExit('a module of the working directory was imported')")
+    code = "import sys, click; print(sys.flags.safe_path, sys.flags.no_user_site, '' in sys.path)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True", "1", "False"], "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_exposure_of_the_unit_stays_low(tmp_path: Path) -> None:
+    """The checkout's directory is rated, so that a drop-in beside the unit would count."""
+    copied = tmp_path / "systemd"
+    shutil.copytree(UNITS, copied)
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "./topoproxy.service"]
+    done = subprocess.run(command, cwd=copied, capture_output=True, text=True, timeout=60, check=False)
+    rated = re.search(r"exposure level for topoproxy\.service: (\d+\.\d)", done.stdout)
+    if rated is None:
+        pytest.skip(f"systemd-analyze cannot rate a unit here: {done.stderr.strip()[:200]}")
+    assert float(rated[1]) <= 2.6, done.stdout
+
+
 def test_only_a_hook_that_moves_interrupts_may_write_tunables() -> None:
-    assert read("topoproxy.service.d/30-irq-affinity.conf") == {"Service": {"ProtectKernelTunables": ["no"]}}
+    assert read("examples/topoproxy.service.d/30-irq-affinity.conf") == {
+        "Service": {"ProtectKernelTunables": ["no"]}
+    }
 
 
 def syscalls(group: str) -> set[str]:
@@ -119,11 +189,11 @@ def syscalls(group: str) -> set[str]:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_what_the_kernel_is_asked_for_is_allowed() -> None:
     service = read("topoproxy.service")["Service"]
-    assert service["SystemCallFilter"] == ["@system-service"]
-    allowed = syscalls("@system-service")
+    assert service["SystemCallFilter"] == ["@system-service", "~@privileged @resources"]
+    allowed = syscalls("@system-service") - syscalls("@privileged") - syscalls("@resources")
     watching = {"inotify_init1", "inotify_add_watch", "inotify_rm_watch", "epoll_create1", "epoll_ctl"}
     assert watching | {"socket", "bind", "recvfrom", "pread64", "pwrite64", "flock", "fsync"} <= allowed
-    assert "reboot" not in allowed
+    assert not {"reboot", "chown", "fchownat", "setuid", "chroot", "sched_setaffinity"} & allowed
 
 
 def test_what_is_listened_to_is_allowed() -> None:

@@ -86,7 +86,10 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
         raise HookError(f"cannot read {what} {path}: {candidate.cause}")
     data = read_settled(path, what, trusted=trusted).data
     if candidate.server:
-        from proxy.hooks.remote.servers import OurselvesError, server_of
+        from proxy.hooks.remote.servers import OurselvesError, server_of, socket_lack
+
+        if trusted and (lack := socket_lack(path, data, config)):
+            raise UntrustedError(f"cannot trust hook server {path}: {lack}")
 
         try:
             return Loaded(server_of(candidate.name, path, data, config))

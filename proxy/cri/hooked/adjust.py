@@ -14,7 +14,7 @@ Mounts and devices are the same if their paths in the container are, however the
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from proxy.cri.hooked import suffix
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import field
+from proxy.cri.texts import entry_of, text
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
@@ -73,16 +74,16 @@ def _create(body: bytes, want: Adjustment) -> bytes:
     )
     cleared = _clears(body, want.unified, want.annotations, want.labels)
     if cleared or in_lists:
-        request = pb.CreateContainerRequest.FromString(body)
+        request = pb.CreateContainerEntries.FromString(body)
         config = request.config
         if cleared:
             _take_out(config.linux.resources.unified, want.unified)
             _take_out(config.annotations, want.annotations)
             _take_out(config.labels, want.labels)
         if in_lists:
-            _put(config.envs, want.envs, _name, _set_env)
-            _put(config.mounts, mounts, _path, _set_mount)
-            _put(config.devices, devices, _path, _set_device)
+            _put(config.envs, want.envs, _name, _env)
+            _put(config.mounts, mounts, _path, _mount)
+            _put(config.devices, devices, _path, _device)
         body = request.SerializeToString()
     tail = suffix.lists(want.envs, mounts, devices) if lists and not in_lists else b""
     if want.labels:
@@ -96,7 +97,7 @@ def _create(body: bytes, want: Adjustment) -> bytes:
 
 def _run_pod(body: bytes, want: Adjustment) -> bytes:
     if _clears(body, want.labels, want.annotations):
-        request = pb.RunPodSandboxRequest.FromString(body)
+        request = pb.RunPodSandboxEntries.FromString(body)
         _take_out(request.config.labels, want.labels)
         _take_out(request.config.annotations, want.annotations)
         body = request.SerializeToString()
@@ -109,7 +110,7 @@ def _run_pod(body: bytes, want: Adjustment) -> bytes:
 
 def _update(body: bytes, want: Adjustment) -> bytes:
     if _clears(body, want.unified, want.annotations):
-        request = pb.UpdateContainerResourcesRequest.FromString(body)
+        request = pb.UpdateContainerResourcesEntries.FromString(body)
         _take_out(request.linux.unified, want.unified)
         _take_out(request.annotations, want.annotations)
         body = request.SerializeToString()
@@ -143,25 +144,26 @@ def _may_hold_paths(body: bytes, paths: Iterable[str]) -> bool:
     return _may_hold(body, [path.rpartition("/")[2] for path in paths])
 
 
-def _take_out(entries: MutableMapping[str, str], wanted: Mapping[str, str | Presence]) -> None:
-    for key, value in wanted.items():
-        if value is CLEAR and key in entries:
-            del entries[key]
+def _take_out(entries: MutableSequence[bytes], wanted: Mapping[str, str | Presence]) -> None:
+    gone = {key.encode() for key, value in wanted.items() if value is CLEAR}
+    for index in reversed(range(len(entries))):
+        if (entry := entry_of(entries[index])) is not None and entry.key in gone:
+            del entries[index]
 
 
 def _put(
-    entries: Any,
+    entries: MutableSequence[bytes],
     wanted: Mapping[str, Any],
-    name_of: Callable[[Any], str],
-    fill: Callable[[Any, str, Any], None],
+    name_of: Callable[[bytes], str],
+    made: Callable[[bytes, str, Any], bytes],
 ) -> None:
     """Set and take out entries of a list, in place.
 
     Args:
-        entries: The list, of a message.
+        entries: The list, of a message, with its entries encoded.
         wanted: Name to value, or ``CLEAR``.
         name_of: Gives the name of an entry.
-        fill: Makes an entry, old or new, what it is to be.
+        made: Gives what an entry, old or (empty) new, is to be.
     """
     placed: set[str] = set()
     gone: list[int] = []
@@ -172,21 +174,21 @@ def _put(
         if wanted[name] is CLEAR or name in placed:
             gone.append(index)
         else:
-            fill(entry, name, wanted[name])
+            entries[index] = made(entry, name, wanted[name])
             placed.add(name)
     for index in reversed(gone):
         del entries[index]
     for name, value in wanted.items():
         if value is not CLEAR and name not in placed:
-            fill(entries.add(), name, value)
+            entries.append(made(b"", name, value))
 
 
-def _name(pair: pb.KeyValue) -> str:
-    return pair.key
+def _name(raw: bytes) -> str:
+    return text(pb.Entry.FromString(raw).key)
 
 
-def _path(entry: pb.Mount | pb.Device) -> str:
-    return _clean(entry.container_path)
+def _path(raw: bytes) -> str:
+    return _clean(text(pb.PathFacts.FromString(raw).container_path))
 
 
 def _clean(path: str) -> str:
@@ -198,13 +200,15 @@ def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {_clean(path): value for path, value in wanted.items()} if wanted else {}
 
 
-def _set_env(pair: pb.KeyValue, name: str, value: str) -> None:
-    pair.key, pair.value = name, suffix.env_bytes(value)
+def _env(raw: bytes, name: str, value: str) -> bytes:
+    entry = pb.Entry.FromString(raw)
+    entry.key, entry.value = name.encode(), suffix.env_bytes(value)
+    return entry.SerializeToString()
 
 
-def _set_mount(entry: pb.Mount, path: str, mount: Mount) -> None:
-    entry.CopyFrom(suffix.mount_of(path, mount))
+def _mount(_raw: bytes, path: str, mount: Mount) -> bytes:
+    return suffix.mount_of(path, mount).SerializeToString()
 
 
-def _set_device(entry: pb.Device, path: str, device: Device) -> None:
-    entry.CopyFrom(suffix.device_of(path, device))
+def _device(_raw: bytes, path: str, device: Device) -> bytes:
+    return suffix.device_of(path, device).SerializeToString()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from proxy.cri.asked import LEAVING, Go
 from proxy.cri.hooked.adjust import adjusted_create, adjusted_run_pod
 from proxy.cri.hooked.facts import container_facts, pod_facts, resources_of
+from proxy.cri.hooked.lenient import TooManyFieldsError, read
 from proxy.cri.hooked.lines import Lines
 from proxy.cri.hooked.way import Way
 from proxy.cri.pb import api_pb2 as pb
@@ -60,6 +61,7 @@ class Hooked:
         following: Following,
         adopt: Callable[[str], Awaitable[bool]],
         hold: Hold,
+        learn: Callable[[str], Awaitable[None]],
     ) -> None:
         """Ask nobody yet.
 
@@ -69,13 +71,15 @@ class Hooked:
             following: Knows what hooks are told.
             adopt: Takes in a container that a call names and nobody knows; tells whether it is known then.
             hold: Holds a call while a coroutine decides on it.
+            learn: Learns what hooks lack of a container or sandbox.
         """
         self._keeper = keeper
         self._way = way
         self._following = following
         self._adopt = adopt
         self._hold = hold
-        self.update = Lines(keeper, way, following, adopt, hold).update
+        self._learn = learn
+        self.update = Lines(keeper, way, following, adopt, hold, learn).update
 
     @property
     def points(self) -> frozenset[str]:
@@ -84,12 +88,18 @@ class Hooked:
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    def run_pod(self, call: Call, go: Callable[[Call, pb.PodSandboxConfig, Pod], None]) -> None:
+    def run_pod(self, call: Call, go: Callable[[Call, pb.SandboxFacts, Pod], None]) -> None:
         """See ``Asked``."""
-        request = pb.RunPodSandboxRequest.FromString(call.body)
-        config = request.config
-        pod = pod_of(config)
-        facts = pod_facts(pod, config, request.runtime_handler)
+        try:
+            request = read(pb.RunPodSandboxRequest, call.body)
+        except TooManyFieldsError as error:
+            self._keeper.problems.note(f"cannot show a RunPodSandbox request to hooks: {error}")
+            call.refuse(FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
+            return
+        config = pb.RunPodSandboxFacts.FromString(call.body).config
+        bounds = self._keeper.state.node.machine.bounds
+        pod = pod_of(config, bounds=bounds)
+        facts = pod_facts(pod, request.config, request.runtime_handler)
 
         def decided(outcome: Outcome) -> None:
             outcome, body = self._way.written(call, adjusted_run_pod, outcome)
@@ -99,12 +109,12 @@ class Hooked:
             told, seen = config, pod
             if body is not call.body:
                 call.change(body)
-                told = pb.RunPodSandboxRequest.FromString(body).config
-                seen = _renewed(pod, pod_of(told))
+                told = pb.RunPodSandboxFacts.FromString(body).config
+                seen = _renewed(pod, pod_of(told, bounds=bounds))
             if not self._way.relays(call):
                 go(call, told, seen)
 
-        self._way.ask(call, PreRunPodSandbox(facts, resources_of(config.linux.resources)), decided)
+        self._way.ask(call, PreRunPodSandbox(facts, resources_of(request.config.linux.resources)), decided)
 
     def ran(self, pod: Pod, body: bytes) -> None:
         """See ``Asked``."""
@@ -146,7 +156,7 @@ class Hooked:
     def _creating(self, body: bytes, container: Container) -> PreCreateContainer:
         pod, following = container.pod, self._following
         known = following.memory.pod(pod.sandbox_id)
-        facts = pod_facts(pod, known or pb.CreateContainerFacts.FromString(body).sandbox_config)
+        facts = pod_facts(pod, known or b"".join(pb.CreateContainerFacts.FromString(body).sandbox_config))
         return PreCreateContainer(facts, container_facts(body), following.decision(container))
 
     def _placed(
@@ -185,13 +195,16 @@ class Hooked:
 
     def start(self, call: Call, container_id: str, go: Go) -> None:
         """See ``Asked``."""
-        if container_id in self._keeper.state.containers:
+        if container_id in self._keeper.state.containers and not self._following.lacks(container_id):
             self._start(call, container_id, go)
         else:
             self._hold(call, self._start_unknown(call, container_id, go))
 
     async def _start_unknown(self, call: Call, container_id: str, go: Go) -> None:
-        await self._adopt(container_id)
+        if container_id not in self._keeper.state.containers:
+            await self._adopt(container_id)
+        if self._following.lacks(container_id):
+            await self._learn(container_id)
         if not call.done:
             self._start(call, container_id, go)
 
@@ -214,6 +227,17 @@ class Hooked:
 
     def leave(self, call: Call, target: str, go: Go) -> None:
         """See ``Asked``."""
+        if self._following.lacks(target):
+            self._hold(call, self._leave_unknown(call, target, go))
+        else:
+            self._leave(call, target, go)
+
+    async def _leave_unknown(self, call: Call, target: str, go: Go) -> None:
+        await self._learn(target)
+        if not call.done:
+            self._leave(call, target, go)
+
+    def _leave(self, call: Call, target: str, go: Go) -> None:
         event = self._leaving(call, target)
         if event is None:
             go(call)
@@ -241,7 +265,7 @@ class Hooked:
             return PreRemoveContainer(*following.facts(container))
         if container.phase is Phase.EXITED:
             return None
-        grace = pb.StopContainerRequest.FromString(call.body).timeout
+        grace = read(pb.StopContainerRequest, call.body).timeout
         return PreStopContainer(*following.facts(container), following.decision(container), grace)
 
 

@@ -13,11 +13,13 @@ from google.protobuf.message import DecodeError
 
 from proxy.cri.hooked import parts
 from proxy.cri.hooked.lazy import LazyList, LazyMap
+from proxy.cri.hooked.lenient import TooManyFieldsError, read
 from proxy.cri.hooked.memory import RememberedContainer, RememberedPod
 from proxy.cri.hooked.parts import Unread, image_of
 from proxy.cri.hooked.resources import merged, recorded, resources_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools, Resources
+from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool
 from proxy.plan.state import NodeState
@@ -109,7 +111,9 @@ def container_facts(body: bytes) -> ContainerFacts:
 
 def _read(body: bytes) -> ContainerFacts:
     try:
-        config = pb.CreateContainerConfig.FromString(body).config
+        config = read(pb.CreateContainerConfig, body).config
+    except TooManyFieldsError as error:
+        raise HookError(f"cannot read a CreateContainer request: {error}") from None
     except DecodeError:
         config = pb.ContainerConfig()
     meta = config.metadata

@@ -12,10 +12,14 @@ kubelet never calls for one that has ended by itself; reference a.10, 11).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from proxy.cri.hooked.facts import decision_of, existing_facts, pod_facts, pools_of
+from proxy.cri.hooked.lenient import read
 from proxy.cri.hooked.memory import Memory
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
@@ -38,6 +42,8 @@ from proxy.model.workload import Container, Phase, Pod, Pool
 if TYPE_CHECKING:
     from proxy.hooks.hook import Asking
     from proxy.keeper.keeper import Keeper
+
+_Entry = TypeVar("_Entry", pb.PodSandbox, pb.Container)
 
 
 class Following:
@@ -81,6 +87,13 @@ class Following:
 
     # -- facts --------------------------------------------------------------------------------------------
 
+    def lacks(self, target: str) -> bool:
+        """Tell whether labels and annotations are missing of a container and its pod, or of a sandbox."""
+        container = self._keeper.state.containers.get(target)
+        if container is None:
+            return self.find_pod(target) is not None and self.memory.pod(target) is None
+        return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
+
     def find_pod(self, sandbox_id: str) -> Pod | None:
         """Give a sandbox that is there, one that has been stopped, too."""
         return self._keeper.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
@@ -119,8 +132,8 @@ class Following:
         """
         from proxy.pools.facts import pod_facts as read
 
-        sandboxes = pb.ListPodSandboxResponse.FromString(pods).items
-        self.memory.listed(sandboxes, pb.ListContainersResponse.FromString(containers).containers)
+        sandboxes = _entries(pb.PodSandbox, pods)
+        self.memory.listed(sandboxes, _entries(pb.Container, containers))
         for one in sandboxes:
             if one.state == pb.SANDBOX_NOTREADY and self.find_pod(one.id) is None:
                 meta = one.metadata
@@ -142,13 +155,13 @@ class Following:
 
     def ran(self, pod: Pod, body: bytes) -> None:
         """A sandbox has been made by a RunPodSandboxRequest."""
-        request = pb.RunPodSandboxRequest.FromString(body)
+        request = read(pb.RunPodSandboxRequest, body)
         self.memory.ran(pod.sandbox_id, request.config, request.runtime_handler)
         self.tell(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
 
     def updated(self, container_id: str, body: bytes) -> None:
         """A container's resources have been changed by an UpdateContainerResourcesRequest."""
-        self.memory.updated(container_id, pb.UpdateContainerResourcesRequest.FromString(body).linux)
+        self.memory.updated(container_id, read(pb.UpdateContainerResourcesRequest, body).linux)
         container = self._keeper.state.containers.get(container_id)
         if container is not None:
             self._tell(PostUpdateContainerResources, container)
@@ -241,3 +254,12 @@ class Following:
             old, new = pools_of(before), pools_of(now)
             if old != new:
                 self.tell(PoolsChanged, lambda: PoolsChanged(old, new))
+
+
+def _entries(kind: type[_Entry], raw: bytes) -> list[_Entry]:
+    """Read a list of the runtime's. What cannot be read is left out; comparisons report it."""
+    found: list[_Entry] = []
+    for entry in pb.ListEntries.FromString(raw).entries:
+        with contextlib.suppress(DecodeError):
+            found.append(read(kind, entry))
+    return found

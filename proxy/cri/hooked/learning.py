@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from proxy.hooks.hook import Asking
     from proxy.keeper.keeper import Keeper
 
+IN_CALL_S: Final = 1.0
+"""The longest that a call waits for what hooks are to learn of its container or sandbox."""
 PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
 """Before the runtime is asked again; the last again and again."""
 
@@ -37,6 +39,7 @@ class Learning:
         self._asking = asking
         self._worker = Worker("hooks-learn", keeper.broken)
         self._learning = self._tell = False
+        self._asked = asyncio.Lock()
 
     async def once(self) -> bool:
         """Learn; where the runtime does not answer, go on with that later, and tell hooks then.
@@ -49,6 +52,24 @@ class Learning:
         self._tell = True
         self.later()
         return False
+
+    async def in_call(self, target: str) -> None:
+        """Learn what hooks lack of the container or sandbox that a call names.
+
+        It came without a call that was seen here, and lists have not been learned from since. Where the
+        runtime does not answer soon the call goes on without.
+        """
+        following = self.following
+        if following is None:
+            return
+        try:
+            async with asyncio.timeout(IN_CALL_S), self._asked:
+                if following.lacks(target):
+                    await self._learned()
+        except TimeoutError:
+            pass
+        except Exception as error:  # noqa: BLE001  hooks learn less, and the call is decided all the same
+            self._keeper.broken(error)
 
     def later(self) -> None:
         """Learn in a moment, and until it works."""

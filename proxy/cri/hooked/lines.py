@@ -17,6 +17,7 @@ from proxy.cri.asked import Go
 from proxy.cri.hooked.adjust import adjusted_update
 from proxy.cri.hooked.facts import resources_of
 from proxy.cri.hooked.lazy import LazyMap
+from proxy.cri.hooked.lenient import read
 from proxy.cri.hooked.way import Decided, Way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.trips import Call, Hold
@@ -47,6 +48,7 @@ class Lines:
         following: Following,
         adopt: Callable[[str], Awaitable[bool]],
         hold: Hold,
+        learn: Callable[[str], Awaitable[None]],
     ) -> None:
         """Nobody is in line.
 
@@ -56,19 +58,22 @@ class Lines:
             following: Knows what hooks are told.
             adopt: Takes in a container that a call names and nobody knows.
             hold: Holds a call while a coroutine decides on it.
+            learn: Learns what hooks lack of a container.
         """
         self._keeper = keeper
         self._way = way
         self._following = following
         self._adopt = adopt
         self._hold = hold
+        self._learn = learn
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last in line of each container that has a line."""
 
     def update(self, call: Call, container_id: str, go: Go) -> None:
         """Have hooks asked about an update, when it is its turn."""
         answers = None
-        if container_id not in self._last and container_id in self._keeper.state.containers:
+        known = container_id in self._keeper.state.containers and not self._following.lacks(container_id)
+        if known and container_id not in self._last:
             answers = self._ask(call, container_id, go)
             if answers is None:
                 return
@@ -87,6 +92,8 @@ class Lines:
                     await asyncio.wait((before,))
                 if container_id not in self._keeper.state.containers:
                     await self._adopt(container_id)
+                if self._following.lacks(container_id):
+                    await self._learn(container_id)
                 late = answers
                 if late is None and not call.done:
                     late = self._ask(call, container_id, go)
@@ -107,7 +114,7 @@ class Lines:
         if container is None or container.phase is Phase.EXITED:
             go(call)
             return None
-        request, following = pb.UpdateContainerResourcesRequest.FromString(call.body), self._following
+        request, following = read(pb.UpdateContainerResourcesRequest, call.body), self._following
         offered = self._keeper.state.offered(container)
 
         def decided(outcome: Outcome) -> None:

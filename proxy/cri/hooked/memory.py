@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
+from proxy.cri.hooked.lenient import read
 from proxy.cri.hooked.parts import image_of
 from proxy.cri.hooked.resources import NOT_SAID, merged, resources_of
 from proxy.cri.pb import api_pb2 as pb
@@ -92,7 +93,7 @@ class Memory:
             handler: Its runtime handler.
         """
         if isinstance(config, bytes):
-            config = pb.PodSandboxConfig.FromString(config)
+            config = read(pb.PodSandboxConfig, config)
         kept = pb.PodSandboxConfig(labels=config.labels, annotations=config.annotations)
         raw = _fitting(kept, POD_BYTES)
         self._pods[sandbox_id] = RememberedPod(handler, config.linux.cgroup_parent, raw)
@@ -142,7 +143,7 @@ class Memory:
 
 def _read(body: bytes) -> RememberedContainer:
     try:
-        config = pb.CreateContainerConfig.FromString(body).config
+        config = read(pb.CreateContainerConfig, body).config
         raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
     except DecodeError:
         return RememberedContainer("", b"", NOT_SAID, whole=False)  # a runtime that reads more than we do

@@ -10,8 +10,10 @@ from typing import Generic, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from proxy.cri.hooked.lenient import TooManyFieldsError, read
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.facts import Device, Mount
+from proxy.model.errors import HookError
 
 _M = TypeVar("_M", bound=Message)
 _Pod: TypeAlias = "Unread[pb.PodSandboxConfig]"
@@ -41,11 +43,17 @@ class Unread(Generic[_M]):
 
     @property
     def message(self) -> _M:
-        """The message; nobody may change it."""
+        """The message, which must not be changed.
+
+        Raises:
+            HookError: It cannot be read. The hook that looks at it fails, and its policy decides.
+        """
         found = self._found
         if found is None:
             try:
-                found = self._kind.FromString(self._raw)
+                found = read(self._kind, self._raw)
+            except TooManyFieldsError as error:
+                raise HookError(f"cannot read a {self._kind.DESCRIPTOR.name}: {error}") from None
             except DecodeError:
                 found = self._kind()
             self._found = found

@@ -93,7 +93,7 @@ class Way:
         """Refuse the call where hooks do; else have done what they want of others."""
         if outcome.refusal:
             self._keeper.counters["refused_by_hooks"] += 1
-            self._keeper.voice.info(f"refused: {outcome.refusal}")
+            self._keeper.refusals.say(("hook", outcome.refusal[:80]), f"refused: {outcome.refusal}")
             call.refuse(FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)

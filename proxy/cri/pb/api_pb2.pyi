@@ -428,6 +428,22 @@ class CreateContainerRequest(_message.Message):
     sandbox_config: PodSandboxConfig
     def __init__(self, pod_sandbox_id: _Optional[str] = ..., config: _Optional[_Union[ContainerConfig, _Mapping]] = ..., sandbox_config: _Optional[_Union[PodSandboxConfig, _Mapping]] = ...) -> None: ...
 
+class Entry(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    value: bytes
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class HugepageFacts(_message.Message):
+    __slots__ = ("page_size", "limit")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    page_size: bytes
+    limit: int
+    def __init__(self, page_size: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
+
 class ResourceFacts(_message.Message):
     __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "cpuset_cpus", "cpuset_mems", "hugepage_limits")
     CPU_PERIOD_FIELD_NUMBER: _ClassVar[int]
@@ -441,16 +457,24 @@ class ResourceFacts(_message.Message):
     cpu_quota: int
     cpu_shares: int
     memory_limit_in_bytes: int
-    cpuset_cpus: str
-    cpuset_mems: str
+    cpuset_cpus: bytes
+    cpuset_mems: bytes
     hugepage_limits: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., memory_limit_in_bytes: _Optional[int] = ..., cpuset_cpus: _Optional[str] = ..., cpuset_mems: _Optional[str] = ..., hugepage_limits: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., memory_limit_in_bytes: _Optional[int] = ..., cpuset_cpus: _Optional[bytes] = ..., cpuset_mems: _Optional[bytes] = ..., hugepage_limits: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LinuxFacts(_message.Message):
     __slots__ = ("resources",)
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     resources: ResourceFacts
     def __init__(self, resources: _Optional[_Union[ResourceFacts, _Mapping]] = ...) -> None: ...
+
+class ContainerMetadataFacts(_message.Message):
+    __slots__ = ("name", "attempt")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    attempt: int
+    def __init__(self, name: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ContainerFacts(_message.Message):
     __slots__ = ("metadata", "mounts", "devices", "annotations", "linux", "CDI_devices")
@@ -460,31 +484,205 @@ class ContainerFacts(_message.Message):
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     LINUX_FIELD_NUMBER: _ClassVar[int]
     CDI_DEVICES_FIELD_NUMBER: _ClassVar[int]
-    metadata: ContainerMetadata
+    metadata: ContainerMetadataFacts
     mounts: _containers.RepeatedScalarFieldContainer[bytes]
     devices: _containers.RepeatedScalarFieldContainer[bytes]
     annotations: _containers.RepeatedScalarFieldContainer[bytes]
     linux: LinuxFacts
     CDI_devices: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., mounts: _Optional[_Iterable[bytes]] = ..., devices: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxFacts, _Mapping]] = ..., CDI_devices: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, metadata: _Optional[_Union[ContainerMetadataFacts, _Mapping]] = ..., mounts: _Optional[_Iterable[bytes]] = ..., devices: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxFacts, _Mapping]] = ..., CDI_devices: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class Annotation(_message.Message):
-    __slots__ = ("key", "value")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    key: str
-    value: str
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+class PathFacts(_message.Message):
+    __slots__ = ("container_path", "host_path")
+    CONTAINER_PATH_FIELD_NUMBER: _ClassVar[int]
+    HOST_PATH_FIELD_NUMBER: _ClassVar[int]
+    container_path: bytes
+    host_path: bytes
+    def __init__(self, container_path: _Optional[bytes] = ..., host_path: _Optional[bytes] = ...) -> None: ...
+
+class CDIDeviceFacts(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    def __init__(self, name: _Optional[bytes] = ...) -> None: ...
 
 class CreateContainerFacts(_message.Message):
     __slots__ = ("pod_sandbox_id", "config", "sandbox_config")
     POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_CONFIG_FIELD_NUMBER: _ClassVar[int]
-    pod_sandbox_id: str
+    pod_sandbox_id: bytes
     config: ContainerFacts
-    sandbox_config: bytes
-    def __init__(self, pod_sandbox_id: _Optional[str] = ..., config: _Optional[_Union[ContainerFacts, _Mapping]] = ..., sandbox_config: _Optional[bytes] = ...) -> None: ...
+    sandbox_config: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, pod_sandbox_id: _Optional[bytes] = ..., config: _Optional[_Union[ContainerFacts, _Mapping]] = ..., sandbox_config: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SandboxMetadataFacts(_message.Message):
+    __slots__ = ("name", "uid", "namespace", "attempt")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    uid: bytes
+    namespace: bytes
+    attempt: int
+    def __init__(self, name: _Optional[bytes] = ..., uid: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class LinuxSandboxFacts(_message.Message):
+    __slots__ = ("cgroup_parent", "resources")
+    CGROUP_PARENT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    cgroup_parent: bytes
+    resources: ResourceFacts
+    def __init__(self, cgroup_parent: _Optional[bytes] = ..., resources: _Optional[_Union[ResourceFacts, _Mapping]] = ...) -> None: ...
+
+class SandboxFacts(_message.Message):
+    __slots__ = ("metadata", "labels", "annotations", "linux")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    metadata: SandboxMetadataFacts
+    labels: _containers.RepeatedScalarFieldContainer[bytes]
+    annotations: _containers.RepeatedScalarFieldContainer[bytes]
+    linux: LinuxSandboxFacts
+    def __init__(self, metadata: _Optional[_Union[SandboxMetadataFacts, _Mapping]] = ..., labels: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxSandboxFacts, _Mapping]] = ...) -> None: ...
+
+class RunPodSandboxFacts(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: SandboxFacts
+    def __init__(self, config: _Optional[_Union[SandboxFacts, _Mapping]] = ...) -> None: ...
+
+class UpdateContainerResourcesFacts(_message.Message):
+    __slots__ = ("container_id", "linux")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    container_id: bytes
+    linux: ResourceFacts
+    def __init__(self, container_id: _Optional[bytes] = ..., linux: _Optional[_Union[ResourceFacts, _Mapping]] = ...) -> None: ...
+
+class Identity(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    def __init__(self, id: _Optional[bytes] = ...) -> None: ...
+
+class ListEntries(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ListedSandbox(_message.Message):
+    __slots__ = ("id", "metadata", "state", "labels", "annotations")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    metadata: SandboxMetadataFacts
+    state: PodSandboxState
+    labels: _containers.RepeatedScalarFieldContainer[bytes]
+    annotations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, id: _Optional[bytes] = ..., metadata: _Optional[_Union[SandboxMetadataFacts, _Mapping]] = ..., state: _Optional[_Union[PodSandboxState, str]] = ..., labels: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ListedContainer(_message.Message):
+    __slots__ = ("id", "pod_sandbox_id", "metadata", "state")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    pod_sandbox_id: bytes
+    metadata: ContainerMetadataFacts
+    state: ContainerState
+    def __init__(self, id: _Optional[bytes] = ..., pod_sandbox_id: _Optional[bytes] = ..., metadata: _Optional[_Union[ContainerMetadataFacts, _Mapping]] = ..., state: _Optional[_Union[ContainerState, str]] = ...) -> None: ...
+
+class ContainerResourcesFacts(_message.Message):
+    __slots__ = ("linux",)
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    linux: ResourceFacts
+    def __init__(self, linux: _Optional[_Union[ResourceFacts, _Mapping]] = ...) -> None: ...
+
+class ContainerStatusFacts(_message.Message):
+    __slots__ = ("resources",)
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: ContainerResourcesFacts
+    def __init__(self, resources: _Optional[_Union[ContainerResourcesFacts, _Mapping]] = ...) -> None: ...
+
+class DetailFacts(_message.Message):
+    __slots__ = ("status", "info")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    status: ContainerStatusFacts
+    info: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, status: _Optional[_Union[ContainerStatusFacts, _Mapping]] = ..., info: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class VersionFacts(_message.Message):
+    __slots__ = ("runtime_name", "runtime_version")
+    RUNTIME_NAME_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    runtime_name: bytes
+    runtime_version: bytes
+    def __init__(self, runtime_name: _Optional[bytes] = ..., runtime_version: _Optional[bytes] = ...) -> None: ...
+
+class ResourceEntries(_message.Message):
+    __slots__ = ("unified",)
+    UNIFIED_FIELD_NUMBER: _ClassVar[int]
+    unified: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, unified: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LinuxEntries(_message.Message):
+    __slots__ = ("resources",)
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: ResourceEntries
+    def __init__(self, resources: _Optional[_Union[ResourceEntries, _Mapping]] = ...) -> None: ...
+
+class ContainerEntries(_message.Message):
+    __slots__ = ("envs", "mounts", "devices", "labels", "annotations", "linux")
+    ENVS_FIELD_NUMBER: _ClassVar[int]
+    MOUNTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    envs: _containers.RepeatedScalarFieldContainer[bytes]
+    mounts: _containers.RepeatedScalarFieldContainer[bytes]
+    devices: _containers.RepeatedScalarFieldContainer[bytes]
+    labels: _containers.RepeatedScalarFieldContainer[bytes]
+    annotations: _containers.RepeatedScalarFieldContainer[bytes]
+    linux: LinuxEntries
+    def __init__(self, envs: _Optional[_Iterable[bytes]] = ..., mounts: _Optional[_Iterable[bytes]] = ..., devices: _Optional[_Iterable[bytes]] = ..., labels: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ..., linux: _Optional[_Union[LinuxEntries, _Mapping]] = ...) -> None: ...
+
+class CreateContainerEntries(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: ContainerEntries
+    def __init__(self, config: _Optional[_Union[ContainerEntries, _Mapping]] = ...) -> None: ...
+
+class SandboxEntries(_message.Message):
+    __slots__ = ("labels", "annotations")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedScalarFieldContainer[bytes]
+    annotations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, labels: _Optional[_Iterable[bytes]] = ..., annotations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RunPodSandboxEntries(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: SandboxEntries
+    def __init__(self, config: _Optional[_Union[SandboxEntries, _Mapping]] = ...) -> None: ...
+
+class UpdateContainerResourcesEntries(_message.Message):
+    __slots__ = ("linux", "annotations")
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    linux: ResourceEntries
+    annotations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, linux: _Optional[_Union[ResourceEntries, _Mapping]] = ..., annotations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CreateContainerConfig(_message.Message):
     __slots__ = ("config",)
@@ -493,10 +691,14 @@ class CreateContainerConfig(_message.Message):
     def __init__(self, config: _Optional[_Union[ContainerConfig, _Mapping]] = ...) -> None: ...
 
 class CreateContainerPieces(_message.Message):
-    __slots__ = ("config",)
+    __slots__ = ("pod_sandbox_id", "config", "sandbox_config")
+    POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    pod_sandbox_id: bytes
     config: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, config: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    sandbox_config: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, pod_sandbox_id: _Optional[bytes] = ..., config: _Optional[_Iterable[bytes]] = ..., sandbox_config: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CreateContainerResponse(_message.Message):
     __slots__ = ("container_id",)

@@ -53,6 +53,6 @@ def skips(hook: Hook, event: Point) -> bool:
     if hook.skip is None or (pod := pod_of(event)) is None:
         return False
     try:
-        return bool(hook.skip(pod.labels))
+        return hook.skip_in.admits(pod.namespace) and bool(hook.skip(pod.labels))
     except Exception:  # noqa: BLE001 - whatever it is: who cannot tell is asked
         return False

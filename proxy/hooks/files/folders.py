@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.files.trust import Trust
 from proxy.model.errors import HookError
+from proxy.permissions import Trust
 
 _HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
 _NULL = os.makedev(1, 3)

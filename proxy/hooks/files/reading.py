@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.hooks.files.trust import Trust, UntrustedError, of_file, steps
+from proxy.hooks.files.trust import UntrustedError
 from proxy.model.errors import HookError
+from proxy.permissions import Trust, steps
 
 SETTLED_S = 0.15
 LIMIT = 1 << 20
@@ -109,7 +110,7 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
     before = os.fstat(descriptor)
     if not stat.S_ISREG(before.st_mode):
         raise HookError(f"cannot read {what} {path}: it is no regular file")
-    if trusted and (lack := of_file(path, before)):
+    if trusted and (lack := Trust().regular(path, before)):
         raise UntrustedError(f"cannot trust {what} {path}: {lack}")
     if before.st_size > LIMIT:
         raise HookError(f"cannot read {what} {path}: it is larger than {LIMIT} bytes")

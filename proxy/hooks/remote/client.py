@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import grpc
 
+from proxy.hooks.remote.peer import Peer
 from proxy.model.errors import HookError
 
 LARGEST: Final = 16 << 20
@@ -43,14 +46,16 @@ _OPTIONS = (
 class Client:
     """A hook server, called from several threads; its channel is closed when the last call is done."""
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, path: Path, timeout: float, users: Collection[int] = ()) -> None:
         """Take note of the socket; nothing is dialled before the first call.
 
         Args:
             path: Of the socket.
             timeout: Seconds for one answer.
+            users: Whose processes may answer there, beside root's.
         """
         self.path = path
+        self._peer = Peer(path, users)
         self._timeout = timeout
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
@@ -69,9 +74,11 @@ class Client:
         """
         mark = object()
         self._calls.add(mark)  # before the look at _closed: one of the two sides sees the other
+        until = time.monotonic() + self._timeout
         try:
             send: Any = self._open().unary_unary(SERVICE + method)
-            answer: bytes = send(request, timeout=self._timeout)
+            self._check(method)
+            answer: bytes = send(request, timeout=max(until - time.monotonic(), 0.001))
         except grpc.RpcError as error:
             raise HookError(f"cannot ask {method} at {self.path}: {self._cause(error)}") from None
         except ValueError:  # how grpc says that the channel is closed
@@ -88,6 +95,16 @@ class Client:
         channel = self._channel
         if channel is not None and not self._calls:
             channel.close()  # may be done twice
+
+    def _check(self, method: str) -> None:
+        """Refuse to ask a process that is not trusted."""
+        try:
+            lack = self._peer.lack(self._timeout)
+        except OSError as error:
+            cause = f"nobody answers there ({error.strerror or error})"
+            raise HookError(f"cannot ask {method} at {self.path}: {cause}") from None
+        if lack:
+            raise HookError(f"cannot ask {method} at {self.path}: {lack}")
 
     def _open(self) -> grpc.Channel:
         with self._lock:

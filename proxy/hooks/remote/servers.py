@@ -76,7 +76,7 @@ def server_of(
     settings = config.settings.get(name)
     own = Policy.FAIL if said == Policy.FAIL else Policy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
-    remote = Remote(name, Client(endpoint, timeout), tell, set())
+    remote = Remote(name, Client(endpoint, timeout, config.server_users), tell, set())
     handlers = {POINTS[hook].NAME: remote.handler(POINTS[hook]) for hook in wanted if hook in POINTS}
     return Hook(
         name=name,
@@ -87,7 +87,24 @@ def server_of(
         remote=True,
         echoes=True,
         skip=_skip(config.skip_label),
+        skip_in=config.skip_namespaces,
     )
+
+
+def socket_lack(path: Path, data: bytes, config: HooksConfig) -> str:
+    """Say why the socket that a server's file names is not trusted, as far as it shows now; for commands.
+
+    Returns:
+        A sentence; empty where nothing is wrong, no process answers, or the file itself cannot be used.
+    """
+    from proxy.hooks.remote.peer import Peer
+
+    try:
+        endpoint = _endpoint(_read(data), config, path)
+        lack = Peer(endpoint, config.server_users).lack(config.timeout)
+    except (_FlawError, OurselvesError, OSError):
+        return ""
+    return lack and f"{endpoint}: {lack}"
 
 
 def _read(data: bytes) -> Mapping[str, Any]:

@@ -211,7 +211,7 @@ class Desk:
         """Tell whether a container's pod would rather not run than run anywhere."""
         meta = asked.pod_meta
         labels, annotations = asked.pod_labels, asked.pod_annotations
-        parent = asked.pod_cgroup_parent
-        pod = pod_facts("", meta.uid, meta.namespace, meta.name, 0, labels, annotations, parent)
+        parent, bounds = asked.pod_cgroup_parent, self._keeper.state.node.machine.bounds
+        pod = pod_facts("", meta.uid, meta.namespace, meta.name, 0, labels, annotations, parent, bounds)
         firm = self._keeper.state.node.policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
         return pod.qos in STRICT or (firm and pod.kube_qos is KubeQos.GUARANTEED)

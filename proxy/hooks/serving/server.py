@@ -22,6 +22,7 @@ from proxy.hooks.serving.desk import FAILED, INTERNAL, UNAVAILABLE, Desk
 from proxy.hooks.serving.messages import container_echo, pod_echo
 from proxy.hooks.serving.place import Place
 from proxy.keeper.keeper import Keeper
+from proxy.model.quoting import message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +133,9 @@ class Server:
                 job = asyncio.run_coroutine_threadsafe(self._answered(name, answer, asked, limit), self._loop)
             except RuntimeError:  # the loop is closed
                 _refuse(context, UNAVAILABLE, "cannot answer: the daemon stops")
-            context.add_callback(functools.partial(_give_up, job))  # also called when the client goes away
+            # Also called when the client goes away; not registered where the client has left already.
+            if not context.add_callback(functools.partial(_give_up, job)):
+                job.cancel()
             try:
                 return job.result(limit + _MARGIN_S)
             except RefusedError as error:
@@ -186,4 +189,4 @@ def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
     import grpc
 
     codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes.get(code, codes[FAILED]), words)
+    context.abort(codes.get(code, codes[FAILED]), message(words))

@@ -95,6 +95,7 @@ class Suppression:
         self.settings = settings
         self._usage = usage
         self._worker = Worker("suppress", keeper.broken)
+        keeper.health.watch(self._worker)
         self.quota = quota(self._worker)
         self._last: UsageReading | None = None
         self._reading: asyncio.Future[UsageReading] | None = None

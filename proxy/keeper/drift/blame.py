@@ -37,6 +37,7 @@ class Blame:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._worker = Worker("blame", keeper.broken)
+        keeper.health.watch(self._worker)
         self._asked: dict[str, float] = {}
         self._owed: set[str] = set()
         self._later = False

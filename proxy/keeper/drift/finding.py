@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from proxy.keeper.drift.watch import WriteWatch
-from proxy.keeper.enforce import LIVE, Enforced
+from proxy.keeper.enforce import Enforced
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
@@ -105,14 +105,15 @@ class Drift:
                 self.suspect(UNKNOWN, live)
 
     def _live(self) -> list[Container]:
-        return [c for c in self._keeper.state.containers.values() if c.phase in LIVE]
+        is_live = self._keeper.enforcer.is_live
+        return [c for c in self._keeper.state.containers.values() if is_live(c)]
 
     # -- in the kernel's worker ---------------------------------------------------------------------------
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the sets of some containers; those that are fought about only when it is due."""
         enforcer, there = self._keeper.enforcer, self._keeper.state.containers
-        live = [c for i in ids if (c := there.get(i)) is not None and c.phase in LIVE]
+        live = [c for i in ids if (c := there.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
         found = self._found(live)
         left = self.repairs.not_due(found) if self.repairs is not None else {}

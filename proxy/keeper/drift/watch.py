@@ -2,7 +2,8 @@
 
 Each live container's group is watched; on cgroup v2 also those above it, whose sets bound what takes effect.
 Whether a write was ours is not asked: the value is compared, and one that is right costs a read. After
-something was told nothing more is taken for a moment, so that many writes cost one comparison; and a group is
+something was told nothing more is taken for a moment, so that many writes cost one comparison, unless a
+container is confined (``proxy.keeper.confinement``); and a group is
 not watched while a war is on about all that is below it (``wars``): then it is looked at by the clock.
 
 Where the kernel refuses to watch, comparisons on timers do it; that is told once.
@@ -133,14 +134,16 @@ class WriteWatch:
         writes, loop = self.writes, self._loop
         if writes is None or loop is None:
             return
-        loop.remove_reader(writes)
-        self._later = loop.call_later(MOMENT_S, self._listen)
         told = writes.taken()
-        if told is None:
+        whose = None if told is None else self._whose(writes, told)
+        there = whose if whose is not None else self._keeper.flights.confined()
+        if not self._keeper.confinement.written(there):
+            loop.remove_reader(writes)
+            self._later = loop.call_later(MOMENT_S, self._listen)
+        if whose is None:
             self._keeper.counters["write_floods"] += 1
-            self._suspect(None)
-        elif told:
-            self._suspect(self._whose(writes, told))
+        if whose is None or whose:
+            self._suspect(whose)
 
     def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
         """Give the containers whose sets a write to some groups may have changed."""

@@ -31,7 +31,7 @@ class Bell:
         if key in self._files or not file:
             return
         with contextlib.suppress(OSError):
-            number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            number = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 self._poll = self._poll or select.epoll()
                 os.pread(number, _READ_BYTES, 0)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _POD = re.compile(r"-pod[^-/]+\.slice")
 """The end of a pod's slice; any other may be the parent of what is not ours."""
+_POD_GROUP = re.compile(r"pod[^/]+")
+"""A pod's group where systemd has none of them."""
 ROUNDS = 5
 
 
@@ -76,6 +78,50 @@ class Fencing:
         """Tell whether a container's pod has a slice of its own."""
         name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
         return self.fences is not None and _POD.search(name) is not None
+
+    def can_confine(self, container: Container) -> bool:
+        """Tell whether a container's pod has a group of its own, whoever makes it."""
+        name = container.pod.cgroup_parent.rstrip("/").rpartition("/")[2]
+        return self.can(container) or (self.fences is not None and _POD_GROUP.fullmatch(name) is not None)
+
+    async def confine(self, flight: Flight, container: Container, mine: CpuSet) -> bool:
+        """Put a fence around the pod of a container while a call for it is in flight.
+
+        A fence that stands for the call already is replaced. It is taken away when the call has landed.
+
+        Args:
+            flight: The call.
+            container: Its container.
+            mine: CPUs that the call must not bring to the container.
+
+        Returns:
+            Whether the fence keeps the container off these CPUs, whatever the runtime writes.
+        """
+        if not self.can_confine(container):
+            return False
+        fence = await self.put(container)
+        if fence is None:
+            return False
+        if fence.cpus & mine or flight.landed.done():  # another container of the pod owns them
+            await self.take(fence)
+            return False
+        before = self._fenced.get(flight)
+        self._fenced[flight] = fence
+        if before is not None:
+            await self.take(before)  # one of two: the list stays as it is now
+        else:
+            flight.landed.add_done_callback(lambda _: self._left_behind(flight))
+        return True
+
+    def _left_behind(self, flight: Flight) -> None:
+        """A call is over of which ``landed`` was not informed: its fence is taken away here."""
+        fence = self._fenced.pop(flight, None)
+        if fence is not None:
+            self._keeper.spawn(self.take(fence))
+
+    def is_fenced(self, flight: Flight) -> bool:
+        """Tell whether a fence stands for a call."""
+        return flight in self._fenced
 
     def need(self, container: Container) -> CpuSet:
         """Give what the containers in the slice of a container's pod are to have, of an old sandbox too."""

@@ -61,6 +61,7 @@ class Lasting:
     def __init__(self, keeper: Keeper, units: Units | None = None, fences: Fences | None = None) -> None:
         self._keeper = keeper
         self._worker = Worker("units", keeper.broken, threads=2)
+        keeper.health.watch(self._worker)
         self._loop = asyncio.get_running_loop()
         self.units = units
         self.fencing = Fencing(keeper, self, fences)

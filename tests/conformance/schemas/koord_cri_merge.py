@@ -135,12 +135,21 @@ def _restore_pod(case: Case) -> Outcome:
 
 
 def _restore_container(case: Case) -> Outcome:
-    raw, of, got = case.optional("container", dict), case.optional("pod_sandbox", dict), {}
+    """A container of the runtime's list; its pod is a row of the other list, or a stored entry."""
+    raw, of, stored = (case.optional(key, dict) for key in ("container", "pod_sandbox", "stored"))
+    failed, got = False, dict[str, Any]()
     expected = message(hook.ContainerResourceHookRequest, _expected(case))
     if raw is not None:
-        facts = messages.listed_container(message(cri.PodSandbox, of), message(cri.Container, raw))
-        got = shown(_told(*facts, like=expected))
-    return Outcome((case.optional("error", bool, default=False), shown(expected)), (False, got))
+        row = message(cri.Container, raw)
+        if stored is not None:
+            pod = messages.sandbox_row(message(hook.PodSandboxHookRequest, stored), row.pod_sandbox_id)
+        else:
+            pod = message(cri.PodSandbox, of)
+        # A container whose pod is not known is left out.
+        failed = pod.id != row.pod_sandbox_id and (bool(pod.id) or of is None)
+        if not failed:
+            got = shown(_told(*messages.listed_container(pod, row), like=expected))
+    return Outcome((case.optional("error", bool, default=False), shown(expected)), (failed, got))
 
 
 def _checkpoint(case: Case) -> Outcome:

@@ -114,13 +114,13 @@ def hook_of(tmp_path: Path) -> Iterator[Callable[..., Hook]]:
     made: list[Hook] = []
 
     def make(
-        path: Path, name: str = "koordlet", *, told: list[str] | None = None, timeout: float = 5
+        path: Path, name: str = "koordlet", *, told: list[str] | None = None, timeout: float = 5, **more: Any
     ) -> Hook:
         every = [method.removesuffix("Hook") for method in METHODS]
         text = json.dumps({"remote-endpoint": str(path), "runtime-hooks": every})
         sentences: list[str] = [] if told is None else told
         file = tmp_path / f"{name}.json"
-        hook = server_of(name, file, text.encode(), HooksConfig(timeout=timeout), sentences.append)
+        hook = server_of(name, file, text.encode(), HooksConfig(timeout=timeout, **more), sentences.append)
         made.append(hook)
         return hook
 

@@ -23,6 +23,7 @@ from proxy.hooks.library import Library
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.points import Point
 from proxy.hooks.samples import sample
+from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet
 
 HookServer = Any  # of conftest
@@ -145,10 +146,35 @@ def test_pods_with_the_label_are_not_told_to_servers(server: HookServer, hook_of
     """The pods of the servers themselves: their servers could not answer yet."""
     event: Any = EVENT
     label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
-    quiet = dataclasses.replace(event, pod=dataclasses.replace(event.pod, labels=label))
+    quiet = dataclasses.replace(
+        event, pod=dataclasses.replace(event.pod, labels=label, namespace="kube-system")
+    )
     (outcome,), _ = asked(hook_of(server.path), event=quiet)
     assert not outcome.adjustment
     assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("namespace", "listed", "count"),
+    [
+        ("tenant-a", None, 1),
+        ("kube-system", None, 0),
+        ("koordinator-system", None, 0),
+        ("kube-system-2", None, 1),
+        ("tenant-a", ("*",), 0),
+        ("tenant-a", ("tenant-?",), 0),
+        ("kube-system", (), 1),
+    ],
+)
+def test_the_label_that_hides_a_pod_from_servers_counts_in_listed_namespaces_only(
+    server: HookServer, hook_of: MakeHook, namespace: str, listed: tuple[str, ...] | None, count: int
+) -> None:
+    event: Any = EVENT
+    label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
+    pod = dataclasses.replace(event.pod, labels=label, namespace=namespace)
+    more = {} if listed is None else {"skip_namespaces": Namespaces(listed)}
+    asked(hook_of(server.path, **more), event=dataclasses.replace(event, pod=pod))
+    assert len(server.asked) == count
 
 
 class Folder:

@@ -19,6 +19,7 @@ from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving import under_way
 from proxy.hooks.serving.call import ForeignCall
 from proxy.hooks.serving.finding import Finder
+from proxy.hooks.serving.server import Server
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import KubeQos, Phase
 
@@ -351,7 +352,42 @@ def test_who_waits_no_more_has_nothing_taken_for_it(live: Callable[..., None], b
     live(day)
 
 
-def test_who_goes_away_has_nothing_taken_for_it(live: Callable[..., None], beside: Any) -> None:
+class _Noticed:
+    """The context of a call whose client has left by the time that a callback is registered."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        deadline = time.monotonic() + 60
+        while self._context.is_active() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return bool(self._context.add_callback(callback))
+
+
+def _register_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delay the thread of a PreCreateContainer call until the client has left."""
+    thread = Server._thread
+
+    def late(self: Server, name: str, answer: Any) -> Any:
+        ask = thread(self, name, answer)
+        if name != "PreCreateContainerHook":
+            return ask
+        return lambda asked, context: ask(asked, _Noticed(context))
+
+    monkeypatch.setattr(Server, "_thread", late)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in-time", "before-it-is-watched"])
+def test_who_goes_away_has_nothing_taken_for_it(
+    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    if late:
+        _register_late(monkeypatch)
+
     async def day(node: Any) -> None:
         pod = await beside(node.peer.run_pod, LSE)
         clear, begun, ended = node.keeper.clearing.clear, asyncio.Event(), asyncio.Event()
@@ -365,8 +401,10 @@ def test_who_goes_away_has_nothing_taken_for_it(live: Callable[..., None], besid
         request = container_request()
         request.pod_meta.uid, request.pod_meta.name = pod.config.metadata.uid, "lse"
         request.pod_meta.namespace = pod.config.metadata.namespace
+        request.container_resources.cpu_shares, request.container_resources.cpu_quota = 2048, 200_000
         calling = node.peer.hooks.begin("PreCreateContainer", request)
-        await begun.wait()
+        await node.until(lambda: begun.is_set() or calling.done())
+        assert begun.is_set(), (calling, node.keeper.problems.page())
         assert node.owners() == ["2-3"]
         calling.cancel()
         await node.until(lambda: not node.keeper.state.owners)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.files.trust import Trust, steps
+from proxy.permissions import Trust, steps
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to others")
 

@@ -1,0 +1,48 @@
+"""How long each kind of attack holds the event loop: a section of ``make hostile-day``, or by itself
+
+    .venv/bin/python bench/hostile_calls.py            half a minute
+    .venv/bin/python bench/hostile_calls.py --pods 20  more pods of each kind
+
+The honest day of ``tests/security`` is played on a node in memory, with pods of one kind between its steps
+and a restart in the middle. Shown is the most CPU time that the loop's thread needed for one callback, the
+least of three plays (a collection of garbage is not the attack's doing), and the longest message about any
+pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "security"))
+
+import conftest  # noqa: F401 - loads the node in memory
+from hostile import ATTACKS, attack
+from table import number, render
+from tenants import CPUS, DAY, HOLD_MS, LARGEST_MESSAGE, Visits, play
+
+PLAYS = 3
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--pods", type=int, default=6, help="pods of each kind (6)")
+    words.add_argument("--seed", type=int, default=1, help="of the attacks (1)")
+    told = words.parse_args()
+    lines, missed = [], False
+    for kind in ATTACKS:
+        dice = random.Random(f"{kind} {told.seed}")
+        visits: Visits = [(i % len(DAY), attack(kind, dice, CPUS), "") for i in range(told.pods)]
+        played = [play(visits) for _ in range(PLAYS)]
+        held, longest = min(p.held_ms for p in played), max(p.longest for p in played)
+        missed |= held > HOLD_MS
+        lines.append([kind, number(held, "ms"), f"{HOLD_MS:g} ms", str(longest), str(LARGEST_MESSAGE)])
+    print(render(["attack", "loop held at most", "bar", "longest message, bytes", "bar"], lines))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

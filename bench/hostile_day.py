@@ -1,0 +1,471 @@
+"""A tenant's worst day on a real containerd: hostile pods beside honest ones, and the daemon killed.
+
+    make hostile-day                                             200 hostile pods beside 50; as root on Debian
+    .venv/bin/python bench/hostile_day.py --hostile 40 --honest 12
+    .venv/bin/python bench/hostile_day.py --of b3705ac           the daemon of another commit
+    .venv/bin/python bench/hostile_day.py --kinds greedy,sparse  attacks by name (``hostile.ATTACKS``)
+
+The same honest day is played twice, the second time with hostile pods between all its steps. Sandboxes run,
+and containers are created but not started, in a private containerd; the daemon is told of a machine of 64
+CPUs, so that there is something to own. Half way it is killed (SIGKILL) and started again. What counts:
+
+* placements: the CPUs in the OCI spec of each honest container, and all that ``topoproxy status`` says of it,
+  are the same on both days, and no hostile pod owns a CPU;
+* ready: seconds from the start of the process after the kill until it is in step with the runtime and has
+  answered a call;
+* ping gap: the longest time without a sign of life for systemd's watchdog, which is asked for every 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
+
+from bed import Bed, why_not
+from beside import sources
+from cri import Cri, RpcError
+from hostile import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, on_the_wire
+from procs import ROOT, BenchError, checkout, environment
+from table import number, render
+
+from proxy.admin.client import ask
+from proxy.apply.folder import FolderCgroups
+from proxy.cri.pb import api_pb2 as pb
+from proxy.model.errors import TopoproxyError
+from proxy.topology.build import described
+from proxy.topology.sysfs_tree import write_sysfs
+
+MACHINE = described(2, 2, 8, 2)
+CPUS = len(MACHINE.online)
+SIBLING = CPUS // 2
+READY_S, GAP_S, GIVE_UP_S = 2.0, 1.0, 60.0
+PING_USEC = 100_000
+HEAD = ("", "without", "with hostile pods", "bar")
+CALL_S = 30.0
+
+
+def honest_pods(count: int) -> list[HonestPod]:
+    """Make owners and sharers, mixed.
+
+    Owners with named CPUs come first: CPUs that are chosen may be any that are free then.
+    """
+    found: list[HonestPod] = []
+    top = SIBLING - 1
+    sharers = {0: ("LS", "burstable"), 2: ("BE", "besteffort"), 3: ("", "burstable")}
+    for index in range(count):
+        kind, name, early = index % 8, f"honest-{index}", index < count // 2
+        if kind in (1, 6) and early:
+            found.append(HonestPod(name, "LSE", cpus=f"{top},{top + SIBLING}", whole=2))
+        elif kind == 4 and early:
+            found.append(HonestPod(name, "LSR", cpus=str(top), whole=1))
+        elif kind in (1, 6):
+            found.append(HonestPod(name, whole=2))
+        else:
+            found.append(HonestPod(name, *sharers.get(kind, ("", "besteffort"))))
+        top -= bool(found[-1].cpus)
+    return found
+
+
+class Pings:
+    """Takes systemd's place: listens to signs of life, and remembers when they came."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.worst = 0.0
+        self.count = 0
+        self._last: float | None = None
+        self._lock = threading.Lock()
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.bind(str(path))
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while data := self._sock.recv(4096):
+            if b"WATCHDOG=1" in data.split(b"\n"):
+                self._note(time.monotonic(), going_on=True)
+
+    def _note(self, now: float, *, going_on: bool) -> None:
+        with self._lock:
+            if self._last is not None:
+                self.worst = max(self.worst, now - self._last)
+            self._last = now if going_on else None
+            self.count += going_on
+
+    def over(self) -> None:
+        """The process ends: from its last sign of life until now is a gap, too."""
+        self._note(time.monotonic(), going_on=False)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", str(self.path))
+        self._thread.join(5)
+        self._sock.close()
+
+
+class Daemon:
+    """A daemon with a described machine in front of a real runtime."""
+
+    def __init__(self, folder: Path, runtime: Path, root: Path, ping_usec: int = PING_USEC) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.root, self.ping_usec = folder, root, ping_usec
+        self.socket, self.admin = folder / "cri.sock", folder / "admin.sock"
+        self.log = folder / "daemon.log"
+        self.pings = Pings(folder / "notify.sock")
+        self.popen: subprocess.Popen[bytes] | None = None
+        machine = folder / "machine"
+        write_sysfs(MACHINE, machine)
+        cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        config = {
+            "apiVersion": "topoproxy/v1",
+            "kind": "TopoproxyConfiguration",
+            "cpuManagerPolicy": "static",
+            "reservedSystemCPUs": f"0,{SIBLING}",
+            "listen": f"unix://{self.socket}",
+            "adminSocket": f"unix://{self.admin}",
+            "runtime": f"unix://{runtime}",
+            "stateDir": str(folder / "state"),
+            "kubelet": {"stateDir": str(folder / "kubelet")},
+            "sysfsRoot": str(machine / "sys"),
+            "procfsRoot": str(machine / "proc"),
+            "cgroupRoot": str(cgroups.root),
+        }
+        self.config = folder / "config.yaml"
+        self.config.write_text(json.dumps(config))  # JSON is YAML
+        self.config.chmod(0o600)
+
+    def start(self) -> float:
+        """Start it; gives the seconds until it is in step with the runtime and has answered a call."""
+        told = {
+            "PYTHONPATH": str(self.root),
+            "NOTIFY_SOCKET": str(self.pings.path),
+            "WATCHDOG_USEC": str(self.ping_usec),
+        }
+        begun = time.monotonic()
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(  # the argument vector is ours
+                [sys.executable, "-m", "proxy", "serve", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environment(malloc=False) | told,
+            )
+        while not self._is_ready():
+            if self.popen.poll() is not None:
+                raise BenchError(f"the daemon ended with {self.popen.returncode}: {self.tail()}")
+            if time.monotonic() - begun > GIVE_UP_S:
+                raise BenchError(f"the daemon is not ready within {GIVE_UP_S:g} s: {self.tail()}")
+            time.sleep(0.01)
+        with Cri(self.socket, "") as client:
+            client.version(CALL_S)
+        return time.monotonic() - begun
+
+    def _is_ready(self) -> bool:
+        with (
+            contextlib.suppress(TopoproxyError, OSError, TimeoutError),
+            socket.socket(socket.AF_UNIX) as probe,
+        ):
+            probe.connect(str(self.admin))  # without the retries that a person is given
+            page = self.page()
+            return bool(page.get("ready"))
+        return False
+
+    def page(self) -> dict[str, Any]:
+        """Give what ``topoproxy status`` shows."""
+        answer = ask(self.admin, "/status", timeout=CALL_S)
+        assert isinstance(answer, dict)
+        return answer
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        if self.popen is not None:
+            self.popen.kill()
+            self.popen.wait()
+            self.pings.over()
+
+    def close(self) -> None:
+        if self.popen is not None and self.popen.poll() is None:
+            self.kill()
+        self.pings.close()
+
+    def memory_mb(self) -> float:
+        assert self.popen is not None
+        for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        return 0.0
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-600:]
+
+
+@dataclass
+class Day:
+    """What a day showed.
+
+    Attributes:
+        honest: For each honest pod what was placed and what is said of it, or the words of the refusal.
+        owners: Namespaces of pods that own CPUs.
+        ready_s: Seconds until the daemon was ready, after its kill.
+        gap_s: The longest gap between two pings.
+        calls_ms: How long the honest pods' calls took.
+        refused: How many hostile pods were refused.
+        memory_mb, log_kb, ledger_kb: What the daemon took.
+        longest: Characters of the longest message of a refusal, of the log and of ``topoproxy status``.
+    """
+
+    honest: dict[str, Any] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
+    ready_s: float = 0.0
+    gap_s: float = 0.0
+    calls_ms: list[float] = field(default_factory=list)
+    refused: int = 0
+    memory_mb: float = 0.0
+    log_kb: float = 0.0
+    ledger_kb: float = 0.0
+    longest: int = 0
+
+
+class _Raw:
+    """A message that is bytes already."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf's
+        return self.raw
+
+
+class Play:
+    """One day at a runtime."""
+
+    def __init__(self, bed: Bed, daemon: Daemon, folder_tag: str) -> None:
+        self.bed, self.daemon, self.tag = bed, daemon, folder_tag
+        self.day = Day()
+        self.pods: list[str] = []
+        self.containers: dict[str, str] = {}
+
+    def _pod(self, pod: HonestPod | HostilePod, name: str, namespace: str, client: Cri) -> str:
+        """Run a sandbox and create a container; gives its id, or raises what a call raised."""
+        uid = f"{self.tag}-{name}"
+        config = client.pod_config(
+            name,
+            uid=uid,
+            labels=pod.labels,
+            annotations=pod.annotations,
+            cgroup_parent=f"/kubepods/{pod.parent}/pod{uid}".replace("//", "/"),
+            resources=pod.resources,
+        )
+        config.metadata.namespace = namespace
+        run = pb.RunPodSandboxRequest(config=config).SerializeToString()
+        sandbox: str = client.method("RunPodSandbox")(_Raw(on_the_wire(run)), timeout=CALL_S).pod_sandbox_id
+        self.pods.append(sandbox)
+        client._configs[sandbox] = config
+        create = client.create_request(sandbox, **pod.resources).SerializeToString()
+        made = client.method("CreateContainer")(_Raw(on_the_wire(create)), timeout=CALL_S)
+        return str(made.container_id)
+
+    def good(self, pod: HonestPod, client: Cri) -> None:
+        """An honest pod comes."""
+        begun = time.monotonic()
+        try:
+            made = self._pod(pod, pod.name, pod.namespace, client)
+            self.containers[pod.name] = made
+        except RpcError as error:
+            self.day.honest[pod.name] = f"refused: {error.details()}"  # type: ignore[attr-defined]
+        self.day.calls_ms.append((time.monotonic() - begun) * 1000)
+
+    def bad(self, pod: HostilePod, name: str, client: Cri) -> None:
+        """A hostile pod comes."""
+        try:
+            self._pod(pod, name, NAMESPACE, client)
+        except RpcError as error:
+            self.day.refused += 1
+            self.day.longest = max(self.day.longest, len(str(error.details())))  # type: ignore[attr-defined]
+
+    def look(self) -> None:
+        """Gather what is known at the end."""
+        page = self.daemon.page()
+        rows = {row["id"]: row for row in page["containers"]}
+        with self.bed.client() as client:
+            for name, container in self.containers.items():
+                info = json.loads(client.status(container, verbose=True).info["info"])
+                cpu = info["runtimeSpec"]["linux"]["resources"].get("cpu", {})
+                row = rows.get(container, {})
+                told = {key: row.get(key) for key in ("ref", "qos", "pool", "cpus", "mems", "reason")}
+                self.day.honest[name] = {"spec": cpu.get("cpus"), "mems": cpu.get("mems"), **told}
+        self.day.owners = {row["pod"].partition("/")[0] for row in page["exclusive"]}
+        log = self.daemon.log.read_text(errors="replace")
+        texts = [*log.splitlines(), *(str(p["what"]) for p in page["problems"]), *_texts(page["containers"])]
+        self.day.longest = max(self.day.longest, *map(len, texts))
+        self.day.memory_mb = self.daemon.memory_mb()
+        self.day.log_kb = len(log) / 1000
+        ledger = self.daemon.folder / "state/ledger.jsonl"
+        self.day.ledger_kb = ledger.stat().st_size / 1000 if ledger.exists() else 0.0
+
+    def clear(self) -> None:
+        """Remove this day's pods; their list cannot be read where a name in it is no UTF-8."""
+        with self.bed.client() as client:
+            for pod in self.pods:
+                with contextlib.suppress(RpcError):
+                    client.stop_pod(pod)
+                    client.remove_pod(pod)
+
+
+def _texts(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    for row in rows:
+        yield from map(str, row.values())
+
+
+def play(
+    bed: Bed, folder: Path, honest: Sequence[HonestPod], hostile: Sequence[HostilePod], root: Path = ROOT
+) -> Day:
+    """Play the day: hostile pods are spread over the steps of the honest one; it is killed half way.
+
+    Raises:
+        BenchError: The daemon does not get ready, or ends by itself.
+    """
+    daemon = Daemon(folder, bed.socket, root)
+    play = Play(bed, daemon, folder.name)
+    try:
+        daemon.start()
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(Cri(daemon.socket, bed.cgroup))
+            for step, pod in enumerate(honest):
+                for index in range(
+                    step * len(hostile) // len(honest), (step + 1) * len(hostile) // len(honest)
+                ):
+                    play.bad(hostile[index], f"evil-{index}", client)
+                if step == len(honest) // 2:
+                    daemon.kill()
+                    play.day.ready_s = daemon.start()
+                    known = client
+                    client = stack.enter_context(Cri(daemon.socket, bed.cgroup))
+                    client.adopt(known)
+                play.good(pod, client)
+        play.look()
+        daemon.kill()
+        play.day.gap_s = daemon.pings.worst
+    finally:
+        daemon.close()
+        play.clear()
+    return play.day
+
+
+def differences(quiet: Day, busy: Day) -> list[str]:
+    """Tell which honest pods are not as without the hostile ones."""
+    found = []
+    for name in sorted(quiet.honest.keys() | busy.honest.keys()):
+        before, after = quiet.honest.get(name), busy.honest.get(name)
+        if before != after:
+            found.append(f"{name}: {before} without, {after} with hostile pods"[:400])
+    return found
+
+
+def failures(quiet: Day, busy: Day) -> list[str]:
+    """Tell what is not as it must be."""
+    found = [
+        f"{name}: {seen} on the quiet day" for name, seen in quiet.honest.items() if isinstance(seen, str)
+    ]
+    found += differences(quiet, busy)
+    if NAMESPACE in busy.owners:
+        found.append(f"pods of {NAMESPACE} own CPUs")
+    if busy.ready_s > READY_S:
+        found.append(f"ready after {busy.ready_s:.2f} s, not {READY_S:g} s")
+    if busy.gap_s > GAP_S:
+        found.append(f"no ping for {busy.gap_s:.2f} s, not {GAP_S:g} s")
+    if busy.longest > 2_000:
+        found.append(f"a message of {busy.longest} characters")
+    return found
+
+
+def rows(quiet: Day, busy: Day) -> list[list[str]]:
+    def line(what: str, get: Any, bar: str = "") -> list[str]:
+        return [what, get(quiet), get(busy), bar]
+
+    def placed(day: Day) -> str:
+        return str(sum(isinstance(seen, dict) for seen in day.honest.values()))
+
+    return [
+        line("honest pods placed", placed),
+        ["of them, placed otherwise", "", str(len(differences(quiet, busy))), "0"],
+        line("hostile pods refused", lambda day: str(day.refused)),
+        line("ready after kill -9", lambda day: number(day.ready_s, "s"), f"{READY_S:g} s"),
+        line("longest gap between pings", lambda day: number(day.gap_s, "s"), f"{GAP_S:g} s"),
+        line("an honest pod's calls, median", lambda day: number(statistics.median(day.calls_ms), "ms")),
+        line("an honest pod's calls, worst", lambda day: number(max(day.calls_ms), "ms")),
+        line("longest message", lambda day: str(day.longest), "2000"),
+        line("memory at most", lambda day: number(day.memory_mb, "MB")),
+        line("log", lambda day: number(day.log_kb, "kB")),
+        line("ledger", lambda day: number(day.ledger_kb, "kB")),
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--hostile", type=int, default=200, help="pods (200)")
+    options.add_argument("--honest", type=int, default=50, help="pods (50)")
+    options.add_argument("--seed", type=int, default=1, help="of the attacks (1)")
+    options.add_argument(
+        "--kinds", default="", metavar="A,B", help=f"only these attacks: {', '.join(ATTACKS)}"
+    )
+    options.add_argument(
+        "--of", default=str(ROOT), metavar="COMMIT", help="a commit, or a directory with a checkout"
+    )
+    return options.parse_args()
+
+
+def main() -> int:
+    chosen = arguments()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if reason := why_not():
+        print(f"hostile-day: {reason}", file=sys.stderr)
+        return 2
+    honest = honest_pods(chosen.honest)
+    hostile = attacks(chosen.hostile, chosen.seed, CPUS)
+    if chosen.kinds:
+        dice, kinds = random.Random(chosen.seed), chosen.kinds.split(",")
+        hostile = [attack(kinds[i % len(kinds)], dice, CPUS) for i in range(chosen.hostile)]
+    with tempfile.TemporaryDirectory(prefix="th") as name, sources(chosen.of) as (root, named):
+        checkout("the daemon", root)
+        bed = Bed(Path(name) / "bed").start()
+        try:
+            print("hostile-day: without hostile pods", file=sys.stderr)
+            quiet = play(bed, Path(name) / "quiet", honest, (), root)
+            print("hostile-day: with hostile pods", file=sys.stderr)
+            busy = play(bed, Path(name) / "busy", honest, hostile, root)
+        except BenchError as error:
+            print(f"FAILED: {error}")
+            return 1
+        finally:
+            bed.stop()
+    print(render(HEAD, rows(quiet, busy)))
+    print(f"\n{len(hostile)} hostile pods beside {len(honest)}, daemon of {named}, {os.cpu_count()} CPUs.")
+    wrong = failures(quiet, busy)
+    for words in wrong:
+        print(f"FAILED: {words}")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""The longest time between two turns of the event loop while a daemon starts beside running containers
+
+    .venv/bin/python bench/start_figures.py                    half a minute: 1000 containers, five rounds
+    .venv/bin/python bench/start_figures.py --containers 3000
+
+In each round a daemon starts twice, in a process of its own, beside a runtime that runs the containers:
+without a ledger, so that it takes all of them in, and with the ledger that the first start has written.
+A task that does nothing but wait for its next turn runs from when the socket is served until three
+seconds after the first comparison, when what the daemon before may have left under way is given up.
+Shown are the longest wait, and the most CPU time that the loop's thread has used within one. The rest of
+a wait is other threads, and other processes on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from messages import container
+from procs import BENCH, BenchError, ended, start
+from reconcile_figures import paths_of
+from table import render
+
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.daemon import Daemon
+from proxy.topology.build import described
+
+CONTAINERS, ROUNDS, AFTER_S, BAR_MS = 1000, 5, 3.0, 20.0
+TOP = "kubepods"
+MACHINE = described(2, 1, 16, 2)
+HEAD = (
+    "start",
+    "longest wait for a turn, median",
+    "most",
+    "CPU time in one, median",
+    "most",
+    "in step after",
+)
+
+
+class Probe:
+    """Waits for its next turn, again and again.
+
+    Attributes:
+        wall, cpu: The longest wait, and the most CPU time of this thread in one; seconds.
+    """
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            before_wall, before_cpu, wall, cpu = wall, cpu, time.perf_counter(), time.thread_time()
+            self.wall, self.cpu = max(self.wall, wall - before_wall), max(self.cpu, cpu - before_cpu)
+
+
+async def started(folder: Path, count: int) -> dict[str, float]:
+    """Start a daemon in a directory; gives what the probe has seen, and how long it took."""
+    text = f"""
+listen: unix://{folder}/cri.sock
+adminSocket: unix://{folder}/admin.sock
+runtime: unix://{folder}/runtime.sock
+stateDir: {folder}/state
+"""
+    groups = FolderCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
+    daemon = Daemon(parse(text, "bench"), machine=MACHINE, cgroups=groups)
+    probe = Probe()
+    begun = time.perf_counter()
+    await daemon.start()
+    task = asyncio.create_task(probe.run())
+    try:
+        keeper = daemon.keeper
+        assert keeper is not None
+        async with asyncio.timeout(60):
+            await keeper.synced.wait()
+        took = time.perf_counter() - begun
+        await asyncio.sleep(AFTER_S)
+        task.cancel()
+        if len(keeper.state.containers) != count:
+            raise BenchError(f"the daemon knows {len(keeper.state.containers)} of {count} containers")
+        return {"wall": probe.wall * 1e3, "cpu": probe.cpu * 1e3, "took": took}
+    finally:
+        task.cancel()
+        await daemon.stop()
+
+
+def measure(count: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Start daemons, each in a process of its own."""
+    found: dict[str, list[dict[str, float]]] = {"without a ledger": [], "with a ledger": []}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="ts") as name, ended([]) as all_:
+            folder = Path(name)
+            tree = FolderCgroups(folder / "groups", MACHINE.online, MACHINE.memory_nodes, 2)
+            paths = [TOP, f"{TOP}/burstable"]
+            paths += [path for number in range(count) for path in paths_of(container(number), TOP)]
+            for path in paths:
+                tree.mkdir(path)
+            sock = folder / "runtime.sock"
+            argv = [sys.executable, str(BENCH / "reconcile_figures.py"), "--runtime", str(sock)]
+            argv += ["--top", TOP, "--containers", str(count)]
+            all_.append(start("the runtime", argv, sock, malloc=True))
+            argv = [sys.executable, __file__, "--containers", str(count), "--start", name]
+            for results in found.values():
+                done = subprocess.run(argv, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise BenchError(done.stderr.strip().splitlines()[-1])
+                results.append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def rows(found: dict[str, list[dict[str, float]]]) -> list[list[str]]:
+    """Give the table."""
+    table = []
+    for what, results in found.items():
+        cells = [what]
+        for key in ("wall", "cpu"):
+            times = [each[key] for each in results]
+            cells += [f"{statistics.median(times):.1f} ms", f"{max(times):.1f} ms"]
+        table.append([*cells, f"{statistics.median(each['took'] for each in results):.2f} s"])
+    return table
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--containers", type=int, default=CONTAINERS, help=f"how many run ({CONTAINERS})")
+    words.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often all is done ({ROUNDS})")
+    words.add_argument("--start", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
+    told = words.parse_args()
+    if told.start:
+        print(json.dumps(asyncio.run(started(told.start, told.containers))))
+        return 0
+    try:
+        found = measure(told.containers, told.rounds)
+    except BenchError as error:
+        print(f"start: {error}", file=sys.stderr)
+        return 1
+    print(f"{told.containers} containers, {told.rounds} rounds; the bar is {BAR_MS:g} ms between turns")
+    print(render(HEAD, rows(found)))
+    return int(statistics.median(each["wall"] for each in found["without a ledger"]) > BAR_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

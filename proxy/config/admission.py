@@ -1,0 +1,156 @@
+"""The section of admission: which pods may own CPUs, and how many."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from proxy.config.kinds import TRUTH, Kind, choice
+from proxy.config.setting import key
+from proxy.config.trees import Tree
+from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
+
+AUTO = "auto"
+MOST_CPUS = 65_536
+_PATTERN = re.compile(r"[a-z0-9*?](?:[a-z0-9*?-]{0,61}[a-z0-9*?])?")
+_MOST_PATTERNS = 1000
+_NUMBER_TAGS = frozenset({"str", "int"})
+
+
+def _read_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ValueError(f"{text!r} is not a whole number")
+    if (count := int(text)) > MOST_CPUS:
+        raise ValueError(f"{count} is not between 0 and {MOST_CPUS}")
+    return count
+
+
+LIMIT = Kind(
+    f"a whole number, 0 to {MOST_CPUS}, or empty",
+    lambda text: _read_count(text.strip()) if text.strip() else None,
+    lambda count: "" if count is None else str(count),
+    _NUMBER_TAGS,
+)
+FLOOR = Kind(
+    f"{AUTO}, or a whole number, 0 to {MOST_CPUS}",
+    lambda text: None if text == AUTO else _read_count(text),
+    lambda count: AUTO if count is None else str(count),
+    _NUMBER_TAGS,
+    bounded=True,
+)
+
+
+def _read_namespaces(tree: Tree) -> Namespaces:
+    found: dict[str, None] = {}
+    for entry in tree.members("a list of namespaces"):
+        name = entry.text("the name of a namespace, or a pattern such as team-*", _NUMBER_TAGS)
+        if not _PATTERN.fullmatch(name):
+            raise entry.fault(f"{name[:80]!r} is no name of a namespace, and no pattern such as team-*")
+        found[name] = None
+        if len(found) > _MOST_PATTERNS:
+            raise entry.fault(f"there are more than {_MOST_PATTERNS} namespaces")
+    return Namespaces(tuple(found))
+
+
+NAMESPACES = Kind(
+    "a list of namespaces, * and ? stand for any characters and for one",
+    _read_namespaces,
+    lambda namespaces: list(namespaces.patterns),
+    frozenset({"seq"}),
+    bounded=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """Which pods may own CPUs, and how many. None: no limit, or for a floor the default share."""
+
+    resource_status: ResourceStatusMode = field(
+        default=ResourceStatusMode.BOUNDED,
+        metadata=key(
+            "resourceStatus",
+            choice(ResourceStatusMode),
+            "The annotation resource-status, by which a scheduler names the CPUs of a pod. bounded: it may "
+            "name no more CPUs than the pod requests, and no reserved ones. follow: whatever it names. "
+            "ignore: it is not read.",
+        ),
+    )
+    namespaces: Namespaces = field(
+        default=Namespaces(("*",)),
+        metadata=key(
+            "namespaces",
+            NAMESPACES,
+            "Namespaces whose pods may use resource-status and the classes LSE and LSR.",
+        ),
+    )
+    system_namespaces: Namespaces = field(
+        default=Namespaces(("kube-system",)),
+        metadata=key(
+            "systemNamespaces",
+            NAMESPACES,
+            "Namespaces whose pods may use class SYSTEM on a node that keeps CPUs for it.",
+        ),
+    )
+    pod_limit: int | None = field(
+        default=None,
+        metadata=key("maxCPUsPerPod", LIMIT, "Most CPUs that one pod may own. Empty: no limit."),
+    )
+    namespace_limit: int | None = field(
+        default=None,
+        metadata=key(
+            "maxCPUsPerNamespace",
+            LIMIT,
+            "Most CPUs of this node that the pods of one namespace may own together. Empty: no limit.",
+        ),
+    )
+    node_limit: int | None = field(
+        default=None,
+        metadata=key("maxCPUsPerNode", LIMIT, "Most CPUs of this node that may be owned. Empty: no limit."),
+    )
+    floor: int | None = field(
+        default=None,
+        metadata=key(
+            "sharedFloor",
+            FLOOR,
+            "CPUs of the shared pool that no owner may take. auto: one core with its threads or 5 % of the "
+            "CPUs, whichever is more, and at most half of them.",
+        ),
+    )
+    numa_floor: int | None = field(
+        default=None,
+        metadata=key("sharedFloorPerNUMANode", FLOOR, "The same on each NUMA node."),
+    )
+    beyond: BeyondLimit = field(
+        default=BeyondLimit.REJECT,
+        metadata=key(
+            "beyondLimit",
+            choice(BeyondLimit),
+            "A pod that claims more than it may: it is rejected with the name of the rule, or it shares CPUs "
+            "as an ordinary pod.",
+        ),
+    )
+    name_others: bool = field(
+        default=False,
+        metadata=key(
+            "nameOthers",
+            TRUTH,
+            "Rejections, which the events of a pod show, name the other pods that are in the way. The log "
+            "and topoproxy explain name them in any case.",
+        ),
+    )
+
+    @property
+    def rules(self) -> AdmissionRules:
+        """The section as the rules of a node."""
+        return AdmissionRules(
+            self.resource_status,
+            self.namespaces,
+            self.system_namespaces,
+            self.pod_limit,
+            self.namespace_limit,
+            self.node_limit,
+            self.floor,
+            self.numa_floor,
+            self.beyond,
+            self.name_others,
+        )

@@ -1,0 +1,49 @@
+"""The files that a configuration names: what is secret in them, and what others could change.
+
+They are written by other programs (a token is renewed, kubelet rewrites its configuration), so a file that is
+open to other users is reported and used. Only the configuration itself is refused (``load``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from proxy.config.schema import Config
+from proxy.permissions import Trust, readable
+
+
+def exposed(config: Config) -> list[str]:
+    """Name the files that other users can read although they are secret, or write although we go by them.
+
+    Returns:
+        One sentence a file, each opening with the key and ending with what puts it right. A file that cannot
+        be looked at is left out: its reader reports it.
+    """
+    trust, kubelet = Trust(), config.kubelet
+    secret = {"kubelet.tokenFile": kubelet.token_file, "kubelet.keyFile": kubelet.key_file}
+    if kubelet.key_file is None:
+        secret["kubelet.certFile"] = kubelet.cert_file
+    public = {
+        "kubelet.caFile": kubelet.ca_file,
+        "kubelet.certFile": kubelet.cert_file,
+        "kubelet.configFile": kubelet.config_file,
+        "koordinator.nodeObject": config.koordinator.node_object,
+    }
+    found: dict[str, str] = {}
+    for files, hidden in ((secret, True), (public, False)):
+        for name, path in files.items():
+            if path is not None:
+                for lack in _lacks(trust, path, secret=hidden):
+                    found.setdefault(name, f"{name}: {lack}")
+    return list(found.values())
+
+
+def _lacks(trust: Trust, path: Path, *, secret: bool) -> Iterator[str]:
+    try:
+        status = path.stat()
+        lacks = [readable(path, status)] if secret else []
+        lacks += [trust.way(path, sticky=True), trust.written(path, status)]
+    except OSError:
+        return
+    yield from filter(None, lacks)

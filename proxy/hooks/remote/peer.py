@@ -1,0 +1,97 @@
+"""What answers at a hook server's socket: only a process of a trusted user is asked.
+
+A hook server sees every pod, and its answers change containers. Two things say which process answers: the
+directories on the way to the socket, which decide whose socket is there, and the credentials that the kernel
+noted when the process began to listen (SO_PEERCRED, unix(7)). gRPC connects by itself, again after a failure,
+and shows no credentials. So before a call the socket is looked at, and where it is another one than before, a
+connection of our own is made first. Between that and gRPC's connection only a trusted user could replace it,
+because no other user can write to its directories.
+
+A look at a socket that is known costs one stat.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from proxy.permissions import Trust
+
+_CREDENTIALS: Final = struct.Struct("=iII")
+"""struct ucred: process, user, group."""
+_TIME: Final = struct.Struct("@ll")
+"""struct timeval: seconds, microseconds."""
+_ALLOW: Final = "which hooks.serverUsers does not name"
+
+_Seen: TypeAlias = tuple[int, int, int]
+
+
+class Peer:
+    """The socket of a hook server, as it was when it was last found good; several threads may use it."""
+
+    def __init__(self, path: Path, users: Collection[int] = ()) -> None:
+        """Take note of the socket; it is looked at by ``lack``.
+
+        Args:
+            path: Of the socket.
+            users: Users that are trusted beside root and the user of this process.
+        """
+        self._path = path
+        self._users = frozenset(users)
+        self._good: _Seen | None = None
+
+    def lack(self, timeout: float) -> str:
+        """Say why the process that answers there is not trusted; empty if it is.
+
+        Args:
+            timeout: Seconds to wait for a place in the queue of a busy server.
+
+        Raises:
+            OSError: No process answers, or the socket cannot be looked at.
+        """
+        found = self._path.stat()
+        seen = _seen(found)
+        if seen == self._good:
+            return ""
+        trust = Trust(self._users)
+        if not stat.S_ISSOCK(found.st_mode):
+            return "it is no socket"
+        if lack := trust.way(self._path):
+            return lack
+        trusted = {0, os.geteuid(), *self._users}
+        if found.st_uid not in trusted:
+            return f"the socket is owned by user {found.st_uid}, {_ALLOW}"
+        process, user = _listener(self._path, timeout)
+        if user not in trusted:
+            return f"process {process} of user {user} answers there, {_ALLOW}"
+        if _seen(self._path.stat()) != seen:
+            return "the socket is being replaced"
+        self._good = seen
+        return ""
+
+
+def _seen(found: os.stat_result) -> _Seen:
+    return found.st_dev, found.st_ino, found.st_ctime_ns  # an inode number alone may be used again
+
+
+def _listener(path: Path, timeout: float) -> tuple[int, int]:
+    """Connect, and give the process and the user that listen there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        # Python's own timeout does not wait for a place in a full queue (EAGAIN of connect(2)). This does.
+        whole = int(max(timeout, 0.001) * 1e6)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(*divmod(whole, 1_000_000)))
+        begun = time.monotonic()
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:
+            waited = time.monotonic() - begun
+            raise TimeoutError(0, f"its queue has been full for {waited:.1f} s") from None
+        content = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(content)
+    return process, user

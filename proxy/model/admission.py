@@ -1,0 +1,120 @@
+"""Who may own CPUs: the rules as values, and the names of the rules.
+
+A value made without arguments allows everything, as a node without a configuration does. The bounds that a
+configuration has by default are in ``proxy.config.admission``.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+from dataclasses import dataclass
+
+
+class ResourceStatusMode(enum.StrEnum):
+    """How far CPUs that the annotation ``resource-status`` names are believed."""
+
+    BOUNDED = "bounded"
+    FOLLOW = "follow"
+    IGNORE = "ignore"
+
+
+class BeyondLimit(enum.StrEnum):
+    """What becomes of a pod that claims more than it may."""
+
+    REJECT = "reject"
+    SHARE = "share"
+
+
+class Rule(enum.StrEnum):
+    """The rules that can stand against a claim; metrics and messages name them."""
+
+    NAMESPACE = "namespace"
+    SYSTEM_NAMESPACE = "system-namespace"
+    REQUEST = "request"
+    WHOLE_CPUS = "whole-cpus"
+    RESERVED_CPUS = "reserved-cpus"
+    POD_LIMIT = "pod-limit"
+    NAMESPACE_LIMIT = "namespace-limit"
+    NODE_LIMIT = "node-limit"
+    SHARED_FLOOR = "shared-floor"
+
+    @property
+    def reason(self) -> str:
+        """The rule as a reason of a rejection: ``AdmissionSharedFloor``."""
+        words = ("CPUs" if word == "cpus" else word.capitalize() for word in self.split("-"))
+        return f"Admission{''.join(words)}"
+
+
+CLAIMED = (Rule.NAMESPACE, Rule.SYSTEM_NAMESPACE, Rule.REQUEST, Rule.WHOLE_CPUS, Rule.RESERVED_CPUS)
+"""Rules about what a pod claims, whatever else is on the node. The others are about what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A claim that goes beyond a rule.
+
+    Attributes:
+        rule: The rule.
+        words: The cause in words. They name no other pod, so that a pod's events may show them.
+    """
+
+    rule: Rule
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Namespaces by name.
+
+    A selector of namespace labels can become a second field, once there is a source of labels: ``admits`` is
+    the only question that is asked.
+
+    Attributes:
+        patterns: Names, in which ``*`` stands for any characters and ``?`` for one.
+    """
+
+    patterns: tuple[str, ...] = ("*",)
+
+    def admits(self, namespace: str) -> bool:
+        """Tell whether a namespace is among them."""
+        return any(
+            pattern == "*" or fnmatch.fnmatchcase(namespace, pattern)  # fnmatch keeps compiled patterns
+            for pattern in self.patterns
+        )
+
+    @property
+    def all(self) -> bool:
+        """True where every namespace is among them."""
+        return "*" in self.patterns
+
+
+EVERYWHERE = Namespaces()
+"""All namespaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """The rules of a node.
+
+    Attributes:
+        resource_status: How far the annotation ``resource-status`` is believed.
+        owners: Namespaces that may use the classes LSE and LSR, and ``resource-status``.
+        system: Namespaces that may use class SYSTEM where the node keeps CPUs for it.
+        pod_limit, namespace_limit, node_limit: Most exclusive CPUs; None for no limit.
+        floor: Least CPUs of the shared pool; None for a share of the machine (``proxy.pools.floors``).
+        numa_floor: The same on each NUMA node.
+        beyond: What becomes of a pod that claims more.
+        name_others: Whether what a client is answered may name other pods.
+    """
+
+    resource_status: ResourceStatusMode = ResourceStatusMode.FOLLOW
+    owners: Namespaces = EVERYWHERE
+    system: Namespaces = EVERYWHERE
+    pod_limit: int | None = None
+    namespace_limit: int | None = None
+    node_limit: int | None = None
+    floor: int | None = 0
+    numa_floor: int | None = 0
+    beyond: BeyondLimit = BeyondLimit.REJECT
+    name_others: bool = True

@@ -1,0 +1,182 @@
+"""What a pod may claim by itself: its namespace, its class and its annotation, held against the node's rules.
+
+Theory. Labels and annotations are the pod author's. Koordinator's node agent follows them as they are
+(``runtimehooks/hooks/cpuset`` takes the CPUs of ``resource-status`` first); the scheduler, whose word the
+annotation should be, is not asked. What an author cannot choose freely is what the pod requests: the
+scheduler has counted it, quotas bound it, and kubelet sends it over the CRI. So the annotation may name as
+many CPUs as the pod requests, and a pod that owns CPUs by class is limited to them.
+
+How much a pod requests is known from kubelet's ``/pods``, where that is read; else from the sandbox's
+configuration, which since kubelet 1.23 carries the sum over the containers without overhead
+(``LinuxPodSandboxConfig.resources``; init containers count where they need more than what runs after them);
+else from the requests of the pod's containers that are here.
+
+What is decided here needs the pod and the rules only. Limits that count what others own are in ``limits``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proxy.model.admission import BeyondLimit, Breach, ResourceStatusMode, Rule
+from proxy.model.idset import CpuSet
+from proxy.model.wording import counted, cpus
+from proxy.model.workload import Fault, Note, Pod, QosClass, Request, Verdict
+from proxy.place.asks import together
+from proxy.place.cpu_request import CPU, MILLI
+from proxy.plan.node import Node
+from proxy.plan.owning import owning_problem
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.claims import MOST_SHARES, STRICT
+
+FAILED_PRECONDITION = 9
+CLAIMING = (*STRICT, QosClass.SYSTEM)
+"""Classes that not every namespace may use."""
+_SHARES = 1024
+_PERIOD_US = 100_000
+
+
+def believed(
+    node: Node, pod: Pod, request: Request | None = None, had: CpuSet | None = None
+) -> tuple[Pod, Breach | None]:
+    """Take away from a pod what it may not claim.
+
+    Args:
+        node: The node with its rules.
+        pod: The pod as its labels and annotations say.
+        request: What is known of its request where neither kubelet nor its sandbox tells; None where nothing
+            is known: then the request is not looked at.
+        had: CPUs that the pod has owned already. They stay its own, also where they are reserved by now.
+
+    Returns:
+        The pod as it counts, the same where it claims nothing that it may not; and the rule that stands
+        against the claim, if one does.
+    """
+    rules = node.admission
+    if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
+        words = _unlisted(pod, "class SYSTEM", "systemNamespaces")
+        return _ordinary(pod), Breach(Rule.SYSTEM_NAMESPACE, words)
+    listed = rules.owners.all or rules.owners.admits(pod.namespace)
+    if not listed and pod.qos in STRICT:
+        return _ordinary(pod), Breach(Rule.NAMESPACE, _unlisted(pod, f"class {pod.qos}", "namespaces"))
+    if not listed or rules.resource_status is ResourceStatusMode.IGNORE:
+        return _unread(pod, listed=listed)
+    if rules.resource_status is ResourceStatusMode.FOLLOW or not _names(pod):
+        return pod, None
+    breach = _bounded(node, pod, request, had or CpuSet())
+    return (pod, None) if breach is None else (_ordinary(pod), breach)
+
+
+def decided_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
+    """Give the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
+
+    None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
+    ``believed``; reserved CPUs are not looked at, because they may have been given before they were reserved.
+    """
+    if pod.cpuset is None or pod.chosen:
+        return pod.cpuset
+    return believed(node, pod, request, pod.cpuset)[0].cpuset if _names(pod) else None
+
+
+def rejection(breach: Breach, what: str) -> Verdict:
+    """Give the verdict for a claim beyond a rule.
+
+    Args:
+        breach: The rule.
+        what: What cannot be done, such as ``place ns/pod``.
+    """
+    return Verdict(FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.words}")
+
+
+def rejects(node: Node) -> bool:
+    """Tell whether claims beyond a rule are rejected; else the pod shares CPUs."""
+    return node.admission.beyond is BeyondLimit.REJECT
+
+
+def shared_instead(breach: Breach) -> Fault:
+    """Give the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
+    return Fault(f"it owns no CPUs ({breach.rule}): {breach.words}", Note.ADMISSION)
+
+
+def requested_cpus(pod: Pod, request: Request) -> int:
+    """Give the whole CPUs that a pod requests.
+
+    Args:
+        pod: The pod, with what kubelet or its sandbox reports.
+        request: What is known where neither does.
+    """
+    if pod.asks is not None:
+        asked = together(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
+        return (asked if pod.asks.own is None else pod.asks.own.get(CPU, asked)) // MILLI
+    total = pod.total or request
+    if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts
+        limit = total.cpu_quota // (total.cpu_period or _PERIOD_US)
+        return max(limit, MOST_SHARES // _SHARES)
+    return total.cpu_shares // _SHARES
+
+
+def summed(requests: list[Request]) -> Request:
+    """Add up what containers request and are limited to.
+
+    A quota that is off says nothing about the limit, because owners have none: the request stands for it.
+    """
+    shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
+    quotas = [request.cpu_quota * _PERIOD_US // (request.cpu_period or _PERIOD_US) for request in requests]
+    quota = sum(quotas) if all(each > 0 for each in quotas) else shares * _PERIOD_US // _SHARES
+    return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=_PERIOD_US)
+
+
+def _names(pod: Pod) -> bool:
+    """Tell whether the annotation of a pod claims CPUs; a BE pod only narrows its pool by it."""
+    claims = bool(pod.cpuset) and not pod.chosen and pod.qos is not QosClass.BE
+    return claims and not pod.problem
+
+
+def _bounded(node: Node, pod: Pod, request: Request | None, had: CpuSet) -> Breach | None:
+    named = pod.cpuset or CpuSet()
+    kept = (node.reserved | node.reservation | node.system) & named
+    if kept and not named <= had:
+        words = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
+        return Breach(Rule.RESERVED_CPUS, words)
+    known = pod.total or request
+    if known is None and pod.asks is None:
+        return None
+    known = known or Request()
+    may = requested_cpus(pod, known)
+    if len(named) > may:
+        words = (
+            f"its resource-status annotation names {counted(len(named), 'CPU')}, and its containers request"
+            f" {counted(may, 'whole CPU')} together (admission.resourceStatus is bounded)"
+        )
+        return Breach(Rule.REQUEST, words)
+    problem = owning_problem(pod, known) if pod.qos in STRICT else ""
+    return Breach(Rule.WHOLE_CPUS, problem) if problem else None
+
+
+def _unread(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
+    """Give a pod whose resource-status annotation is not read."""
+    breach = None
+    if not listed and _names(pod):
+        breach = Breach(Rule.NAMESPACE, _unlisted(pod, "the annotation resource-status", "namespaces"))
+    named = pod.cpuset is not None and not pod.chosen
+    bound = pod.nodes is not None and not pod.aligned
+    faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")
+    if not named and not bound and not faulty:
+        return pod, breach
+    return dataclasses.replace(
+        pod,
+        cpuset=None if named else pod.cpuset,
+        nodes=None if bound else pod.nodes,
+        problem="" if faulty else pod.problem,
+    ), breach
+
+
+def _ordinary(pod: Pod) -> Pod:
+    """Give a pod without its claim: one that shares CPUs."""
+    qos = QosClass.LS if pod.qos in CLAIMING else pod.qos
+    nodes = pod.nodes if pod.aligned else None
+    return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, chosen=False)
+
+
+def _unlisted(pod: Pod, what: str, key: str) -> str:
+    return f"pods of namespace {pod.namespace!r} may not use {what} (admission.{key})"

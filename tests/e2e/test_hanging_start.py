@@ -1,0 +1,130 @@
+"""A start that hangs in a mount, on a real containerd, while owners of CPUs are created.
+
+The mount's source is a file system that does not answer for a while (``stalling``): runc has made the
+container's group by then and waits with its init in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from bed import wait_for
+from cri import cgroup_of, cpuset_of, online
+from crio import FOLDER as CRIO
+from stalling import Stalling
+
+from proxy.model.idset import CpuSet
+
+if TYPE_CHECKING:
+    from bed import Bed
+    from daemon import Node
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(CRIO), reason="CRI-O makes groups with the create"),
+    pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="needs /dev/fuse"),
+]
+
+ALL = online()
+LAST = CpuSet([max(ALL)])
+REST = ALL - LAST
+CALL_TIMEOUT_S = 5.0
+FIRST_WORDS = "grep Cpus_allowed_list /proc/self/status > /first; sleep 3600"
+"""A program that writes down where it may run when it begins."""
+
+
+@pytest.fixture
+def stalling(bed: Bed, tmp_path: Path) -> Iterator[Stalling]:
+    there = Stalling(bed, tmp_path / "stalling")
+    yield there
+    there.close()
+
+
+class HangingStart(threading.Thread):
+    """A start of a sharer, by a client of its own, that hangs until the mount's source answers."""
+
+    def __init__(self, node: Node, stalling: Stalling) -> None:
+        super().__init__()
+        self.node = node
+        mounts = {"/data": str(stalling.path)}
+        self.container = node.create(node.pod("ls"), mounts=mounts, command=["sh", "-c", FIRST_WORDS])
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with self.node.daemon.client() as client:
+                client.start(self.container)
+        except BaseException as error:
+            self.error = error
+
+    def group(self) -> Path:
+        """Wait until runc has made the group and moved its init into it."""
+
+        def inside() -> bool:
+            folder = cgroup_of(self.container)
+            return folder is not None and bool((folder / "cgroup.procs").read_text().split())
+
+        wait_for("the start to hang", inside)
+        folder = cgroup_of(self.container)
+        assert folder is not None
+        return folder
+
+    def began_on(self) -> str:
+        """Give the CPUs on which the container's program was allowed to run when it began."""
+        pid = int((self.group() / "cgroup.procs").read_text().split()[0])
+        first = Path(f"/proc/{pid}/root/first")
+        wait_for("the container's program to begin", lambda: first.read_text().endswith("\n"))
+        return first.read_text().split()[-1]
+
+
+def test_owners_are_created_while_a_start_hangs(calm_node: Node, stalling: Stalling) -> None:
+    node = calm_node
+    start = HangingStart(node, stalling)
+    with stalling.stalled():
+        start.start()
+        group = start.group()
+        assert CpuSet.parse((group / "cpuset.cpus").read_text().strip()) == ALL
+        begun = time.monotonic()
+        owner = node.spawn("lse", LAST)
+        took = time.monotonic() - begun
+        assert start.is_alive(), "the start must hang for all of this time"
+        assert CpuSet.parse((group / "cpuset.cpus").read_text().strip()) == REST
+    start.join()
+    assert start.error is None
+    assert took < CALL_TIMEOUT_S
+    node.members[start.container].running = True
+    assert CpuSet.parse(start.began_on()) == REST
+    node.settle()
+    counters = node.daemon.status()["counters"]
+    assert counters["creates_past_calls"] == 1
+    print(f"an owner was created and started in {took * 1000:.0f} ms beside a start that hung")
+    node.remove(owner)
+    node.settle()
+
+
+def test_a_daemon_that_is_killed_beside_a_hanging_start(node: Node, stalling: Stalling) -> None:
+    """The next daemon does not know of the start; the owner stays alone on its CPUs all the same."""
+    start = HangingStart(node, stalling)
+    with stalling.stalled():
+        start.start()
+        group = start.group()
+        node.spawn("lse", LAST)
+        node.daemon.kill9()
+        start.join()  # its connection is lost
+        assert start.error is not None
+        node.daemon.start()
+        node.daemon.compared()
+        assert CpuSet.parse((group / "cpuset.cpus").read_text().strip()) == REST
+    with node.daemon.client() as client:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            found = cgroup_of(start.container)
+            if found is not None and client.status(start.container).status.state == 1:
+                assert cpuset_of(start.container).cpus == REST
+            time.sleep(0.01)
+    node.settle()

@@ -1,0 +1,43 @@
+"""Pods of a hostile tenant on a real containerd, and a crash in the middle: the others notice nothing.
+
+``make hostile-day`` plays it with 200 hostile pods beside 50 honest ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from bed import Bed
+
+pytestmark = pytest.mark.e2e
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory with a short path, for sockets."""
+    sys.path.insert(0, str(BENCH))
+    made = Path(tempfile.mkdtemp(prefix="th"))
+    yield made
+    shutil.rmtree(made)
+    sys.path.remove(str(BENCH))
+
+
+@pytest.mark.timeout(180)
+def test_forty_hostile_pods_beside_twelve(bed: Bed, folder: Path) -> None:
+    from hostile import attacks
+    from hostile_day import CPUS, failures, honest_pods, play
+
+    honest = honest_pods(12)
+    quiet = play(bed, folder / "quiet", honest, ())
+    assert quiet.owners == {"tenant-good"}
+    busy = play(bed, folder / "busy", honest, attacks(40, 1, CPUS))
+    assert failures(quiet, busy) == []

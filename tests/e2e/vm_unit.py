@@ -1,0 +1,142 @@
+"""The story of the shipped units, as systemd runs them: what they permit is enough, and no more.
+
+The whole directory ``systemd/`` is copied to where units are. The service must place containers, put a cpuset
+back that another program wrote, survive a kill and a restart, and come to rest, all within its limits.
+
+    python3 vm_unit.py cgroupfs|systemd
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cri import Cri
+from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, place_in, step, wait
+from vm_pools import Node
+
+from proxy.admin.client import ask
+from proxy.config import Config
+
+OWN = core_of(max(ALL))
+REST = ALL - OWN
+UNITS = Path("/etc/systemd/system")
+CONFIG = Path("/etc/topoproxy/config.yaml")
+PROGRAM = """#!/usr/bin/python3
+import sys
+sys.path.insert(0, "/opt/site")
+from proxy.__main__ import main
+main()
+"""
+MIB = 1 << 20
+
+
+def systemctl(*words: str) -> str:
+    return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def shown(name: str) -> str:
+    return systemctl("show", "--value", "-p", name, "topoproxy.service")
+
+
+def main_process() -> int:
+    return int(shown("MainPID"))
+
+
+def status() -> Any:
+    return ask(Config().admin_path, "/status", timeout=60)
+
+
+def install() -> None:
+    """As README says it, but for the program: it lies beside what the test has brought."""
+    program = Path("/usr/local/bin/topoproxy")
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    shutil.copytree("systemd", UNITS, dirs_exist_ok=True)
+    CONFIG.parent.mkdir(mode=0o755)
+    values = {"runtime": f"unix://{RUNTIME}", "callTimeout": "40s", "reconcilePeriod": "5s"}
+    CONFIG.write_text(json.dumps(values))
+    (UNITS / "topoproxy.service.d").mkdir()
+    # Emulated, everything takes 25 times as long. A site that a manager's environment names must not count.
+    slow = "[Service]\nTimeoutStartSec=300\nWatchdogSec=300\nTimeoutStopSec=300\n"
+    (UNITS / "topoproxy.service.d/90-slow.conf").write_text(slow)
+    systemctl("set-environment", "PYTHONPATH=/nowhere", "PYTHONHOME=/nowhere")
+    systemctl("daemon-reload")
+
+
+def start() -> float:
+    systemctl("start", "topoproxy.socket", "topoproxy.service")
+    took = wait("the service to be ready", lambda: shown("ActiveState") == "active")
+    return took + wait("it to be in step", lambda: bool(status()["ready"]))
+
+
+def limits() -> None:
+    """What the process has is what the unit says."""
+    assert shown("DropInPaths").split() == [str(UNITS / "topoproxy.service.d/90-slow.conf")]
+    process = Path(f"/proc/{main_process()}")
+    words = dict(line.split(":\t") for line in (process / "status").read_text().splitlines())
+    held = int(words["CapEff"], 16)
+    assert held == 1 << 1 | 1 << 23, f"{held:x}"  # CAP_DAC_OVERRIDE, CAP_SYS_NICE
+    assert int(words["CapBnd"], 16) == held
+    assert (words["NoNewPrivs"], words["Seccomp"]) == ("1", "2")
+    assert (process / "oom_score_adj").read_text().strip() == "-999"
+    environment = (process / "environ").read_text().split("\0")
+    assert "PYTHONSAFEPATH=1" in environment
+    assert not any(word.startswith(("PYTHONPATH=", "PYTHONHOME=")) for word in environment)
+    assert (int(shown("MemoryHigh")), int(shown("MemoryMax"))) == (512 * MIB, 768 * MIB)
+    mounts = dict[str, str]()
+    for line in (process / "mounts").read_text().splitlines():
+        _, at, _, options, *_ = line.split()
+        mounts[at] = options.split(",")[0]  # the last one at a place is what is seen
+    assert {mounts[at] for at in ("/", "/etc/topoproxy", "/etc/topoproxy/hooks.d")} == {"ro"}, mounts
+    assert {mounts[at] for at in ("/var/lib/topoproxy", "/run/topoproxy")} == {"rw"}, mounts
+    for path in (CONFIG, Path("/etc/topoproxy/hooks.d/10-x.py"), Path("/proc/sys/vm/swappiness")):
+        shell = ["nsenter", f"--mount={process}/ns/mnt", "sh", "-c", f"true >>{path}"]
+        done = subprocess.run(shell, check=False, capture_output=True, text=True)
+        assert "Read-only file system" in done.stderr, (path, done)
+
+
+def main() -> None:
+    assert RUNTIME.exists()
+    install()
+    step(f"the service is ready after {start():.1f} s")
+    limits()
+    step("the process has what the unit says, and no more")
+    node = Node(sys.argv[1])
+    node.run("ls")
+    node.run("lse", OWN)
+    node.check(("lse",), OWN, limit=LONG_S)
+    node.check(("ls",), REST, limit=LONG_S)
+    wait("all to be watched", lambda: status()["drift"]["watched"] == 2)
+    folder = node.group("ls")
+    (folder / "cpuset.cpus").write_text(str(ALL))
+    wait("a written cpuset to be put back", lambda: place_in(folder).cpus == REST)
+    step("containers are placed, and a cpuset that was written is put back")
+    before = main_process()
+    systemctl("kill", "--kill-whom=main", "--signal=SIGKILL", "topoproxy.service")
+    wait("systemd to start it again", lambda: main_process() not in (0, before))
+    wait("it to be ready", lambda: shown("ActiveState") == "active")
+    assert shown("NRestarts") == "1"
+    node.cri = Cri(SOCKET, "")
+    wait("it to be in step", lambda: bool(status()["ready"]))
+    assert [entry["cpus"] for entry in status()["exclusive"]] == [str(OWN)]
+    node.check(("lse",), OWN, limit=LONG_S)
+    node.cri.stop(node.ids["lse"])
+    node.check(("ls",), ALL, limit=LONG_S)
+    assert status()["problems"] == [], status()["problems"]
+    step(f"after a kill it goes on; it has {int(shown('MemoryCurrent')) / MIB:.0f} MiB of memory")
+    systemctl("stop", "topoproxy.service", "topoproxy.socket")
+    assert shown("Result") == "success", shown("Result")
+    step("all is given back")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        command = ["journalctl", "-b", "-u", "topoproxy", "--no-pager"]
+        Path("/out/proxy.log").write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)

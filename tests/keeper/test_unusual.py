@@ -1,0 +1,85 @@
+"""Requests of intercepted methods that are not one plain gRPC message."""
+
+import pytest
+
+from proxy.cri.trips import UNIMPLEMENTED
+from proxy.relay.events import Unusual
+
+SERVICE = "/runtime.v1.RuntimeService/"
+
+
+@pytest.mark.parametrize("kind", Unusual)
+def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
+    async def day(world):
+        world.keeper.attention.clear()
+        world.wire.unusual(f"{SERVICE}StopContainer", kind)
+        assert world.keeper.counters["calls_not_plain"] == 1
+        assert f"a StopContainer request {kind}" in world.said
+        assert world.keeper.attention.is_set()
+
+    live(day)
+
+
+@pytest.mark.parametrize("kind", Unusual)
+@pytest.mark.parametrize("path", [f"{SERVICE}CreateContainer", f"{SERVICE[1:]}CreateContainer"])
+def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kind, path):
+    async def day(world):
+        refusal = world.wire.unusual(path, kind)
+        if kind in (Unusual.COMPRESSED, Unusual.TRAILERS):
+            assert refusal == (UNIMPLEMENTED, f"cannot place the container: the request {kind}")
+        else:
+            assert refusal is None
+        assert world.wire.unusual(f"{SERVICE}UpdateContainerResources", kind) is None
+
+    live(day)
+
+
+def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
+    async def day(world):
+        assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
+
+    async def released(world):
+        world.keeper.enforcer.paused = True
+        assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
+
+    live(day, enforce=False)
+    live(released)
+
+
+def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
+    async def day(world):
+        sandbox = await world.pod("a")
+        call = await world.begin(sandbox)
+        world.keeper.attention.clear()
+        world.wire.response(call, b"\x0a\xff")
+        assert world.keeper.attention.is_set()
+        assert any("cannot read the answer" in line for line in world.said)
+        world.wire.finished(call, 0)
+
+    live(day)
+
+
+def test_refusals_of_one_container_are_not_written_again_and_again(live):
+    async def day(world):
+        owner = await world.pod("a", "LSR", cpus="2-3")
+        await world.run(owner)
+        other = await world.pod("b", "LSR", cpus="2-3")
+        for _ in range(1000):
+            call = await world.begin(other)
+            assert call.refused is not None
+            world.wire.finished(call, None)
+        lines = [line for line in world.said if line.startswith("refused ")]
+        assert 1 <= len(lines) <= 5
+        assert world.keeper.counters["creates_refused"] == 1000
+
+    live(day)
+
+
+def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
+    async def day(world):
+        for number in range(2000):
+            world.keeper.problems.note(f"cannot go on with a client connection: reason {number}")
+            world.keeper.problems.note(f"ns/pod-{number}: a fault")
+        assert len(world.said) < 300
+
+    live(day)

@@ -1,0 +1,305 @@
+"""What a connection may cost: headers, frames without content, held bodies, streams."""
+
+import struct
+import tracemalloc
+
+import pytest
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from strict_peer import (
+    CONTINUATION,
+    CREATE,
+    DATA,
+    HEADERS,
+    PREFACE,
+    Net,
+    Owner,
+    Peer,
+    frame,
+    grpc,
+    rewrite,
+    settings,
+)  # fmt: skip
+
+from proxy.relay.direction import MOST_EMPTY
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
+from proxy.relay.headers import LONGEST_TEXT
+from proxy.relay.requests import MOST_STREAMS
+from proxy.relay.room import ALL_HELD_BYTES, Room
+from proxy.relay.session import Session
+from proxy.relay.walker import LARGEST_BLOCK
+
+CALM = ENHANCE_YOUR_CALM
+EIGHT_A = bytes.fromhex("18c6318c63")  # Huffman coded
+
+
+def begun(room=None, **pairs):
+    owner = Owner()
+    session = owner.session = Session(owner, frozenset((CREATE,)).__contains__, room)
+    session.from_client(PREFACE + settings())
+    session.from_server(settings((4, 1 << 30), *pairs.items()))
+    session.from_server(frame(8, 0, 0, struct.pack(">I", 1 << 30)))
+    session.from_client(frame(4, 1, 0))
+    session.to_client(), session.to_server()
+    return session, owner
+
+
+def opened(stream, path=CREATE):
+    return frame(HEADERS, 4, stream, b"\x83\x86\x04" + bytes([len(path)]) + path.encode())
+
+
+def number(value):
+    out, value = bytearray(), value - 127
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+@pytest.mark.parametrize("client", [True, False])
+@pytest.mark.parametrize("how", ["one frame", "a frame in parts", "pieces"])
+def test_a_header_block_above_the_limit_is_not_decoded(monkeypatch, client, how):
+    session, _ = begun()
+    walker = session._requests if client else session._responses
+    walker.largest = 1 << 24
+    feed = session.from_client if client else session.from_server
+    monkeypatch.setattr("proxy.relay.headers.Follower.feed", lambda *_: pytest.fail("it was decoded"))
+    block = bytes(LARGEST_BLOCK + 1)
+    if how == "pieces":
+        feed(frame(HEADERS, 0, 1, block[:1000]))
+        feed(frame(CONTINUATION, 0, 1, block[1000:-1]))
+        last = frame(CONTINUATION, 4, 1, b"\0")
+    else:
+        last = frame(HEADERS, 4, 1, block)
+    with pytest.raises(RelayError, match="longer than") as error:
+        feed(last[:9] if how == "a frame in parts" else last)
+    assert error.value.code == CALM
+
+
+def test_a_header_block_of_just_the_limit_passes():
+    session, _ = begun()
+    size = LARGEST_BLOCK - (3 + 4 + len(number(LARGEST_BLOCK - 10)))
+    block = b"\x83\x86\x84\x00\x01x\x7f" + number(size) + bytes(size)
+    assert len(block) == LARGEST_BLOCK
+    session._requests.largest = 1 << 24
+    data = frame(HEADERS, 5, 1, block)
+    session.from_client(data)
+    assert b"".join(session.to_server()) == data
+
+
+def test_a_long_value_of_the_wanted_field_is_not_decoded(monkeypatch):
+    monkeypatch.setattr("proxy.relay.huffman.decode", lambda raw: pytest.fail("it was decoded"))
+    session, owner = begun()
+    coded = EIGHT_A * (LONGEST_TEXT // len(EIGHT_A) + 1)
+    session.from_client(frame(HEADERS, 4, 1, b"\x83\x86\x04\xff" + number(len(coded)) + coded))
+    session.from_client(frame(HEADERS, 4, 3, b"\x83\x86\x00\xff" + number(len(coded)) + coded + b"\x01x"))
+    assert session.open_streams == 2
+    assert not owner.odd
+
+
+def test_the_same_field_many_times_in_one_block_ends_the_connection():
+    encoder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+    paths = [encoder.encode(b"/a" * 20 + b"%d" % n) for n in range(20)]
+    block = b"".join(b"\x04" + bytes([0x80 | len(path)]) + path for path in paths)
+    session, _ = begun()
+    with pytest.raises(RelayError, match="again and again") as error:
+        session.from_client(frame(HEADERS, 5, 1, b"\x83\x86" + block))
+    assert error.value.code == CALM
+
+
+def test_a_connection_that_ends_for_its_client_says_why():
+    session, _ = begun()
+    with pytest.raises(RelayError) as error:
+        session.from_client(frame(HEADERS, 0, 7, b"\x83") + frame(CONTINUATION, 0, 7) * 2000)
+    session.farewell(error.value.code, client=True)
+    session.lost()
+    assert session.to_client() == [frame(7, 0, 0, struct.pack(">II", 0, CALM))]
+
+
+def test_empty_data_of_a_held_stream_is_dropped_and_counted():
+    net = Net(rewrite).run()
+    sid = net.client.open(CREATE)
+    for piece in (b"", *(grpc(b"config")[at : at + 1] for at in range(11))):
+        net.client.data(sid, piece, end=False)
+        net.client.out += frame(DATA, 0, sid) * (MOST_EMPTY // 2)
+        net.run()
+    net.client.data(sid, b"")
+    net.run()
+    assert net.server.streams[sid].body == grpc(b"config+cpuset")
+    sid = net.client.open(CREATE)
+    net.client.out += frame(DATA, 0, sid) * (MOST_EMPTY + 1)
+    with pytest.raises(RelayError, match="empty frames") as error:
+        net.run()
+    assert error.value.code == CALM
+
+
+def test_empty_data_after_a_refusal_is_counted_as_well():
+    net = Net(lambda session, stream, message: None).run()
+    net.owner.turn_away = lambda path, kind: (12, "no")
+    sid = net.client.open(CREATE)
+    net.client.data(sid, grpc(b"zip", compressed=1))
+    net.run()
+    net.client.out += frame(DATA, 0, sid) * (MOST_EMPTY + 1)
+    with pytest.raises(RelayError, match="empty frames"):
+        net.run()
+
+
+def kept_by(work):
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        work()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [1, 2, 100, 5000])
+def test_a_body_costs_as_much_as_came_of_it(size):
+    session, _ = begun()
+    count = 100_000 // size
+    session.from_client(opened(1))
+    piece = frame(DATA, 0, 1, bytes(size))
+
+    def come():
+        for _ in range(count):
+            session.from_client(piece)
+            session.to_client(), session.to_server()
+
+    assert kept_by(come) < 100_000 * 1.3 + 20_000
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_an_incomplete_header_and_an_incomplete_frame_cost_as_much_as_came(client):
+    session, _ = begun()
+    feed = session.from_client if client else session.from_server
+    walker = session._requests if client else session._responses
+    walker.largest = 1 << 20
+    piece = frame(CONTINUATION, 0, 1, b"xy")
+
+    def block():
+        feed(frame(HEADERS, 0, 1, b"\x83"))
+        for _ in range(100_000):
+            feed(piece)
+            session.to_client(), session.to_server()
+
+    assert kept_by(block) < 300_000
+
+    def part():
+        feed(struct.pack(">IBI", 200_000 << 8 | CONTINUATION, 0, 1))
+        for _ in range(30_000):
+            feed(b"x")
+
+    assert kept_by(part) < 60_000
+
+
+def test_data_that_waits_for_window_costs_as_much_as_came():
+    server = Peer(client=False, consume=None)
+    net = Net(server=server).run()
+    held = net.client.call(CREATE, bytes(60_000))
+    upload = net.client.open("/other.Service/Upload")
+    net.run()
+    net.session.release(held)  # that spends the runtime's window
+    net.run()
+
+    def come():
+        for _ in range(30_000):
+            net.session.from_client(frame(DATA, 0, upload, b"x"))
+            net.session.to_client(), net.session.to_server()
+
+    assert kept_by(come) < 60_000
+    assert net.session._streams.books.queue[upload].left > 20_000
+
+
+def test_streams_of_a_connection_are_bounded():
+    session, _ = begun()
+    for stream in range(1, 2 * MOST_STREAMS + 1, 2):
+        session.from_client(opened(stream))
+    with pytest.raises(RelayError, match="streams") as error:
+        session.from_client(opened(2 * MOST_STREAMS + 1))
+    assert error.value.code == CALM
+    assert session.open_streams == MOST_STREAMS + 1
+
+
+# -- the room of all connections --------------------------------------------------------------------------
+
+
+def test_all_connections_hold_256_mib():
+    assert Room().limit == ALL_HELD_BYTES == 256 << 20
+
+
+def full(room, count, size):
+    """Connections with a body each that never ends."""
+    sessions = []
+    for _ in range(count):
+        session, owner = begun(room)
+        sessions.append((session, owner))
+        session.from_client(opened(1))
+        for _ in range(size // 10_000):
+            session.from_client(frame(DATA, 0, 1, bytes(10_000)))
+    return sessions
+
+
+def test_the_body_that_arrives_for_the_longest_time_goes_first():
+    room = Room(100_000)
+    sessions = full(room, 10, 10_000)
+    assert room.total == 100_000
+    late, owner = begun(room)
+    late.from_client(opened(1) + frame(DATA, 1, 1, grpc(bytes(14_000))))
+    assert owner.requests == {1: (CREATE, bytes(14_000))}
+    assert [bool(owner.crowded) for _, owner in sessions] == [True, True] + [False] * 8
+    assert b"grpc-status\x018" in b"".join(sessions[0][0].to_client())
+    assert room.total == 80_000 + 14_005
+    for session, _ in [*sessions, (late, owner)]:
+        session.lost()
+    assert room.total == 0
+    assert not room.arriving
+
+
+def test_the_heaviest_connection_gives_way_to_a_lighter_one():
+    room = Room(100_000)
+    heavy, owner = begun(room)
+    for stream in range(1, 13, 2):
+        heavy.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
+    light, other = begun(room)
+    light.from_client(opened(1) + frame(DATA, 0, 1, grpc(bytes(16_000))[:15_000]))
+    light.from_client(frame(DATA, 1, 1, bytes(1005)))
+    assert other.requests == {1: (CREATE, bytes(16_000))}
+    assert len(owner.crowded) == 1
+    assert len(owner.ends) == 1
+    assert room.total <= room.limit
+
+
+def test_a_connection_that_fills_the_room_alone_is_refused_itself():
+    room = Room(50_000)
+    session, owner = begun(room)
+    for stream in range(1, 21, 2):
+        session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
+    assert room.total <= 50_000
+    assert len(owner.crowded) == 7
+
+
+def test_for_want_of_memory_the_largest_body_goes():
+    room = Room()
+    small, large = full(room, 1, 20_000)[0], full(room, 1, 50_000)[0]
+    assert room.shed()
+    assert not small[1].crowded
+    assert large[1].crowded
+    assert room.shed()
+    assert not room.shed()
+    assert room.total == 0
+
+
+def test_a_refusal_for_want_of_room_behind_the_runtimes_last_header_is_left_out():
+    room = Room(30_000)
+    session, owner = begun(room)
+    session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))
+    session.from_server(frame(HEADERS, 1, 1, b"\x88"))  # its block is open
+    session.to_client()
+    for _, other in full(room, 1, 30_000):
+        assert not other.crowded
+    assert owner.crowded
+    session.from_server(frame(CONTINUATION, 4, 1, b"\x00\x0bgrpc-status\x010"))
+    sent = b"".join(session.to_client())
+    assert sent.count(b"grpc-status") == 1
+    assert session.open_streams == 0

@@ -1,0 +1,397 @@
+"""Honest and hostile pods on a node in memory, and everything that the daemon says about them.
+
+``Tenants`` plays the same honest day with and without hostile pods between its steps. What it gives back is
+what the honest pods see: the answers to their calls, their records in the ledger, their CPUs in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import NAMESPACE, NOT_UTF8, HonestPod, HostilePod, on_the_wire
+from played_node import MACHINE, PlayedCall, World
+
+from proxy.config.load import parse
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.node import node_of
+from proxy.keeper.page import node_page
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.ledger import open_ledger
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Pool
+from proxy.plan.invariants import violations
+from proxy.report.answer import history_page
+from proxy.wiring import _options
+
+CPUS = len(MACHINE.online)
+LARGEST_MESSAGE = 2_000
+HOLD_MS = 20.0
+FLOOR = 2
+"""CPUs: one core with its threads, which is more than 5 % of the machine in memory."""
+CONFIG = """
+apiVersion: topoproxy/v1
+kind: TopoproxyConfiguration
+cpuManagerPolicy: static
+reservedSystemCPUs: 0,8
+callTimeout: 2s
+koordinator:
+  systemCPUs: 1,9
+"""
+
+
+DAY = (
+    HonestPod("shop", parent="burstable"),
+    HonestPod("agent", "SYSTEM", "burstable", namespace="kube-system"),
+    HonestPod("lse", "LSE", cpus="2-3", whole=2),
+    HonestPod("batch", "BE", "besteffort"),
+    HonestPod("lsr", "LSR", cpus="4", whole=1),
+    HonestPod("whole", whole=2),
+    HonestPod("plain", parent="besteffort"),
+    HonestPod("late", "LSR", cpus="7", whole=1),
+    HonestPod("ls", "LS", "burstable"),
+)
+
+
+class Raw:
+    """A message that is bytes already."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf's
+        return self.raw
+
+
+def texts(value: object) -> Iterator[str]:
+    """Give every text in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from texts(inner)
+    elif isinstance(value, Sequence | set | frozenset):
+        for inner in value:
+            yield from texts(inner)
+
+
+class Timed:
+    """The longest that the loop was held by anything but the test, CPU time of its thread in milliseconds."""
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self.what = ""
+
+    def note(self, took: float, what: str) -> None:
+        if took > self.worst:
+            self.worst, self.what = took, what
+
+    def call(self, what: str, work: Callable[[], Any]) -> Any:
+        """Time something that runs on the loop."""
+        begun = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.note((time.thread_time() - begun) * 1000, what)
+
+    def watch(self, monkeypatch: Any, test: asyncio.Task[Any]) -> None:
+        """Time every callback of the loop that is not a step of the test itself."""
+        run = asyncio.Handle._run
+
+        def timed(handle: Any) -> None:
+            callback = handle._callback
+            if getattr(callback, "__self__", None) is test:
+                run(handle)
+            else:
+                self.call(repr(callback)[:200], lambda: run(handle))
+
+        monkeypatch.setattr(asyncio.Handle, "_run", timed)
+
+
+class Node(World):
+    """The node in memory with a real ledger and the rules of a configuration file."""
+
+    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+        self.state_dir = folder
+        read = parse(config, "the test")
+        node = node_of(read, MACHINE)
+        own = ("machine", "topology", "static", "alike")
+        rules = {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
+        rules = {name: value for name, value in rules.items() if name not in own}
+        super().__init__(_options(read), static=node.static, rules=rules)
+
+    def boot(self) -> None:
+        self.ledger, _ = open_ledger(self.state_dir, MACHINE.fingerprint)  # type: ignore[assignment]
+        super().boot()
+
+
+class Tenants:
+    """A day of honest pods, with hostile ones between its steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = Node(folder)
+        self.seen: dict[str, Any] = {}
+        self.messages: list[str] = []
+        self.hostile: set[str] = set()
+        self.honest: dict[str, str] = {}
+        self.timed = Timed()
+        self.serial = 0
+        self.longest = 0
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _call(self, method: str, raw: bytes) -> PlayedCall:
+        node = self.node
+        call = PlayedCall(method, Raw(raw), node.log)
+        self.timed.call(f"request {method}", lambda: node.wire.request(call))
+        await asyncio.wait_for(call.over.wait(), 60)
+        if call.refused is not None:
+            self.messages.append(call.refused[1])
+        return call
+
+    def _end(self, call: PlayedCall, answer: Any) -> None:
+        wire = self.node.wire
+        self.timed.call("response", lambda: wire.response(call, answer.SerializeToString()))
+        self.timed.call("finished", lambda: wire.finished(call, 0))
+
+    async def _sandbox(
+        self, name: str, config: pb.PodSandboxConfig, listed: RuntimePod
+    ) -> tuple[str, PlayedCall]:
+        raw = on_the_wire(pb.RunPodSandboxRequest(config=config).SerializeToString())
+        call = await self._call("RunPodSandbox", raw)
+        sandbox = f"s-{name}"
+        if call.refused is not None:
+            self.node.wire.finished(call, None)
+            return "", call
+        self._end(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox))
+        self.node.parents[sandbox] = config.linux.cgroup_parent.strip("/")
+        self.node.cpu.quotas.setdefault(self.node.parents[sandbox], -1)
+        self.node.runtime.pods[sandbox] = dataclasses.replace(listed, id=sandbox)
+        return sandbox, call
+
+    async def _container(
+        self, sandbox: str, config: pb.PodSandboxConfig, resources: Mapping[str, int]
+    ) -> tuple[str, PlayedCall, bytes]:
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, sandbox_config=config)
+        request.config.metadata.name = "main"
+        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**resources))
+        raw = on_the_wire(request.SerializeToString())
+        call = await self._call("CreateContainer", raw)
+        container_id = f"c-{sandbox}"
+        if call.refused is not None:
+            self.node.wire.finished(call, None)
+            return "", call, raw
+        assert call.sent is not None
+        got = pb.CreateContainerRequest.FromString(call.sent.replace(NOT_UTF8, b"x" * len(NOT_UTF8)))
+        cpus = got.config.linux.resources.cpuset_cpus
+        runtime = self.node.runtime
+        runtime.specs[container_id] = cpus
+        runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
+        runtime.containers[container_id] = RuntimeContainer(container_id, sandbox, "main", 0, "CREATED")
+        parent = config.linux.cgroup_parent
+        told = {name: value for name, value in resources.items() if name != "memory_limit_in_bytes"}
+        runtime.details[container_id] = RuntimeDetail(f"{parent}/{container_id}", cpuset_cpus=cpus, **told)
+        self._end(call, pb.CreateContainerResponse(container_id=container_id))
+        return container_id, call, raw
+
+    async def _start(self, container_id: str) -> None:
+        node = self.node
+        raw = pb.StartContainerRequest(container_id=container_id).SerializeToString()
+        call = await self._call("StartContainer", raw)
+        if call.refused is not None:
+            return
+        node.cgroups.sets[container_id] = CpuSet.parse(node.runtime.specs[container_id]) or MACHINE.online
+        parent = node.parents[node.runtime.containers[container_id].sandbox_id]
+        node.cpu.quotas[f"{parent}/{container_id}"] = -1
+        node.runtime.limit(container_id, 0)
+        self.timed.call("finished", lambda: node.wire.finished(call, 0))
+        node._state(container_id, "RUNNING")
+
+    # -- pods ---------------------------------------------------------------------------------------------
+
+    async def good(self, pod: HonestPod) -> None:
+        """One honest pod comes."""
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=pod.name, uid=f"u-{pod.name}", namespace=pod.namespace),
+            labels=pod.labels,
+            annotations=pod.annotations,
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent=_parent(pod.parent, pod.name)),
+        )
+        config.linux.resources.CopyFrom(pb.LinuxContainerResources(**pod.resources))
+        listed = RuntimePod(
+            "", f"u-{pod.name}", pod.namespace, pod.name, 0, True, pod.labels, pod.annotations
+        )
+        sandbox, ran = await self._sandbox(pod.name, config, listed)
+        self.seen[f"{pod.name} sandbox"] = ran.refused or ran.sent
+        container_id, made, raw = await self._container(sandbox, config, pod.resources)
+        self.seen[f"{pod.name} create"] = made.refused or (made.sent or b"")[len(raw) :]
+        if container_id:
+            self.honest[pod.name] = container_id
+            await self._start(container_id)
+        pools = self.node.keeper.state.pools
+        self.seen[f"{pod.name} pools"] = (str(pools.shared), str(pools.be), str(pools.system))
+        self._floor()
+
+    async def bad(self, pod: HostilePod, name: str = "") -> None:
+        """One hostile pod comes."""
+        self.serial += 1
+        unique = f"evil-{self.serial}"
+        uid = f"u-{unique}"
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=name or unique, uid=uid, namespace=NAMESPACE),
+            labels=pod.labels,
+            annotations=pod.annotations,
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent=_parent(pod.parent, unique)),
+        )
+        config.linux.resources.CopyFrom(pb.LinuxContainerResources(**pod.resources))
+        annotations = {k: _read(v) for k, v in pod.annotations.items()}
+        listed = RuntimePod("", uid, NAMESPACE, name or unique, 0, True, pod.labels, annotations)
+        self.node.keeper.attention.clear()
+        before = self.node.keeper.problems.page()
+        sandbox, _ = await self._sandbox(unique, config, listed)
+        if sandbox:
+            container_id, call, raw = await self._container(sandbox, config, pod.resources)
+            if container_id:
+                if call.sent == raw and not self.node.runtime.specs[container_id]:
+                    undecided = self.node.keeper.attention.is_set()
+                    assert undecided, f"{pod.kind}: passed undecided, and nothing is compared"
+                    assert self.node.keeper.problems.page() != before, "passed undecided and in silence"
+                self.hostile.add(container_id)
+                await self._start(container_id)
+        if self.node.keeper.attention.is_set():
+            await self.node.quiet()
+            await self.node.sync.once()
+        self._floor()
+
+    def _floor(self) -> None:
+        state = self.node.keeper.state
+        online = state.node.machine.online
+        assert len(state.pools.shared) >= min(FLOOR, len(online)), state.pools
+        for container_id in self.hostile & set(state.containers):
+            assert state.containers[container_id].placement.pool is not Pool.OWN, container_id
+            assert not state.wanted(state.containers[container_id]) & CpuSet.parse("1,9"), "SYSTEM's CPUs"
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def restart(self) -> None:
+        """The daemon ends in good order, and starts again with its ledger."""
+        await self.node.keeper.journal.flush()
+        self._listen()
+        await self.node.close()
+        self.node.ledger.close()
+        self.node.boot()
+        for _ in range(
+            3
+        ):  # calls that the daemon before may have let go are over when the runtime answers others
+            await self.node.sync.once()
+            self.node.now += 10
+        self._floor()
+
+    def _listen(self) -> None:
+        """Gather everything that the daemon says."""
+        keeper = self.node.keeper
+        self.messages += self.node.said
+        self.messages += texts(self.timed.call("status", lambda: node_page(keeper)))
+        self.messages += texts(history_page(keeper.history, {}))
+        for container in keeper.state.containers.values():
+            self.messages += texts(history_page(keeper.history, {"query": container.id}))
+
+    async def end(self) -> dict[str, Any]:
+        """Compare kernel and state, and give what the honest pods see."""
+        node = self.node
+        await node.quiet()
+        await node.sync.once()
+        await node.quiet()
+        await node.keeper.journal.flush()
+        state = node.keeper.state
+        assert violations(state) == []
+        for container_id in self.hostile:
+            on = node.cgroups.sets.get(container_id, CpuSet())
+            known = state.containers.get(container_id)
+            lent = (
+                known is not None and known.placement.pool is Pool.BE
+            )  # BE pods may borrow CPUs of LSR pods
+            for owner in state.owners.values():
+                assert not on & owner.cpus or (lent and not owner.hard), (
+                    f"{container_id} runs on {owner.cpus}"
+                )
+        self._listen()
+        self.longest = max(len(message.encode()) for message in self.messages)
+        for message in self.messages:
+            assert len(message.encode()) <= LARGEST_MESSAGE, f"{len(message)} characters: {message[:300]}"
+        self.seen["kernel"] = {name: str(node.cgroups.sets.get(i)) for name, i in self.honest.items()}
+        self.seen["specs"] = {name: node.runtime.specs[i] for name, i in self.honest.items()}
+        self.seen["ledger"] = {
+            key: value
+            for name in sorted(self.honest)
+            for key in (f"p/s-{name}", f"c/c-s-{name}")
+            if (value := dict(node.ledger.entries.get(key, {}))) is not None
+        }
+        assert all(self.seen["ledger"].values()), "an honest pod's record is missing"
+        return self.seen
+
+    async def close(self) -> None:
+        await self.node.close()
+        self.node.ledger.close()
+
+
+def _parent(kube: str, name: str) -> str:
+    return f"/kubepods/{kube}/pod{name}".replace("//", "/")
+
+
+def _read(text: str) -> str:
+    """Give a text as a list of the runtime that is decoded with replacement has it."""
+    return on_the_wire(text.encode(errors="surrogatepass")).decode(errors="replace")
+
+
+Visits = Sequence[tuple[int, HostilePod, str]]
+"""Before which honest step, which pod, and its name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Played:
+    """What a day showed.
+
+    Attributes:
+        seen: What the honest pods see.
+        held_ms, held_by: How long the loop was held at most, and by what.
+        longest: Bytes of the longest message.
+    """
+
+    seen: dict[str, Any]
+    held_ms: float
+    held_by: str
+    longest: int
+
+
+def play(visits: Visits, restart_at: int = 5) -> Played:
+    """Play the honest day with these pods between its steps, and a restart before one of them."""
+
+    async def day() -> Played:
+        with tempfile.TemporaryDirectory(prefix="tp-") as folder, pytest.MonkeyPatch.context() as patch:
+            tenants = Tenants(Path(folder))
+            task = asyncio.current_task()
+            assert task is not None
+            tenants.timed.watch(patch, task)
+            try:
+                await tenants.node.sync.once()
+                for step, honest in enumerate(DAY):
+                    for before, pod, name in visits:
+                        if before == step:
+                            await tenants.bad(pod, name)
+                    if step == restart_at:
+                        await tenants.restart()
+                    await tenants.good(honest)
+                seen = await tenants.end()
+            finally:
+                await tenants.close()
+            return Played(seen, tenants.timed.worst, tenants.timed.what, tenants.longest)
+
+    return asyncio.run(day())

@@ -1,0 +1,149 @@
+"""Creates that a runtime executes and that kubelet never sends: they are decided, or at least reported."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import QOS, STATUS
+from tenants import Node
+
+from proxy.admin.client import ask
+from proxy.cri.pb import api_pb2 as pb
+from proxy.model.errors import TopoproxyError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cri"))
+SECONDS = 5.0
+
+
+@pytest.fixture
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A daemon in front of a light runtime, in step with it; it compares nothing by the clock for now."""
+    import procs
+
+    with tempfile.TemporaryDirectory(prefix="tu") as name:
+        folder = Path(name)
+        runtime = procs.start(
+            "the runtime", procs.backend_argv(folder / "r.sock"), folder / "r.sock", malloc=True
+        )
+        with procs.ended([runtime]) as running:
+            running.append(procs.TOPOPROXY.start(folder, runtime.sock))
+            wait(lambda: page(running[-1])["ready"])
+            yield running[-1]
+
+
+def page(daemon: Any) -> dict[str, Any]:
+    shown = ask(daemon.sock.parent / "admin.sock", "/status")
+    assert isinstance(shown, dict)
+    return shown
+
+
+def wait(condition: Any, seconds: float = 20.0) -> None:
+    """Wait until something is so; an admin socket that is not there yet is none of it."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(TopoproxyError):
+            if condition():
+                return
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
+
+
+def send(daemon: Any, path: bytes, body: bytes) -> bytes:
+    """Make one call on a connection of its own; gives all that came back."""
+    import attacks
+
+    client = attacks.Client(daemon.sock)
+    client.end.settimeout(SECONDS)
+    data = attacks.frame(attacks.DATA, 1, 1, body)
+    client.end.sendall(attacks.open_stream(1, path) + data)
+    got = bytearray()
+    while True:
+        got += client.end.recv(65_536)
+        if ended(bytes(got)):
+            client.end.close()
+            return bytes(got)
+
+
+def ended(data: bytes) -> bool:
+    """Tell whether the answer on stream 1 is complete."""
+    at = 0
+    while len(data) - at >= 9:
+        size, flags = int.from_bytes(data[at : at + 3], "big"), data[at + 4]
+        if data[at + 3] in (0, 1) and flags & 1 and len(data) - at >= 9 + size:
+            return True
+        at += 9 + size
+    return False
+
+
+def create() -> bytes:
+    import messages
+
+    return messages.create_request(5)
+
+
+@pytest.mark.parametrize("behind", [None, b"\x00\x00\x00"], ids=["a second message", "three bytes"])
+def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, behind: bytes | None) -> None:
+    import attacks
+
+    before = page(daemon)
+    message = attacks.grpc(create())
+    send(daemon, attacks.CREATE, message + (message if behind is None else behind))
+    after = page(daemon)
+    new = [p["what"] for p in after["problems"] if p not in before["problems"]]
+    assert any("CreateContainer request" in words for words in new), new
+    assert after["counters"]["calls_not_plain"] == 1
+    passes = before["counters"]["passes"]
+    wait(lambda: page(daemon)["counters"]["passes"] > passes, SECONDS)
+
+
+def test_a_path_without_its_first_slash_is_placed(daemon: Any) -> None:
+    import attacks
+
+    usual = send(daemon, attacks.CREATE, attacks.grpc(create()))
+    bare = send(daemon, attacks.CREATE[1:], attacks.grpc(create()))
+    cpus = Path("/sys/devices/system/cpu/online").read_text().strip()
+    assert f"{cpus}|".encode() in usual
+    assert f"{cpus}|".encode() in bare
+
+
+def test_a_sandbox_config_in_two_parts_is_read_as_the_runtime_reads_it(tmp_path: Path) -> None:
+    """Go merges the parts of a message; the last part alone would be another pod."""
+
+    async def day() -> str:
+        node = Node(tmp_path)
+        try:
+            await node.sync.once()
+            first = pb.CreateContainerRequest(pod_sandbox_id="s-1")
+            first.config.metadata.name = "main"
+            resources = pb.LinuxContainerResources(cpu_period=100_000, cpu_quota=200_000, cpu_shares=2048)
+            first.config.linux.resources.CopyFrom(resources)
+            meta = pb.PodSandboxMetadata(name="p", uid="u", namespace="tenant-good")
+            status = {STATUS: json.dumps({"cpuset": "2-3"})}
+            linux = pb.LinuxPodSandboxConfig(cgroup_parent="/kubepods/podu", resources=resources)
+            parts = (
+                pb.PodSandboxConfig(metadata=meta, labels={QOS: "LSE"}, annotations=status),
+                pb.PodSandboxConfig(linux=linux),
+            )
+            raw = first.SerializeToString() + b"".join(
+                pb.CreateContainerRequest(sandbox_config=part).SerializeToString() for part in parts
+            )
+            call = node.played("CreateContainer", first)
+            call.change(raw)
+            node.wire.request(call)
+            await asyncio.wait_for(call.over.wait(), 20)
+            assert call.refused is None, call.refused
+            return pb.CreateContainerRequest.FromString(call.sent or b"").config.linux.resources.cpuset_cpus
+        finally:
+            await node.close()
+            node.ledger.close()
+
+    assert asyncio.run(day()) == "2-3"

@@ -1,0 +1,178 @@
+"""What a hook server is told about pods and containers whose creation the daemon did not see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.cri.pb import api_pb2 as pb
+from proxy.daemon import Daemon
+from proxy.demo.client import CriClient
+from proxy.demo.runtime import StandInRuntime
+from proxy.topology.build import described
+from tests.hooks.remote.conftest import METHODS, HookServer
+
+MACHINE = described(1, 1, 4, 2)
+LABELS = {"koordinator.sh/qosClass": "LS", "app": "db"}
+ANNOTATIONS = {"example.com/team": "storage", "note": "x" * 3000}
+
+
+class Node:
+    """A node whose daemon can be started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups).start()
+        self.server = HookServer(folder / "hook.sock")
+        self.server.start()
+        servers = folder / "servers"
+        servers.mkdir(mode=0o755)
+        hooks = [name.removesuffix("Hook") for name in METHODS]
+        said = {"remote-endpoint": str(self.server.path), "runtime-hooks": hooks}
+        (servers / "koordlet.json").write_text(json.dumps(said))
+        (servers / "koordlet.json").chmod(0o644)
+
+    def daemon(self) -> Daemon:
+        text = f"""
+listen: unix://{self.folder}/cri.sock
+adminSocket: unix://{self.folder}/admin.sock
+runtime: unix://{self.folder}/runtime.sock
+stateDir: {self.folder}/state
+hooks:
+  folder: {self.folder}/hooks.d
+  vendorFolder: {self.folder}/vendor
+  serverFolder: {self.folder}/servers
+"""
+        return Daemon(parse(text, "test"), machine=MACHINE, cgroups=self.cgroups)
+
+    def client(self, *, direct: bool = False) -> CriClient:
+        return CriClient(str(self.folder / ("runtime.sock" if direct else "cri.sock")))
+
+    def run(self, *, direct: bool = False) -> tuple[str, str]:
+        """Run a pod with a container that has been created and not started."""
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name="db-0", uid="u-7", namespace="shop", attempt=2),
+            labels=LABELS,
+            annotations=ANNOTATIONS,
+            linux=pb.LinuxPodSandboxConfig(cgroup_parent="/kubepods/burstable/podu-7"),
+        )
+        with self.client(direct=direct) as client:
+            sandbox = client.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config)).pod_sandbox_id
+            request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, sandbox_config=config)
+            request.config.metadata.name, request.config.metadata.attempt = "main", 3
+            request.config.annotations["own"] = "1"
+            request.config.linux.resources.cpu_shares = 512
+            return sandbox, client.call("CreateContainer", request).container_id
+
+    def use(self, sandbox: str, container: str) -> None:
+        """Make each call that a hook server is told of."""
+        with self.client() as client:
+            client.start(container)
+            client.update(container, pb.LinuxContainerResources(cpu_shares=1024))
+            client.stop(container)
+            client.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    one = Node(tmp_path)
+    yield one
+    one.server.stop()
+    one.runtime.stop(0)
+
+
+async def asked(node: Node, names: set[str]) -> dict[str, Any]:
+    """Wait until the server has been asked all that; gives what it was told."""
+    async with asyncio.timeout(60):
+        while not names <= {name.removesuffix("Hook") for name, _ in node.server.asked}:
+            await asyncio.sleep(0.02)
+    return {name.removesuffix("Hook"): request for name, request in node.server.asked}
+
+
+def check(told: dict[str, Any]) -> None:
+    for name in (
+        "PreStartContainer",
+        "PostStartContainer",
+        "PreUpdateContainerResources",
+        "PostStopContainer",
+    ):
+        request = told[name]
+        meta = request.pod_meta
+        assert (meta.name, meta.namespace, meta.uid, meta.attempt) == ("db-0", "shop", "u-7", 2), name
+        assert dict(request.pod_labels) == LABELS, name
+        assert dict(request.pod_annotations) == ANNOTATIONS, name
+        assert request.pod_cgroup_parent == "/kubepods/burstable/podu-7", name
+        assert (request.container_meta.name, request.container_meta.attempt) == ("main", 3), name
+        assert dict(request.container_annotations) == {"own": "1"}, name
+    stopped = told["PostStopPodSandbox"]
+    assert (stopped.pod_meta.uid, stopped.pod_meta.attempt) == ("u-7", 2)
+    assert (dict(stopped.labels), dict(stopped.annotations)) == (LABELS, ANNOTATIONS)
+
+
+HOOKS = {
+    "PreStartContainer",
+    "PostStartContainer",
+    "PreUpdateContainerResources",
+    "PostStopContainer",
+    "PostStopPodSandbox",
+}
+
+
+def test_a_container_made_before_the_restart(node: Node) -> None:
+    async def whole() -> None:
+        daemon = node.daemon()
+        await daemon.start()
+        try:
+            sandbox, container = await asyncio.to_thread(node.run)
+        finally:
+            await daemon.stop()
+        node.server.asked.clear()
+        daemon = node.daemon()
+        await daemon.start()
+        try:
+            await asyncio.to_thread(node.use, sandbox, container)
+            check(await asked(node, HOOKS))
+        finally:
+            await daemon.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_container_known_only_from_the_runtimes_list(node: Node) -> None:
+    async def whole() -> None:
+        sandbox, container = await asyncio.to_thread(lambda: node.run(direct=True))
+        daemon = node.daemon()
+        await daemon.start()
+        try:
+            await asyncio.to_thread(node.use, sandbox, container)
+            check(await asked(node, HOOKS))
+        finally:
+            await daemon.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_container_made_at_the_runtime_while_the_daemon_runs(node: Node) -> None:
+    """Its first call names a container of which nothing has been learned yet."""
+
+    async def whole() -> None:
+        daemon = node.daemon()
+        await daemon.start()
+        try:
+            assert daemon.keeper is not None
+            await daemon.keeper.synced.wait()
+            sandbox, container = await asyncio.to_thread(lambda: node.run(direct=True))
+            await asyncio.to_thread(node.use, sandbox, container)
+            check(await asked(node, HOOKS))
+        finally:
+            await daemon.stop()
+
+    asyncio.run(whole())

@@ -1,0 +1,224 @@
+"""The daemon as a process whose worker threads hang: what goes on, and that it ends all the same.
+
+What hangs is real: the kernel worker is in a system call that does not return, as the test holds the lock
+that orders the writes of the imitated cgroup tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.apply.folder import FolderCgroups
+from proxy.apply.folder_rules import MARKER
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.runtime import StandInRuntime
+from proxy.model.errors import TopoproxyError
+from proxy.topology.build import described
+
+DRAIN_S = 1.0
+SLACK_S = 0.5
+"""What a busy machine may add."""
+PROGRAM = """
+import functools, sys, threading
+from pathlib import Path
+from proxy import daemon, serving
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.keeper import health, keeper, worker
+from proxy.topology.build import described
+
+root = Path(sys.argv[1])
+keeper.STUCK_S = 0.3
+health.PERIOD_S = 0.1
+parts = dict(machine=described(2, 1, 4, 2), cgroups=FolderCgroups.open(root / "cgroup"))
+serving.Daemon = functools.partial(daemon.Daemon, **parts)
+config = parse(sys.argv[2], "test")
+{more}
+sys.exit(serving.run_to_end(config))
+"""
+CONFIG = """
+listen: unix://{0}/cri.sock
+adminSocket: unix://{0}/admin.sock
+runtime: unix://{0}/runtime.sock
+stateDir: {0}/state
+drainTimeout: 1s
+callTimeout: 500ms
+reconcilePeriod: 1s
+"""
+EVERY_WORKER_HANGS = """
+close = worker.Worker.close
+def hang(self):
+    self.start(threading.Event().wait)
+    close(self)
+worker.Worker.close = hang
+"""
+THE_END_HANGS = "daemon.Daemon._undo = lambda self, *_: daemon.asyncio.Event().wait()"
+A_THREAD_REMAINS = "threading.Thread(target=threading.Event().wait).start()"
+
+
+class Node:
+    """A daemon in a process of its own, beside the stand-in runtime."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        machine = described(2, 1, 4, 2)
+        self.cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, 1)
+        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, more: str = "", **environ: str) -> None:
+        program = [sys.executable, "-c", PROGRAM.replace("{more}", more)]
+        self.process = subprocess.Popen(
+            [*program, str(self.folder), CONFIG.format(self.folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ},
+        )
+        until(lambda: self.page().get("ready"))
+
+    def page(self) -> dict[str, Any]:
+        with contextlib.suppress(TopoproxyError):
+            page = ask(self.folder / "admin.sock", "/status", 30)
+            assert isinstance(page, dict)
+            return page
+        return {}
+
+    @contextlib.contextmanager
+    def stuck_kernel(self) -> Iterator[None]:
+        """Have each write of the tree wait for as long as this holds its lock."""
+        with (self.folder / "cgroup" / MARKER).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def end(self) -> tuple[int, float, str]:
+        """Send SIGTERM; give the exit code, how long the end took, and what was logged."""
+        assert self.process is not None
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, time.monotonic() - began, said
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    made = Node(tmp_path_factory.mktemp("n"))
+    made.runtime.start()
+    try:
+        yield made
+    finally:
+        if made.process is not None and made.process.poll() is None:
+            made.process.kill()
+            made.process.communicate()
+        made.runtime.stop()
+
+
+def test_sigterm_ends_the_process_in_time_while_the_kernel_worker_hangs_and_it_heals_before(
+    node: Node,
+) -> None:
+    node.start()
+    with CriClient(node.folder / "cri.sock") as client:
+        client.launch(PodSpec("ls", "LS"))
+        pod = client.run_pod(PodSpec("lse", "LSE", cpuset="2-3"))
+        with node.stuck_kernel():
+            with pytest.raises(TopoproxyError, match="in time"):
+                client.create(pod)
+            until(lambda: node.page()["workers"]["kernel"]["stuck_s"] > 0)
+            page = node.page()
+            assert page["ready"] is False
+            assert any("the kernel worker is stuck" in p["what"] for p in page["problems"])
+            metrics = ask(node.folder / "admin.sock", "/metrics", 30)
+            assert isinstance(metrics, str)
+            (line,) = [
+                x for x in metrics.split("\n") if x.startswith('topoproxy_worker_stuck_seconds{worker="k')
+            ]
+            assert float(line.split()[-1]) > 0
+            client.version()
+        until(lambda: node.page()["ready"])
+        client.create(pod)
+        assert [owner["cpus"] for owner in node.page()["exclusive"]] == ["2-3"]
+        other = client.run_pod(PodSpec("other", "LSE", cpuset="4-5"))
+        with node.stuck_kernel():
+            with pytest.raises(TopoproxyError, match="in time"):
+                client.create(other)
+            code, seconds, said = node.end()
+    assert (code, seconds < DRAIN_S + 5 + SLACK_S) == (0, True), said
+    assert not (node.folder / "cri.sock").exists()
+    assert not (node.folder / "admin.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [(EVERY_WORKER_HANGS, 0), (THE_END_HANGS, 1), (A_THREAD_REMAINS, 1)],
+    ids=["every worker", "the end itself", "a foreign thread"],
+)
+def test_sigterm_ends_the_process_in_time_whatever_hangs(node: Node, more: str, code: int) -> None:
+    node.start(more)
+    found, seconds, said = node.end()
+    assert (found, seconds < DRAIN_S + 5 + SLACK_S) == (code, True), said
+    assert ("cannot stop in 5.6 s" in said) == bool(code)
+    assert not (node.folder / "cri.sock").exists()
+
+
+def test_a_daemon_that_nothing_holds_up_ends_at_once(node: Node) -> None:
+    node.start()
+    code, seconds, said = node.end()
+    assert code == 0
+    assert seconds < DRAIN_S + 3, said
+    assert "in time" not in said
+
+
+def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(node.folder / "notify"))
+        ear.settimeout(0.5)
+        node.start(
+            "health.RESTART_S, health.STEADY_S = 1.5, 0.1",
+            NOTIFY_SOCKET=str(node.folder / "notify"),
+            WATCHDOG_USEC="200000",
+        )
+        with CriClient(node.folder / "cri.sock") as client:
+            client.launch(PodSpec("ls", "LS"))
+            pod = client.run_pod(PodSpec("lse", "LSE", cpuset="2-3"))
+            with node.stuck_kernel():
+                with pytest.raises(TopoproxyError, match="in time"):
+                    client.create(pod)
+                heard = _heard(ear)
+                assert "WATCHDOG=1" in heard, "first it is only reported"
+                assert any(line.startswith("STATUS=the kernel worker has been stuck") for line in heard)
+                until(lambda: "WATCHDOG=1" not in _heard(ear, 1.0))
+            until(lambda: "WATCHDOG=1" in _heard(ear, 1.0))
+        assert node.end()[0] == 0
+
+
+def _heard(ear: socket.socket, seconds: float = 0.7) -> list[str]:
+    """Give what the daemon says for some seconds, from now on."""
+    end, heard = time.monotonic() + seconds, list[str]()
+    ear.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ear.recv(4096)  # what it said before
+    ear.settimeout(0.1)
+    while time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            heard += ear.recv(4096).decode().split("\n")
+    return heard
