@@ -31,7 +31,7 @@ CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go crash churn hostile-day bench-hooks drift conformance proto hook-points lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go crash churn hostile-day bench-hooks drift conformance proto hook-points lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,8 +91,16 @@ e2e-tools:
 vm-tools:
 	@sh tests/e2e/install.sh qemu-system-x86 debootstrap e2fsprogs busybox-static openssl
 
-test: venv e2e-tools ## run all tests; as root on Debian also end to end on containerd
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+# In random order, so that no test relies on another one; the first lines name the seed, and SEED=n repeats the order.
+test: venv e2e-tools ## run all tests; as root on Debian also end to end on containerd: SEED=n repeats an order
+	@$(BIN)/python -m pytest --shuffle=$(or $(SEED),random) $(PYTEST_ARGS)
+
+# Counts what runs in pytest's own process: programs that the tests start are not measured.
+coverage: venv ## run all tests but the end-to-end ones and print how much of each package they run
+	@mkdir -p build/coverage
+	@$(BIN)/python -m coverage run -m pytest -q -p no:cacheprovider --ignore=tests/e2e --timeout 600 $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/python -m coverage json -q -o build/coverage/report.json; \
+	$(BIN)/python tests/testkit/coverage_table.py build/coverage/report.json; exit $${failed:-0}
 
 # On a machine without KVM a story takes one to five minutes, all of them most of an hour: PYTEST_ARGS="-k pools".
 test-vm: venv vm-tools ## run the stories of virtual machines with NUMA nodes: as root on Debian; STORIES=quick; KUBELET=program

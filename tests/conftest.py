@@ -13,10 +13,45 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.testkit import shuffle
+
 # In CI the same examples are tried each time: a red run must mean that something changed.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--shuffle``, which ``make test`` uses."""
+    words = "run the tests in random order; SEED repeats the order of an earlier run"
+    parser.addoption("--shuffle", metavar="SEED", nargs="?", const=shuffle.RANDOM, help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed once for the run."""
+    option = config.getoption("--shuffle")
+    if option is not None:
+        config.stash[SEED] = shuffle.seed_of(option)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Print the seed before the first test."""
+    return f"random order: --shuffle={config.stash[SEED]}" if SEED in config.stash else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest groups tests by their session fixtures
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle what was collected."""
+    if SEED in config.stash:
+        shuffle.shuffle(items, config.stash[SEED])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the seed again where the failures are listed."""
+    if SEED in config.stash and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"random order: repeat it with --shuffle={config.stash[SEED]}")
 
 
 @pytest.fixture

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import venv
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
 
 import proxy
 
 ROOT = Path(__file__).resolve().parent.parent
+RUNTIME = ROOT / "requirements-runtime.lock"
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: job}
+spec: {containers: [{name: main, resources: {limits: {cpu: 1, memory: 16Mi}}}]}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +34,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return zipfile.ZipFile(built)
+
+
+def runtime_packages() -> list[str]:
+    """Return the names of the packages that a node installs here, from the lock file."""
+    heads = [line for line in RUNTIME.read_text().splitlines() if line and not line.startswith((" ", "#"))]
+    split = [head.removesuffix("\\").strip().partition(" ; ") for head in heads]
+    return [one.partition("==")[0] for one, _, marker in split if not marker or Marker(marker).evaluate()]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into a new virtual environment; return the directory with its programs.
+
+    Nothing is downloaded: the environment sees the packages of the runtime lock, and no others, as links to
+    those that the tests run with.
+    """
+    environment = tmp_path_factory.mktemp("installed")
+    venv.create(environment, with_pip=False, symlinks=True)
+    python = environment / "bin/python"
+    (site,) = (environment / "lib").glob("python*/site-packages")
+    for name in runtime_packages():
+        found = distribution(name)
+        for top in {
+            file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")
+        }:
+            (site / top).symlink_to(found.locate_file(top))
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install"]
+    options = ["--no-index", "--no-deps", "--no-compile", "--quiet"]
+    subprocess.run([*command, *options, str(wheel.filename)], check=True, timeout=60)
+    return environment / "bin"
 
 
 def metadata(wheel: zipfile.ZipFile, name: str) -> str:
@@ -74,3 +115,52 @@ def test_the_lock_names_no_place_to_download_from() -> None:
     assert "://" not in text
     requirements = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     assert all("==" in line and line.endswith("\\") for line in requirements), "pinned, and with hashes"
+
+
+def call(installed: Path, folder: Path, *words: str) -> str:
+    """Run the installed command in an empty directory, without this checkout on the module path."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        [installed / "topoproxy", *words],
+        cwd=folder,
+        env={**environment, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_installed_wheel_is_this_version(installed: Path, tmp_path: Path) -> None:
+    assert proxy.__version__ in call(installed, tmp_path, "--version")
+    code = "import proxy; print(proxy.__file__)"
+    command = [installed / "python", "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert Path(found.stdout.strip()).is_relative_to(installed.parent)
+
+
+def test_the_installed_wheel_checks_a_configuration(installed: Path, tmp_path: Path) -> None:
+    machine = call(installed, tmp_path, "topology", "--json")
+    assert '"cpus"' in machine
+    (tmp_path / "config.yaml").write_text(call(installed, tmp_path, "check-config", "--defaults"))
+    assert call(installed, tmp_path, "check-config", "--config", "config.yaml")
+
+
+def test_the_installed_wheel_simulates_a_pod(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "here.json").write_text(call(installed, tmp_path, "topology", "--json"))
+    (tmp_path / "pod.yaml").write_text(POD)
+    page = call(installed, tmp_path, "simulate", "pod.yaml", "--machine", "here.json")
+    assert page.startswith("here: 1 pod, ")
+
+
+def test_the_installed_wheel_runs_the_demonstration(installed: Path, tmp_path: Path) -> None:
+    assert "trading" in call(installed, tmp_path, "demo", "--fast", "--no-color", "--width", "100")
+
+
+def test_the_installed_wheel_brings_its_hooks(installed: Path, tmp_path: Path) -> None:
+    words = f"stateDir: {tmp_path}/state\nadminSocket: unix://{tmp_path}/admin.sock\n"
+    (tmp_path / "config.yaml").write_text(f"{words}hooks: {{folder: {tmp_path}, vendorFolder: {tmp_path}}}\n")
+    page = call(installed, tmp_path, "hooks", "list", "--all", "--config", "config.yaml")
+    assert "cpus-file" in page
