@@ -12,40 +12,16 @@ A hook is a file ``NN-name.py`` with functions named after hook points::
         return None
 
 Functions may be ``async``. They may be called for several containers at once, from several threads. A file
-that only computes may say ``PURE = True``, and costs less. How hooks are found, ordered and configured:
-docs/hooks.md; all points: docs/hook-points.md.
+that only computes may set ``PURE = True``, which makes its calls cheaper. docs/hooks.md describes how hooks
+are found, ordered and configured; docs/hook-points.md lists all points.
 """
 
 from __future__ import annotations
 
+from proxy.hooks import events
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Answer, Update, Veto
+from proxy.hooks.events import *  # noqa: F403 - the list of events exists once, as ``events.__all__``
 from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
-from proxy.hooks.points import (
-    Configure,
-    MachineChanged,
-    PoolsChanged,
-    PostCreateContainer,
-    PostRemoveContainer,
-    PostRemovePodSandbox,
-    PostRunPodSandbox,
-    PostStartContainer,
-    PostStopContainer,
-    PostStopPodSandbox,
-    PostUpdateContainerResources,
-    PreCreateContainer,
-    PreRemoveContainer,
-    PreRemovePodSandbox,
-    PreRunPodSandbox,
-    PreStartContainer,
-    PreStopContainer,
-    PreStopPodSandbox,
-    PreUpdateContainerResources,
-    Shutdown,
-    Synchronize,
-    ValidateCreateContainer,
-    ValidateRunPodSandbox,
-    ValidateUpdateContainerResources,
-)
 from proxy.model.idset import CpuSet, Mask
 
 __all__ = [
@@ -54,43 +30,20 @@ __all__ = [
     "SUPPORTED",
     "Adjustment",
     "Answer",
-    "Configure",
     "ContainerFacts",
     "CpuSet",
     "Decision",
     "Device",
-    "MachineChanged",
     "Mask",
     "Mount",
     "PodFacts",
     "Pools",
-    "PoolsChanged",
-    "PostCreateContainer",
-    "PostRemoveContainer",
-    "PostRemovePodSandbox",
-    "PostRunPodSandbox",
-    "PostStartContainer",
-    "PostStopContainer",
-    "PostStopPodSandbox",
-    "PostUpdateContainerResources",
-    "PreCreateContainer",
-    "PreRemoveContainer",
-    "PreRemovePodSandbox",
-    "PreRunPodSandbox",
-    "PreStartContainer",
-    "PreStopContainer",
-    "PreStopPodSandbox",
-    "PreUpdateContainerResources",
     "Resources",
     "Running",
-    "Shutdown",
-    "Synchronize",
     "Update",
-    "ValidateCreateContainer",
-    "ValidateRunPodSandbox",
-    "ValidateUpdateContainerResources",
     "Veto",
 ]
+__all__ += events.__all__
 
 SUPPORTED = (1,)
-"""Versions of this interface that hook files may name as ``API_VERSION``."""
+"""Versions of this API that a hook file may set as ``API_VERSION``."""

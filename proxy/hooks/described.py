@@ -1,6 +1,6 @@
 """Events, adjustments and outcomes as plain data that JSON can hold, and back.
 
-The keys are the fields of ``proxy.hooks.points``, ``facts`` and ``answers``; an event has its ``point``
+The keys are the fields of ``proxy.hooks.events``, ``facts`` and ``answers``; an event has its ``point``
 beside them::
 
     {"point": "pre_create_container",
@@ -26,9 +26,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.hooks.answers import CLEAR, LEAVE, MAPS, Adjustment, Update
+from proxy.hooks.events import POINTS, Point
 from proxy.hooks.facts import Decision
 from proxy.hooks.hook import Outcome
-from proxy.hooks.points import POINTS, Point
 from proxy.hooks.samples import MACHINES, sample
 from proxy.hooks.told import told
 from proxy.model.errors import InputError, TopologyError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
 from proxy.hooks.files.versions import Version
 from proxy.hooks.hook import Hook
-from proxy.hooks.points import Configure, Point, Shutdown, Synchronize
 from proxy.model.errors import HookError
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.hooks.answers import NOTHING, Adjustment
-from proxy.hooks.points import Point
+from proxy.hooks.events import Point
 from proxy.model.admission import EVERYWHERE, Namespaces
 
 TIMEOUT_S = 0.5

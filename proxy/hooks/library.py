@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from proxy.config.hooks import HooksConfig
 from proxy.config.trees import meant
+from proxy.hooks.events import Synchronize
 from proxy.hooks.files.entries import Entry, State
 from proxy.hooks.files.folders import Candidate, Survey, survey
 from proxy.hooks.files.loading import LOAD_S
@@ -32,7 +33,6 @@ from proxy.hooks.files.trials import DeadlyError, Trials
 from proxy.hooks.files.trust import UntrustedError
 from proxy.hooks.files.versions import Maker, Version
 from proxy.hooks.handover import Asked, Handover
-from proxy.hooks.points import Synchronize
 from proxy.keeper.worker import Worker
 from proxy.model.errors import HookError
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from proxy.hooks.engine.standing import HookReport
+from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.files.entries import Entry, State
 
 NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})

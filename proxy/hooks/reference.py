@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from proxy.hooks.answers import FIELDS, MAPS, Adjustment, Update, Veto
 from proxy.hooks.documented import Row, documented, type_words
+from proxy.hooks.events import POINTS, VALIDATES, Point
 from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
-from proxy.hooks.points import POINTS, VALIDATES, Point
 from proxy.model.machine import Cpu, Machine, NumaNode
 
 FACTS: tuple[type, ...] = (
@@ -24,7 +24,7 @@ _SECTIONS = {cls.__name__ for cls in (*FACTS, *ANSWERS)} | {cls.__name__ for cls
 _INTRO = """\
 # Hook points
 
-Made from `proxy/hooks/{call_points,node_points,facts,answers}.py` by `make hook-points`; change those alone.
+Made from `proxy/hooks/{events,facts,answers}.py` by `make hook-points`; change those alone.
 [hooks.md](hooks.md) is the guide. `topoproxy hooks points NAME` prints one point of this page.
 
 A hook is a file with functions of these names; each is given one event and answers with an

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     POINTS,
     Configure,
     MachineChanged,
@@ -24,6 +23,7 @@ from proxy.hooks.points import (
     Shutdown,
     Synchronize,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts, Pools, Resources, Running
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.topology.description import machine_from_json

@@ -63,10 +63,10 @@ from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import samples
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
 from proxy.hooks.engine import Engine
+from proxy.hooks.events import POINTS, Configure, Point
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.hooks.files.loading import Loaded, load_file
 from proxy.hooks.hook import Hook, Outcome
-from proxy.hooks.points import POINTS, Configure, Point
 from proxy.hooks.told import told
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.admin.hooks import hooks, last_error
 from proxy.admin.page import render
-from proxy.hooks.engine.standing import HookReport
+from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.files.entries import Entry, State
 from proxy.hooks.page import hooks_page
 

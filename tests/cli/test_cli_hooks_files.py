@@ -266,7 +266,7 @@ def test_the_reference_in_the_terminal(node: Node) -> None:
     code, said = points("pre_create_container", "Veto")
     assert code == 0
     assert said.startswith(
-        "pre_create_container(event: PreCreateContainer)\n  A container is about to be made"
+        "pre_create_container(event: PreCreateContainer)\n  A container is about to be created"
     )
     assert "\n  decision: Decision\n      What it gets.\n" in said
     assert "may be vetoed. What all hooks want together is shown to" in " ".join(said.split())

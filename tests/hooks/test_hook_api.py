@@ -8,7 +8,7 @@ import pytest
 
 from proxy.hooks import api
 from proxy.hooks.answers import FIELDS, MAPS
-from proxy.hooks.points import POINTS, VALIDATES
+from proxy.hooks.events import POINTS, VALIDATES, Point, PreCreateContainer
 from proxy.model.idset import CpuSet
 
 CALLS = ("run_pod_sandbox", "create_container", "start_container", "update_container_resources")
@@ -53,3 +53,10 @@ def test_everything_that_a_hook_needs_is_in_the_interface() -> None:
         assert hasattr(api, name)
     for point in POINTS.values():
         assert point.__name__ in api.__all__
+
+
+def test_two_hook_points_of_one_name_are_an_error() -> None:
+    namespace = {"__module__": "tests.elsewhere", "__qualname__": "PreCreateContainer"}
+    with pytest.raises(TypeError, match=r"cannot add the hook point tests\.elsewhere\.PreCreateContainer: "):
+        type("PreCreateContainer", (Point,), namespace)
+    assert POINTS["pre_create_container"] is PreCreateContainer

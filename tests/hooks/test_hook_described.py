@@ -21,9 +21,9 @@ from proxy.hooks.described import (
     example,
     outcome_to,
 )
+from proxy.hooks.events import POINTS, Configure, PreCreateContainer
 from proxy.hooks.facts import Decision, Device, Mount
 from proxy.hooks.hook import Outcome
-from proxy.hooks.points import POINTS, Configure, PreCreateContainer
 from proxy.hooks.samples import MACHINES, machine, sample
 from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet, Mask

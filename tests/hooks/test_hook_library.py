@@ -18,13 +18,13 @@ import pytest
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
 from proxy.hooks import library
+from proxy.hooks.events import Point, PostRunPodSandbox, Synchronize
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.files.entries import Entry, State
 from proxy.hooks.files.folders import survey
 from proxy.hooks.files.reading import SETTLED_S
 from proxy.hooks.hook import Hook
 from proxy.hooks.library import SOON_S, Library
-from proxy.hooks.points import Point, PostRunPodSandbox, Synchronize
 from proxy.model.machine import Machine
 
 HEAD = "from proxy.hooks.api import *\nAPI_VERSION = 1\nlog = []\n"
@@ -695,8 +695,8 @@ def test_what_happens_well_is_said(scene: Scene) -> None:
 def test_the_real_engine_is_kept_to_the_files(scene: Scene) -> None:
     from proxy.hooks.answers import Adjustment
     from proxy.hooks.engine.engine import Engine as Real
+    from proxy.hooks.events import PreCreateContainer
     from proxy.hooks.facts import ContainerFacts, Decision
-    from proxy.hooks.points import PreCreateContainer
 
     def text(word: str) -> str:
         return (

@@ -11,7 +11,7 @@ import pytest
 from proxy.hooks import api, reference
 from proxy.hooks.answers import FIELDS, Adjustment, Update
 from proxy.hooks.documented import documented, type_words
-from proxy.hooks.points import POINTS, PreCreateContainer, Shutdown
+from proxy.hooks.events import POINTS, PreCreateContainer, Shutdown
 
 PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
 
@@ -24,7 +24,7 @@ def test_the_committed_page_is_what_the_code_says() -> None:
 def test_each_point_has_a_section_that_names_all_that_it_tells_and_takes() -> None:
     text = reference.point_text(PreCreateContainer)
     assert text.startswith("\n### pre_create_container\n")
-    assert "| `decision` | [`Decision`](#decision) | What it gets. |" in text
+    assert "| `decision` | [`Decision`](#decision) | The placement that it will get. |" in text
     taken = re.search(r"\*\*Takes\*\* (.*?); may be vetoed\.", text, re.DOTALL)
     assert taken is not None
     assert re.findall(r"`(\w+)`", taken[1]) == [f for f in FIELDS if f in PreCreateContainer.TAKES]

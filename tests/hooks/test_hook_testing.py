@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from proxy.hooks import testing
+from proxy.hooks.events import POINTS
 from proxy.hooks.facts import Running
 from proxy.hooks.hook import Hook
-from proxy.hooks.points import POINTS
 from proxy.hooks.samples import OWN, POD, existing, sample
 from proxy.model.errors import HookError, InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.hooks import samples, testing
+from proxy.hooks.events import Shutdown
 from proxy.hooks.facts import Resources
-from proxy.hooks.points import Shutdown
 from proxy.logs import log
 
 HOOK = Path(__file__).resolve().parents[2] / "hooks/50-crio-annotations.py"

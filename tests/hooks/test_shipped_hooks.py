@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from proxy.hooks import samples, testing
+from proxy.hooks.events import POINTS
 from proxy.hooks.facts import Decision, Mount, Pools, Resources
 from proxy.hooks.files.loading import load_file
 from proxy.hooks.files.schema import keys_of
-from proxy.hooks.points import POINTS
 from proxy.model.idset import CpuSet, Mask
 
 FOLDER = Path(__file__).resolve().parents[2] / "hooks"

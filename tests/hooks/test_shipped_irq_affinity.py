@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.hooks import samples, testing
+from proxy.hooks.events import Shutdown
 from proxy.hooks.facts import Pools
-from proxy.hooks.points import Shutdown
 from proxy.model.idset import CpuSet
 
 HOOK = Path(__file__).resolve().parents[2] / "hooks/40-irq-affinity.py"

@@ -11,8 +11,8 @@ from proxy.cri.hooked.following import Following
 from proxy.cri.hooked.updates import Updates
 from proxy.cri.hooked.way import Way
 from proxy.hooks.engine.engine import Engine
+from proxy.hooks.events import POINTS
 from proxy.hooks.hook import Hook, Policy
-from proxy.hooks.points import POINTS
 
 
 class Hooks:

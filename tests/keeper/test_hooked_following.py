@@ -14,7 +14,7 @@ from played_hooks import hooks
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.points import Synchronize
+from proxy.hooks.events import Synchronize
 from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described

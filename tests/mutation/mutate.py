@@ -47,7 +47,7 @@ def files_of(room: str, names: str) -> list[str]:
 CALLS = files_of("cri", "interceptors pod_calls create_calls container_calls trips rewrite")
 HOOKED = files_of("cri/hooked", "calls following lines updates way")
 NARROWED = ["proxy/keeper/hooked.py", *files_of("plan", "narrowing wanted")]
-ENGINE_TESTS = "claims words breaker checks asking telling runners deadlines chaos"
+ENGINE_TESTS = "claims errors breaker checks asking telling runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "place": [(["proxy/place"], ["tests/place"])],
     "pools": [(["proxy/pools"], ["tests/pools"])],

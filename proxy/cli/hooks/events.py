@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from proxy.hooks.points import Point
+    from proxy.hooks.events import Point
 
 MOST_BYTES = 16 << 20
 """No event is larger than what the CRI lets through in one message."""
@@ -25,7 +25,7 @@ def example(point: str) -> dict[str, Any]:
         UsageError: There is no such point.
     """
     from proxy.hooks.described import example as example_of
-    from proxy.hooks.points import POINTS
+    from proxy.hooks.events import POINTS
 
     if point not in POINTS:
         close = difflib.get_close_matches(point, POINTS, n=1)

@@ -42,7 +42,7 @@ def points(names: tuple[str, ...], markdown: bool) -> None:
 
 def _overview(width: int) -> Iterator[str]:
     from proxy.hooks.documented import documented
-    from proxy.hooks.points import POINTS
+    from proxy.hooks.events import POINTS
     from proxy.hooks.reference import short_answer
     from proxy.report.parts import cut, table
 
@@ -59,7 +59,7 @@ def _described(name: str, width: int) -> list[str]:
         UsageError: There is none of this name.
     """
     from proxy.hooks.documented import documented
-    from proxy.hooks.points import POINTS
+    from proxy.hooks.events import POINTS
     from proxy.hooks.reference import ANSWERS, FACTS, answers_at, types_of
 
     classes = {cls.__name__: cls for cls in (*FACTS, *ANSWERS)}

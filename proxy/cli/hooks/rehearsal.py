@@ -8,11 +8,11 @@ from typing import Any
 
 from proxy.hooks.answers import CLEAR, LEAVE, MAPS, Adjustment, Update
 from proxy.hooks.engine.engine import Engine
-from proxy.hooks.engine.standing import HookReport
+from proxy.hooks.engine.stats import HookReport
+from proxy.hooks.events import VALIDATES, Configure, Point, Shutdown
 from proxy.hooks.facts import Device, Mount
 from proxy.hooks.files.loading import Loaded
 from proxy.hooks.hook import Outcome
-from proxy.hooks.points import VALIDATES, Configure, Point, Shutdown
 from proxy.model.errors import HookError
 
 

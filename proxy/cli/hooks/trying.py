@@ -18,9 +18,9 @@ from proxy.model.errors import ConfigError, HookError, InputError, UsageError
 if TYPE_CHECKING:
     from proxy.cli.hooks.rehearsal import AskedAbout, Rehearsed
     from proxy.config.schema import HooksConfig
-    from proxy.hooks.engine.standing import HookReport
+    from proxy.hooks.engine.stats import HookReport
+    from proxy.hooks.events import Point
     from proxy.hooks.files.loading import Loaded
-    from proxy.hooks.points import Point
 
 QUOTES = '""'
 """An empty text in YAML."""
@@ -198,10 +198,10 @@ def _lines(done: Rehearsed) -> Iterator[str]:
 
 def _of_event(one: AskedAbout) -> Iterator[str]:
     from proxy.cli.hooks.rehearsal import fields_of
-    from proxy.hooks.engine.words import whom
+    from proxy.hooks.engine.errors import subject
     from proxy.report.parts import one_line, table
 
-    who = one_line(whom(one.event))
+    who = one_line(subject(one.event))
     title = f"{one.event.NAME}, {who}" if who.strip("/") else one.event.NAME
     fields = list(fields_of(one.outcome.adjustment))
     if one.outcome.refusal:

@@ -26,8 +26,7 @@ from proxy.cri.hooked.way import Way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
 from proxy.cri.views import pod_of
-from proxy.hooks.hook import Outcome
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     Point,
     PreCreateContainer,
     PreRemoveContainer,
@@ -37,6 +36,7 @@ from proxy.hooks.points import (
     PreStopContainer,
     PreStopPodSandbox,
 )
+from proxy.hooks.hook import Outcome
 from proxy.keeper.hooked import refused_pod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict

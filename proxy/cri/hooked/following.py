@@ -22,8 +22,7 @@ from proxy.cri.hooked.facts import decision_of, existing_facts, pod_facts, pools
 from proxy.cri.hooked.lenient import read
 from proxy.cri.hooked.memory import Memory
 from proxy.cri.pb import api_pb2 as pb
-from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     MachineChanged,
     Point,
     PoolsChanged,
@@ -37,6 +36,7 @@ from proxy.hooks.points import (
     PostUpdateContainerResources,
     Synchronize,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.model.workload import Container, Phase, Pod, Pool
 
 if TYPE_CHECKING:

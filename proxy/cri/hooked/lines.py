@@ -21,8 +21,8 @@ from proxy.cri.hooked.lenient import read
 from proxy.cri.hooked.way import Decided, Way
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.trips import Call, Hold
+from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Answers, Outcome
-from proxy.hooks.points import PreUpdateContainerResources
 from proxy.model.workload import Phase
 
 if TYPE_CHECKING:

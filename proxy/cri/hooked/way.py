@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
+from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
-from proxy.hooks.points import Point
 from proxy.keeper.hooked import narrow
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet

@@ -1,11 +1,11 @@
-"""Calling a function on the event loop's own thread, and having it back in any case.
+"""Calling a pure hook on the event loop's own thread, with a time limit.
 
-Theory. Handing a call to another thread and waiting for it costs two switches, which on a machine that idles
-are most of what a hook costs. Who only computes need not pay that. But nothing of a hook may hold the loop,
-so a timer of the kernel rings while such a function runs: its signal reaches the main thread wherever that
-is, asleep in a system call, waiting for a lock, or in a loop of Python, and the handler raises there. The
-timer rings again until the function is left. What would catch the exception is kept out of such hooks
-(``files.purity``); what no signal reaches, C code that does not look for any, holds up threads just as well.
+Theory. Handing a call to another thread and waiting for it costs two switches, which on an idle machine are
+most of the cost of a hook. A hook that only computes can avoid that. But no hook may block the loop, so an
+interval timer (``setitimer(2)``) runs during the call: SIGALRM reaches the main thread wherever it is, asleep
+in a system call, waiting for a lock, or in a Python loop, and the handler raises there. The timer fires again
+until the function is left. Code that would catch the exception is rejected in such hooks (``files.purity``).
+C code that does not check for signals cannot be interrupted; in a thread it would block others just as well.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMIT_S: Final = 0.01
-"""A function is interrupted after so long."""
+"""A function is interrupted after this time."""
 
 
 class TooLongError(BaseException):
-    """Raised in a function whose time is over; no ``Exception``, so that few catch it."""
+    """Raised in an overdue function; not an ``Exception``, so that few handlers catch it."""
 
 
 class Alarm:
-    """The kernel's timer for calls on the main thread. One at a time.
+    """The interval timer for calls on the main thread, one at a time.
 
     Attributes:
-        rang: The last call was interrupted: what came of it does not count.
+        rang: The last call was interrupted: its result is discarded.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Alarm:
             raise TooLongError
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Call a function; gives its answer, None if it was interrupted. What it raises comes through."""
+        """Call a function; return its result, None if it was interrupted. Its exceptions pass through."""
         result, self.rang, self._inside = None, False, True
         try:
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
@@ -58,11 +58,11 @@ class Alarm:
         return None if self.rang else result
 
     def close(self) -> None:
-        """Leave the signal to others."""
+        """Restore the default handler of the signal."""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def _quiet(self) -> None:
-        """End the timer; it may ring until that has happened."""
+        """Stop the timer; it may fire until that has happened."""
         quiet = False
         while not quiet:
             try:
@@ -74,7 +74,7 @@ class Alarm:
 
 
 def alarm() -> Alarm | None:
-    """Give an alarm, where there can be one: on the main thread, if nobody else uses the signal."""
+    """Return an alarm; None outside the main thread, or if other code uses the signal."""
     if threading.current_thread() is not threading.main_thread():
         return None
     if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or signal.getitimer(signal.ITIMER_REAL)[0]:

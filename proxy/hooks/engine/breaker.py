@@ -1,31 +1,31 @@
-"""A circuit breaker: who failed several times in a row is left alone for a while.
+"""A circuit breaker: a hook that failed several times in a row is not called for a while.
 
-Theory. *Closed*: every call is let through, and failures in a row are counted. At ``FAILURES`` of them the
-breaker *opens*: nobody is let through until a pause has passed. Then exactly one call is let through as a
-probe; everybody else is still turned away. If it succeeds the breaker closes; if it fails the breaker opens
-again, for twice the pause, up to a longest one.
+Theory. *Closed*: every call is permitted, and consecutive failures are counted. At ``FAILURES`` of them the
+breaker *opens*: no call is permitted until a pause has passed. Then exactly one call is permitted as a probe;
+all others are still rejected. If the probe succeeds the breaker closes; if it fails the breaker opens again,
+for twice the pause, up to a maximum.
 
-Each call that is let through holds a token. A call that began in an earlier state ends without effect, so
-an old failure that arrives late is not taken for the probe's.
+Each permitted call holds a token. A call that began in an earlier state ends without effect, so an old
+failure that arrives late is not taken for the result of the probe.
 """
 
 from __future__ import annotations
 
 FAILURES = 3
-"""So many in a row open it."""
+"""This many consecutive failures open the breaker."""
 FIRST_S = 1.0
-"""The first pause, in seconds; each that follows without a success between is twice as long."""
+"""The first pause in seconds; it doubles with each further one until a call succeeds."""
 LONGEST_S = 60.0
 """The longest pause."""
 
 
 class Breaker:
-    """One breaker; times are seconds of any clock that does not go back."""
+    """One breaker; times are seconds of a monotonic clock."""
 
     __slots__ = ("_failures", "_pause", "_probing", "_state", "_until")
 
     def __init__(self) -> None:
-        self._state = 1  # the token of calls that are let through now; changes with each change of state
+        self._state = 1  # the token of calls that are permitted now; changes with each change of state
         self._failures = 0
         self._until: float | None = None
         self._pause = FIRST_S
@@ -33,12 +33,12 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether calls are turned away (a probe may be on its way)."""
+        """Whether calls are rejected (a probe may be running)."""
         return self._until is not None
 
     @property
     def probing(self) -> bool:
-        """Whether a probe is on its way."""
+        """Whether a probe is running."""
         return self._probing
 
     @property
@@ -47,10 +47,10 @@ class Breaker:
         return self._failures
 
     def permit(self, now: float) -> int:
-        """Ask to call.
+        """Request permission for a call.
 
         Returns:
-            A token for ``succeeded``, ``failed`` or ``unused``; 0 if the call is turned away.
+            A token for ``succeeded``, ``failed`` or ``unused``; 0 if the call is rejected.
         """
         if self._until is None:
             return self._state
@@ -60,11 +60,11 @@ class Breaker:
         return self._state
 
     def left(self, now: float) -> float:
-        """Tell in how many seconds the next probe is let through; 0 if at once."""
+        """Return in how many seconds the next probe is permitted; 0 if at once."""
         return max(0.0, self._until - now) if self._until is not None else 0.0
 
     def succeeded(self, token: int) -> None:
-        """A call has ended well."""
+        """Record the success of a call."""
         if token != self._state:
             return
         self._failures = 0
@@ -73,7 +73,7 @@ class Breaker:
             self._state += 1
 
     def failed(self, token: int, now: float) -> None:
-        """A call has failed."""
+        """Record the failure of a call."""
         if token != self._state:
             return
         self._failures += 1
@@ -85,6 +85,6 @@ class Breaker:
         self._state += 1
 
     def unused(self, token: int) -> None:
-        """A call that was let through has not been made, or says nothing about its health."""
+        """Record that a permitted call was not made, or that its result does not count."""
         if token == self._state:
             self._probing = False

@@ -1,8 +1,8 @@
-"""What hooks write with ``logging``, in our log under their names, and not more than can be read.
+"""Log records of hooks, written to the daemon's log under the hook's name, with a rate limit.
 
-A hook file writes with ``logging.getLogger(__name__)``. Records of all hook files come to one handler, by
-the name that their modules begin with. It has no lock: a hook that is thrown out while it writes leaves
-none held.
+A hook file logs with ``logging.getLogger(__name__)``. One handler takes the records of all hook files: the
+names of their modules have a common prefix. The handler has no lock, so a hook that is interrupted while it
+logs leaves none held.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from proxy.hooks.engine.traces import said
+from proxy.hooks.engine.errors import text_of
 from proxy.hooks.hook import Hook
 from proxy.logs import log
 
 PREFIX = "_topoproxy_hooks"
-"""The name that hook files' modules begin with."""
+"""The prefix of the module names of hook files."""
 MOST = 20
-"""Records of one hook in a second; the rest is counted."""
+"""Records of one hook in a second; further ones are only counted."""
 LONGEST = 1000
 """Characters of one record."""
 
 
-class Chatter(logging.Handler):
-    """Takes the records of hooks; from any thread."""
+class HookLogHandler(logging.Handler):
+    """Takes the log records of hooks; from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class Chatter(logging.Handler):
         self._names: dict[str, str] = {}
         self._windows: dict[str, list[float]] = {}
         self._quiet: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
     def createLock(self) -> None:  # noqa: N802 - the name of logging
-        """Have no lock: nothing here needs one."""
+        """Set no lock: the handler needs none."""
         self.lock = None
 
     def know(self, hooks: Iterable[Hook]) -> None:
@@ -48,15 +48,15 @@ class Chatter(logging.Handler):
         self._names |= {hook.source: hook.name for hook in hooks}
 
     def keep(self, hooks: Iterable[Hook]) -> None:
-        """Forget all others."""
+        """Forget all other hooks."""
         self._names = {hook.source: hook.name for hook in hooks}
         names = set(self._names.values())
-        for known in (self._windows, self._quiet, self._told):
+        for known in (self._windows, self._quiet, self._reported):
             for name in known.keys() - names:
                 del known[name]
 
     def quiet(self, hook: str) -> int:
-        """Tell how many records of a hook were left out."""
+        """Return how many records of a hook were dropped."""
         return self._quiet.get(hook, 0)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -68,10 +68,10 @@ class Chatter(logging.Handler):
         context: dict[str, object] = {"hook": name}
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            context["error"] = f"{type(error).__name__}: {said(error)}"
-        if left_out := self._quiet.get(name, 0) - self._told.get(name, 0):
+            context["error"] = f"{type(error).__name__}: {text_of(error)}"
+        if left_out := self._quiet.get(name, 0) - self._reported.get(name, 0):
             context["left_out"] = left_out
-            self._told[name] = self._quiet[name]
+            self._reported[name] = self._quiet[name]
         _write(record.levelno, _text(record), context)
 
     def _may(self, name: str) -> bool:
@@ -83,7 +83,7 @@ class Chatter(logging.Handler):
         return window[1] <= MOST
 
     def close(self) -> None:
-        """Take no records any more."""
+        """Remove the handler."""
         logger = logging.getLogger(PREFIX)
         logger.removeHandler(self)
         logger.propagate = not logger.handlers

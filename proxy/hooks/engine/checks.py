@@ -1,8 +1,8 @@
-"""Whether an answer may be given at a point. Pure.
+"""Validation of a hook's answer at a point. Pure.
 
-All of an answer is looked at and copied into plain values before anything of it is used: a hook may answer
-with maps of its own that say something else when they are read again. What a hook may not say is refused
-with a sentence that names the field; the hook's name is put before it by who asks.
+The whole answer is checked and copied into plain values before any of it is used: a hook may answer with its
+own map types, which may return something else when they are read again. An invalid answer is refused with a
+sentence that names the field; the caller adds the hook's name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final
 from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
 from proxy.hooks.engine import values
 from proxy.hooks.engine.claims import UPDATES, Said
+from proxy.hooks.engine.errors import shown, subject
 from proxy.hooks.engine.values import WrongError
-from proxy.hooks.engine.words import shown, whom
-from proxy.hooks.points import POINTS, Point
+from proxy.hooks.events import POINTS, Point
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 
@@ -28,7 +28,7 @@ MOST_TEXT: Final = 256 * 1024
 """Characters of all keys and values of one answer together."""
 _SURELY_FEW: Final = 3
 MOST_NAMED: Final = 3
-"""So many points are named in a sentence."""
+"""The number of points that one sentence names."""
 LONGEST_REASON: Final = 1024
 """Characters of a veto's reason; the rest is cut off."""
 
@@ -49,14 +49,14 @@ def taken(answer: object, event: Point) -> Said | Veto | None:
     """Check an answer.
 
     Args:
-        answer: What the hook has given back, whatever it is.
-        event: What it was asked.
+        answer: The return value of the hook, of any type.
+        event: The event that the hook received.
 
     Returns:
-        What it says, as plain values; a veto with its reason; None if it says nothing.
+        The fields that it sets, as plain values; a veto with its reason; None if it sets nothing.
 
     Raises:
-        HookError: It may not be answered there.
+        HookError: The answer is invalid at this point.
     """
     if answer is None:
         return None
@@ -65,7 +65,7 @@ def taken(answer: object, event: Point) -> Said | Veto | None:
     if not isinstance(answer, Adjustment):
         close = getattr(answer, "close", None) if type(answer).__name__ == "coroutine" else None
         if close is not None:
-            close()  # nobody will await it
+            close()  # it will never be awaited
         raise HookError(
             f"cannot use its answer at {event.NAME}: it must be an Adjustment"
             f"{', a Veto' if event.VETO else ''} or None, not {type(answer).__name__}"
@@ -147,7 +147,7 @@ def _key(field: str, key: object, others: Mapping[str, object]) -> str:
 
 
 def _leave_kubelets(field: str, key: str, entry: object, event: Point) -> None:
-    """Refuse what would change a label or an annotation by which kubelet knows its own."""
+    """Refuse a change of a label or an annotation by which kubelet recognizes its containers."""
     if not key.startswith(values.KUBELETS[field]):
         return
     about: Any = event
@@ -155,7 +155,7 @@ def _leave_kubelets(field: str, key: str, entry: object, event: Point) -> None:
     if field == "annotations" and hasattr(about, "asked_annotations"):
         places.append(about.asked_annotations)
     if not any(place.get(key) == entry for place in places):
-        raise WrongError("kubelet has set it, and knows its pods and containers by it")
+        raise WrongError("kubelet has set it, and recognizes its pods and containers by it")
 
 
 def _entry(field: str, key: str, entry: object) -> object:
@@ -171,7 +171,7 @@ def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) ->
         raise WrongError(f"it must be an Update, not {type(entry).__name__}")
     container: Any = getattr(event, "container", None)
     if "cpus" in event.TAKES and container is not None and container.id == key:
-        raise WrongError("the call is about this container itself: say it in the adjustment")
+        raise WrongError("the call is about this container itself: set it in the adjustment")
     said: dict[str, Any] = {}
     for field, value in zip(UPDATES, _OF_UPDATE(entry), strict=True):
         if value is LEAVE:
@@ -179,7 +179,7 @@ def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) ->
         try:
             if field == "unified":
                 if files := _files(value):
-                    said[field] = MappingProxyType(files)  # it is shown to others as it is
+                    said[field] = MappingProxyType(files)  # other hooks receive this object
             elif value is CLEAR:
                 said[field] = value
             else:
@@ -219,9 +219,9 @@ def _size(entry: tuple[str, Any]) -> int:
 
 
 def _no(field: str, value: object, event: Point, why: str) -> str:
-    subject = whom(event)
-    said = "clear" if value is CLEAR else "set"
-    # Entries of maps are not shown: they may be secrets of an environment.
+    about = subject(event)
+    verb = "clear" if value is CLEAR else "set"
+    # Entries of maps are not shown: they may be secrets in environment variables.
     quiet = value is CLEAR or value is None or isinstance(value, Mapping)
     to = "" if quiet else f" to {shown(value)}"
-    return f"cannot {said} {field}{f' of {subject}' if subject else ''}{to}: {why}"
+    return f"cannot {verb} {field}{f' of {about}' if about else ''}{to}: {why}"

@@ -1,10 +1,10 @@
-"""Who has said what: fields of adjustments, each owned by one hook.
+"""Field ownership: each field of an adjustment is set by at most one hook.
 
-Theory. What a hook says is a set of *fields*: ``cpus``; of maps each key, ``envs[NAME]``; of updates for
-others each field of each, ``updates[id].cpus``. The first hook that says a field owns it. An answer that
-says a field of somebody else is refused as a whole: nothing of it is taken, as half of an answer may be
-worse than none. So what hooks want together is the plain union of the answers taken, whatever their order.
-NRI keeps owners in the same way (``pkg/api/owners.go``).
+Theory. An answer sets a number of *fields*: ``cpus``; for maps each key, ``envs[NAME]``; for updates of other
+containers each field of each container, ``updates[id].cpus``. The first hook that sets a field owns it. An
+answer that sets a field of another hook is refused as a whole, because half of an answer may be worse than
+none. So the merged answers are the plain union of the accepted ones, in any order. NRI tracks owners in the
+same way (containerd/nri v0.11 pkg/api/owners.go).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from proxy.hooks.answers import LEAVE, MAPS, NOTHING, Adjustment, Update
 
 Said = Mapping[str, Any]
-"""Fields of an adjustment that say something; maps are not empty."""
+"""The fields of an adjustment that are set; maps are not empty."""
 
 UPDATES = tuple(name for name in Update.__slots__)
 """All fields of an update."""
 
 
 def said_by(adjustment: Adjustment) -> dict[str, Any]:
-    """Give what an adjustment says."""
+    """Return the fields that an adjustment sets."""
     return dict(adjustment.said())
 
 
 def named(said: Said) -> Iterator[str]:
-    """Walk the names of all fields that are said."""
+    """Iterate over the names of all fields that are set."""
     for name, value in said.items():
         if name not in MAPS:
             yield name
@@ -51,7 +51,7 @@ def _named_for(key: str, update: Update) -> Iterator[str]:
 
 
 class Claims:
-    """What hooks of one call have said so far."""
+    """The fields that the hooks of one call have set so far."""
 
     __slots__ = ("_merged", "_owners")
 
@@ -60,10 +60,10 @@ class Claims:
         self._merged: dict[str, Any] = {}
 
     def claim(self, hook: str, said: Said) -> str:
-        """Take all that a hook says, or nothing of it.
+        """Take all fields of a hook's answer, or none.
 
         Returns:
-            Empty, or why not: the field and who owns it.
+            Empty, or the conflict: the field and the hook that owns it.
         """
         owners = self._owners
         fields = list(named(said))
@@ -91,11 +91,11 @@ class Claims:
 
     @property
     def owners(self) -> Mapping[str, str]:
-        """Field to the hook that has said it."""
+        """Field to the hook that set it."""
         return MappingProxyType(self._owners)
 
     def merged(self) -> Adjustment:
-        """Give what the hooks want together, as values of its own."""
+        """Return the merged answers as a new value."""
         if not self._merged:
             return NOTHING
         merged: dict[str, Any] = {
@@ -105,7 +105,7 @@ class Claims:
 
 
 def _joined(one: Update, other: Update) -> Update:
-    """Join two updates of one container that say different fields."""
+    """Join two updates of one container that set different fields."""
     values = {name: getattr(one, name) for name in UPDATES}
     for name in UPDATES:
         value = getattr(other, name)

@@ -1,15 +1,15 @@
-"""The engine: who has hooks asks here, and nothing that a hook does can hurt more than its own answer.
+"""The hook engine: calls all hooks of a point, and isolates the daemon from their failures.
 
-Theory. A call asks the hooks of its point in order of their names (``course``). Each answer is checked
-(``checks``) and claims what it says (``claims``); what they want together is validated by those who
-validate; then there is an outcome. A hook that raises, answers what cannot be, comes too late or says what
-another has said is left out with all of its answer, or the call is refused, as its policy says. One that
-fails again and again is not asked for a while (``breaker``).
+Theory. A call runs the hooks of its point in order of their names (``dispatch``). Each answer is checked
+(``checks``) and claims the fields that it sets (``claims``); the merged answers go to the validating hooks;
+then there is an outcome. If a hook raises, answers something invalid, is late or sets a field that another
+hook has set, its whole answer is dropped or the call is refused, depending on its policy. A hook that fails
+repeatedly is not called for a while (``breaker``).
 
-The engine's own part is the event loop's. Plain functions run in threads (``runners``), coroutines on loops
-of their own (``loops``), so the worst that a hook does to others is to take turns of the interpreter. Only
-hooks that say that they do nothing but compute run on the loop, for milliseconds at most (``alarm``). What
-cannot be helped is said in ``pace``.
+The engine itself runs on the event loop. Plain functions run in threads (``runners``), coroutines on their
+own loops (``loops``), so a hook can at worst take turns of the interpreter from others. Only hooks that
+declare that they are pure run on the loop, for milliseconds at most (``alarm``). ``pace`` lists what the
+engine cannot prevent.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
 from proxy.hooks.engine.alarm import Alarm, alarm
-from proxy.hooks.engine.chain import Call
-from proxy.hooks.engine.chatter import Chatter
+from proxy.hooks.engine.chatter import HookLogHandler
 from proxy.hooks.engine.claims import Claims
-from proxy.hooks.engine.complaints import Complaints
+from proxy.hooks.engine.dispatch import Dispatch
+from proxy.hooks.engine.errors import FailureLog
+from proxy.hooks.engine.invoke import DispatchContext
 from proxy.hooks.engine.seats import Seat
-from proxy.hooks.engine.shared import Shared
-from proxy.hooks.engine.standing import HookReport
-from proxy.hooks.engine.telling import Teller
+from proxy.hooks.engine.stats import HookReport
+from proxy.hooks.engine.telling import Notifier
+from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
-from proxy.hooks.points import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 
 ALONE_S = 5.0
-"""A hook has at least so long to be configured and to see all that exists: no call waits for that."""
+"""The least time for ``Configure`` and ``Synchronize``: no call waits for these."""
 INLINE_S = 0.0002
-"""The loop waits at once for hooks that usually take less than this together."""
+"""The loop blocks for hooks that usually take less than this together."""
 _LINGER_S = 60.0
-_TOLD = frozenset(name for name in POINTS if name.startswith("post_") or name.endswith("_changed"))
-"""Points of what has happened; who is asked before something happens is in use."""
+_PAST = frozenset(name for name in POINTS if name.startswith("post_") or name.endswith("_changed"))
+"""Points of something that has happened; a hook receives them also while it is not in use yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """Who is asked at one point, and who validates."""
+class _PointHooks:
+    """The hooks of one point, and those that validate their answers."""
 
     seats: tuple[Seat, ...]
     validators: tuple[Seat, ...]
@@ -51,40 +51,40 @@ class _Line:
     pure: bool
 
     def here(self) -> bool:
-        """Whether all only compute, and have done so in time."""
+        """Whether all are pure, and have been quick enough for the loop."""
         return self.pure and all(seat.here for seat in self.seats + self.validators)
 
     def quick(self) -> bool:
-        """Whether all have been quick lately."""
+        """Whether all have been quick recently."""
         if not self.plain:
             return False
         total = 0.0
         for seat in self.seats:
-            if not seat.standing.quick:
+            if not seat.stats.quick:
                 return False
-            total += seat.standing.usual
+            total += seat.stats.usual
         for seat in self.validators:
-            if not seat.standing.quick:
+            if not seat.stats.quick:
                 return False
-            total += seat.standing.usual
+            total += seat.stats.usual
         return total < INLINE_S
 
 
-class _Nobody:
-    """The answers where nobody is asked."""
+class _NoAnswers:
+    """The answers at a point without hooks."""
 
     outcome: Outcome | None = AS_IT_IS
 
     async def wait(self) -> Outcome:
-        """Give the outcome."""
+        """Return the outcome."""
         return AS_IT_IS
 
 
-_NOBODY = _Nobody()
+_NO_ANSWERS = _NoAnswers()
 
 
 class Engine:
-    """Asks hooks; implements ``proxy.hooks.hook.Asking``. All methods are the event loop's."""
+    """Calls hooks; implements ``proxy.hooks.hook.Asking``. All methods are called on the event loop."""
 
     points: frozenset[str]
 
@@ -97,36 +97,36 @@ class Engine:
         """Make an engine without hooks; no thread is started before there are some.
 
         Args:
-            complain: Tells people of a failure of a hook, in a sentence with its name.
-            updated: Takes what hooks that were told something want for containers: runtime's id to update,
-                and field to hook.
-            clock: Seconds that do not go back.
+            complain: Reports a failure of a hook as a sentence with its name.
+            updated: Takes updates of containers from hooks that received a notification: runtime's id to
+                update, and field to hook.
+            clock: Monotonic seconds.
         """
         self.points = frozenset()
         self._clock = clock
         self._updated = updated
-        self._complaints = Complaints(complain, clock)
-        self._chatter = Chatter()
-        self._shared = Shared(clock, self._complaints.note)
+        self._failures = FailureLog(complain, clock)
+        self._logs = HookLogHandler()
+        self._context = DispatchContext(clock, self._failures.note)
         self._hooks: tuple[Hook, ...] = ()
-        self._tellers: dict[Hook, Teller] = {}
-        self._lines: dict[str, _Line] = {}
+        self._notifiers: dict[Hook, Notifier] = {}
+        self._lines: dict[str, _PointHooks] = {}
         self._alarm: Alarm | None = None
         self._coming: set[Hook] = set()
         self._closed = False
 
     def use(self, hooks: Sequence[Hook]) -> None:
-        """Ask these hooks from now on, in order of their names.
+        """Call these hooks from now on, in order of their names.
 
-        Those that were there keep how they stand; calls on their way end with the hooks that they began with.
-        A hook that is not there any more can still be told ``Shutdown``.
+        Hooks that were in use keep their statistics; running calls finish with the hooks that they began
+        with. A hook that was removed can still receive ``Shutdown``.
         """
         self._hooks = tuple(sorted(hooks, key=lambda hook: hook.name))
-        for hook in set(self._tellers) - set(self._hooks):
+        for hook in set(self._notifiers) - set(self._hooks):
             self._retire(hook)
-        seats = [self._teller(hook).seat for hook in self._hooks]
-        self._complaints.forget({hook.name for hook in self._hooks})
-        self._chatter.keep(self._tellers)
+        seats = [self._notifier(hook).seat for hook in self._hooks]
+        self._failures.forget({hook.name for hook in self._hooks})
+        self._logs.keep(self._notifiers)
         by_point: dict[str, list[Seat]] = {}
         for seat in seats:
             for name in seat.hook.handlers:
@@ -140,29 +140,29 @@ class Engine:
         self._name_points()
 
     def _name_points(self) -> None:
-        told = {name for hook in self._coming for name in hook.handlers if name in _TOLD}
-        self.points = frozenset(self._lines.keys() | told)
+        past = {name for hook in self._coming for name in hook.handlers if name in _PAST}
+        self.points = frozenset(self._lines.keys() | past)
 
-    def _teller(self, hook: Hook) -> Teller:
-        teller = self._tellers.get(hook)
-        if teller is None:
-            seat = Seat(hook, lambda text: self._shared.post(self._complaints.complain, hook.name, text))
-            teller = self._tellers[hook] = Teller(self._shared, seat, self._updated)
-            self._chatter.know((hook,))
+    def _notifier(self, hook: Hook) -> Notifier:
+        notifier = self._notifiers.get(hook)
+        if notifier is None:
+            seat = Seat(hook, lambda text: self._context.post(self._failures.complain, hook.name, text))
+            notifier = self._notifiers[hook] = Notifier(self._context, seat, self._updated)
+            self._logs.know((hook,))
             if hook not in self._hooks:
                 self._retire(hook)
-        return teller
+        return notifier
 
     def _retire(self, hook: Hook, after: float = _LINGER_S) -> None:
-        """Keep a hook that is not asked (any more) for a while: it is told so, and calls in it end."""
-        if self._shared.loop is not None:
-            self._shared.loop.call_later(after, self._drop, hook)
+        """Keep a hook that is not in use for a while: it receives ``Shutdown``, and its calls end."""
+        if self._context.loop is not None:
+            self._context.loop.call_later(after, self._drop, hook)
         else:
             self._drop(hook)
 
     def _drop(self, hook: Hook) -> None:
-        if hook not in self._hooks and (teller := self._tellers.pop(hook, None)) is not None:
-            teller.seat.close()
+        if hook not in self._hooks and (notifier := self._notifiers.pop(hook, None)) is not None:
+            notifier.seat.close()
             self._go_away(hook)
 
     def _go_away(self, hook: Hook) -> None:
@@ -171,13 +171,13 @@ class Engine:
             self._name_points()
 
     def ask(self, event: Point) -> Answers:
-        """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
+        """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick."""
         line = self._lines.get(event.NAME)
         if line is None or self._closed:
-            return _NOBODY
-        if self._shared.loop is None:
-            self._shared.loop = asyncio.get_running_loop()
-        call = Call(self._shared, event, line.seats, line.validators)
+            return _NO_ANSWERS
+        if self._context.loop is None:
+            self._context.loop = asyncio.get_running_loop()
+        call = Dispatch(self._context, event, line.seats, line.validators)
         if self._alarm is not None and line.here():
             call.start(inline=False, alarm=self._alarm)
         else:
@@ -185,35 +185,35 @@ class Engine:
         return call
 
     def tell(self, event: Point) -> None:
-        """Tell all hooks of an event's point beside everything else; ``updated`` takes what they want."""
+        """Send an event to all hooks of its point in the background; ``updated`` takes their answers."""
         if event.NAME not in self.points or self._closed:
             return
-        if self._shared.loop is None:
-            self._shared.loop = asyncio.get_running_loop()
+        if self._context.loop is None:
+            self._context.loop = asyncio.get_running_loop()
         claims = Claims()
         line = self._lines.get(event.NAME)
         for seat in line.seats if line is not None else ():
-            self._tellers[seat.hook].tell(event, claims)
+            self._notifiers[seat.hook].tell(event, claims)
         for hook in self._coming:
-            if event.NAME in hook.handlers and event.NAME in _TOLD:
-                self._teller(hook).tell(event, Claims())  # the version before it may say the same
+            if event.NAME in hook.handlers and event.NAME in _PAST:
+                self._notifier(hook).tell(event, Claims())  # its previous version may answer the same
 
     def tell_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
-        """Tell one hook something, also one that is not used yet or not any more, whatever its breaker says.
+        """Send an event to one hook, also before and after it is in use, whatever its breaker says.
 
-        After ``Synchronize`` the hook is told of what happens, also before it is used: else nobody would tell
-        it of what comes between. After ``Shutdown`` it is forgotten; what waited to be told is not told any
-        more.
+        After ``Synchronize`` the hook receives notifications even before it is in use; otherwise it would
+        miss what happens in between. After ``Shutdown`` it is forgotten, and events that still wait are
+        dropped.
 
         Returns:
-            The error in words, or None.
+            The error's text, or None.
         """
-        self._shared.loop = loop = asyncio.get_running_loop()
+        self._context.loop = loop = asyncio.get_running_loop()
         last = isinstance(event, Shutdown)
         if event.NAME in hook.handlers:
-            teller = self._teller(hook)
+            notifier = self._notifier(hook)
             least = ALONE_S if isinstance(event, Configure | Synchronize) else hook.timeout
-            done = (teller.tell_last if last else teller.tell_one)(event, least)
+            done = (notifier.tell_last if last else notifier.tell_one)(event, least)
             if isinstance(event, Synchronize) and hook not in self._hooks:
                 self._coming.add(hook)
                 self._name_points()
@@ -226,31 +226,31 @@ class Engine:
         return done
 
     def report(self) -> list[HookReport]:
-        """Tell how each hook stands, in order."""
+        """Return the state and statistics of each hook, in order."""
         now = self._clock()
-        tellers = [self._tellers[hook] for hook in self._hooks]
+        notifiers = [self._notifiers[hook] for hook in self._hooks]
         return [
-            teller.seat.report(now, teller.waiting, self._chatter.quiet(teller.seat.hook.name))
-            for teller in tellers
+            notifier.seat.report(now, notifier.waiting, self._logs.quiet(notifier.seat.hook.name))
+            for notifier in notifiers
         ]
 
     def close(self) -> None:
-        """Ask nobody any more; threads end when their hooks do, or with the process."""
+        """Call no hooks any more; threads end when their hooks do, or with the process."""
         self._closed = True
         self.points = frozenset()
         self._lines = {}
         self._hooks = ()
         self._coming.clear()
-        for hook in list(self._tellers):
+        for hook in list(self._notifiers):
             self._drop(hook)
-        self._shared.runners.close()
-        self._chatter.close()
+        self._context.runners.close()
+        self._logs.close()
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
 
 
-def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _Line:
+def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _PointHooks:
     seats = tuple(by_point.get(name, ()))
     validators = tuple(by_point.get(VALIDATES.get(name, ""), ()))
     plain = all(
@@ -258,4 +258,4 @@ def _line(name: str, by_point: Mapping[str, Sequence[Seat]]) -> _Line:
         for seat in seats + validators
     )
     pure = plain and all(seat.hook.pure for seat in seats + validators)
-    return _Line(seats, validators, plain, pure)
+    return _PointHooks(seats, validators, plain, pure)

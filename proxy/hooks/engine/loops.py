@@ -1,8 +1,8 @@
-"""Event loops for hooks that are coroutine functions: one for each such hook, in a thread of its own.
+"""Event loops for hooks that are coroutine functions: one for each such hook, in its own thread.
 
-A hook that blocks its loop blocks nobody else's. A coroutine that is past its deadline is cancelled; if its
-loop does not even get to do that, the thread is abandoned (see ``runners``) and the next call makes a new
-one. Tasks that a hook starts live on its loop, until the hook goes.
+A hook that blocks its loop blocks no other hook. A coroutine that is past its deadline is cancelled; if its
+loop cannot even do that, the thread is abandoned (see ``runners``) and the next call creates a new one.
+Tasks that a hook starts run on its loop until the hook is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.hooks import forks
 from proxy.hooks.engine.pace import OverdueError
 
 _END_S = 1.0
-"""Tasks that are cancelled when a hook goes have so long to end."""
+"""How long tasks that are cancelled when a hook is removed have to end."""
 
 
 class Looper:
@@ -47,15 +47,15 @@ class Looper:
         while not self.ended and not self.lost:
             try:
                 loop.run_forever()
-            except BaseException as error:  # noqa: BLE001 - a task wants the process to exit, or is overdue
+            except BaseException as error:  # noqa: BLE001 - a task raises SystemExit, or is overdue
                 forks.leave()
                 if not isinstance(error, OverdueError):
                     self._complain(f"a task of it has ended with {type(error).__name__}")
         self.back = True
         try:
             self._clear(loop)
-        except BaseException:  # noqa: BLE001 - tasks may raise what they like
-            self.lost = True  # nothing more can be done for its tasks
+        except BaseException:  # noqa: BLE001 - tasks may raise anything
+            self.lost = True  # its tasks cannot be cleaned up
         finally:
             self.gone = True
             self._gone()
@@ -85,9 +85,9 @@ class Looper:
         """Run a coroutine.
 
         Args:
-            make: Makes it, on the loop.
-            keep: Takes its task.
-            over: Called on the loop when it has ended.
+            make: Creates the coroutine, on the loop.
+            keep: Its task is appended here.
+            over: Called on the loop at its end.
 
         Raises:
             RuntimeError: The loop is closed.
@@ -101,27 +101,27 @@ class Looper:
         self._loop.call_soon_threadsafe(begin)
 
     def cancel(self, keep: list[asyncio.Task[None]], reached: Callable[[], None]) -> None:
-        """Cancel a coroutine; ``reached`` is called on its loop once that has been said to it."""
+        """Cancel a coroutine; ``reached`` is called on its loop once the task has been cancelled."""
 
         def end() -> None:
             for task in keep:
                 task.cancel()
             reached()
 
-        self._say(end)
+        self._post(end)
 
     def abandon(self) -> None:
-        """It is blocked: end when it is not."""
+        """Give up on a blocked loop: it ends when it is not blocked any more."""
         self.lost = True
-        self._say(self._loop.stop)
+        self._post(self._loop.stop)
 
     def close(self) -> None:
-        """Cancel what runs on it and end."""
+        """Cancel all its tasks and end."""
         self.ended = True
-        self._say(self._loop.stop)
+        self._post(self._loop.stop)
 
-    def _say(self, what: Callable[[], None]) -> None:
+    def _post(self, what: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(what)
         except RuntimeError:
-            return  # it has been closed in this moment
+            return  # the loop has just been closed

@@ -1,21 +1,20 @@
-"""Threads whose hooks take long: shorter turns of the interpreter, and an exception when their time is over.
+"""Interrupting slow hooks: a shorter switch interval, and an exception after the deadline.
 
-A hook that spins in Python takes every other turn of the interpreter: whoever wakes waits up to the switch
-interval, 5 ms. So the interval is made short while a hook takes long. Measured on two cores, the event loop
-is late by 5 ms beside one such hook and 15 ms beside three with the usual interval; by 0.3 and 0.8 ms with
-this one.
+A hook that spins in Python takes every other turn of the interpreter: a thread that wakes up waits up to the
+switch interval, 5 ms. So the interval is shortened while a hook takes long. Measured on two cores, the event
+loop is late by 5 ms beside one such hook and 15 ms beside three with the default interval; by 0.3 and 0.8 ms
+with the short one.
 
-``OverdueError`` is thrown into a thread that is past its deadline, again and again with longer pauses,
-until it comes back. It is thrown only while the innermost frame is the hook's own or one of a library, and
-never in one that holds locks which others need (logging, imports, threads, asyncio, gRPC): there an
-exception between a lock's acquisition and the ``try`` after it would leave the lock held for ever.
+``OverdueError`` is raised in a thread that is past its deadline, repeatedly and with growing pauses, until
+the thread returns. It is raised only while the innermost frame belongs to the hook or to a library, and never
+in a module that holds locks which other threads need (logging, imports, threading, asyncio, gRPC): there, an
+exception between a lock's acquisition and the following ``try`` would leave the lock held for ever.
 
-What remains. A thread that sits in a call of C (``time.sleep``, a read) gets the exception when that
-returns. One in C code that keeps the interpreter's lock (a regular expression that backtracks without end)
-stops the whole daemon until it is done: nothing in this process can do anything about it. Neither can a
-hook's ``os._exit`` or a crash in C be helped, nor what it changes for the whole interpreter
-(``sys.setrecursionlimit``, signals, the working directory). A hook that eats memory eats the daemon's. Who
-must be safe from that makes a hook server of it.
+Limits. A thread in a C call (``time.sleep``, a read) gets the exception when the call returns. A thread in C
+code that keeps the interpreter lock (a regular expression that backtracks without end) stops the whole daemon
+until it is done; nothing in this process can prevent that. The same holds for ``os._exit`` and crashes in C
+code, for changes to the whole interpreter (``sys.setrecursionlimit``, signals, the working directory) and for
+memory that a hook allocates. Code that needs isolation from this belongs in a hook server.
 """
 
 from __future__ import annotations
@@ -40,39 +39,39 @@ _FROZEN = "<frozen importlib"
 
 
 class OverdueError(BaseException):
-    """Thrown into a hook that is past its deadline; it must let it pass."""
+    """Raised in a hook that is past its deadline; the hook must not catch it."""
 
 
 class Target(Protocol):
     """A thread that an exception may be thrown into."""
 
     ident: int
-    """Its id, as ``threading.get_ident`` gives it; 0 until it runs."""
+    """Its id, from ``threading.get_ident``; 0 until it runs."""
     back: bool
-    """It is out of the hook."""
+    """It has left the hook."""
 
 
 class Pace:
-    """The interpreter's switch interval: short while a hook takes long, else as it was."""
+    """The interpreter's switch interval: short while a hook takes long, otherwise the default."""
 
     def __init__(self) -> None:
         self._slow: set[Target] = set()
         self._lock = threading.Lock()
 
     def hurry(self, target: Target) -> None:
-        """A thread's hook takes long."""
+        """Shorten the interval: the hook in this thread takes long."""
         with self._lock:
             if not self._slow:
                 sys.setswitchinterval(_HURRIED_S)
             self._slow.add(target)
 
     def throw(self, target: Target) -> None:
-        """Throw ``OverdueError`` into a thread that is out of time, if it is where that does no harm."""
+        """Raise ``OverdueError`` in an overdue thread, if it is at a place where that does no harm."""
         if not target.back:
             _throw(target.ident)
 
     def calm(self, target: Target) -> None:
-        """A thread is out of its hook."""
+        """Restore the interval once no thread is in a slow hook."""
         if target not in self._slow:
             return
         with self._lock:
@@ -88,16 +87,16 @@ def _throw(ident: int) -> None:
     if frame is None or not _may(frame):
         return
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    # What follows is one call of C: no other thread gets a turn between the second look and the throw.
+    # This is one C call: no other thread runs between the second check and the exception.
     frames = map(operator.call, (sys._current_frames,))
     still = map(operator.is_, map(operator.itemgetter(ident), frames), (frame,))
     threads = itertools.compress((ctypes.c_ulong(ident),), still)
-    with contextlib.suppress(KeyError):  # it has just ended
+    with contextlib.suppress(KeyError):  # the thread has just ended
         collections.deque(map(throw, threads, (ctypes.py_object(OverdueError),)), 0)
 
 
 def _may(innermost: FrameType) -> bool:
-    """Tell whether a thread is in code that an exception may hit anywhere."""
+    """Return whether a thread is in code in which an exception is safe at any point."""
     if innermost.f_code.co_filename.startswith(_OURS):
         return False
     frame: FrameType | None = innermost

@@ -2,11 +2,11 @@
 
 Theory. A runner is a thread with a lock to sleep on: waking it and waiting for it costs two switches of
 threads, about twelve microseconds, where a turn of the event loop costs several times that. Runners are
-made when one is needed, and end when they were idle for a while. How many run at once is bounded by who
-gives them work: each hook has a few places.
+created on demand, and end when they were idle for a while. How many run at once is bounded by the number of
+places of each hook (``seats``).
 
-A runner whose hook is past its deadline is *abandoned*: its answer will not be used, and nobody gives it
-work again. What is done to have it back, and what cannot be helped, is said in ``pace``.
+A runner whose hook is past its deadline is *abandoned*: its answer is discarded, and it gets no further
+jobs. ``pace`` describes how it is interrupted, and when that is impossible.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Protocol
 from proxy.hooks.engine.pace import OverdueError, Pace
 
 MOST_STUCK = 64
-"""Threads of all hooks that may hang before no hook is asked."""
+"""Threads of all hooks that may hang before no hook is called any more."""
 IDLE_S = 30.0
-"""A runner that has had nothing to do for so long ends."""
+"""A runner that was idle for this long ends."""
 
 
-class Way(Enum):
+class JobResult(Enum):
     """How a job has left its runner."""
 
     DONE = "done"
@@ -32,28 +32,28 @@ class Way(Enum):
 
 
 class Job(Protocol):
-    """What a runner does."""
+    """A job of a runner."""
 
-    def run(self, runner: Runner) -> Way:
+    def run(self, runner: Runner) -> JobResult:
         """Do it."""
 
-    def broke(self, error: BaseException, runner: Runner | None) -> Way:
-        """Our own code has failed in ``run``, or the exception for what is overdue came late."""
+    def broke(self, error: BaseException, runner: Runner | None) -> JobResult:
+        """``run`` failed with an internal error, or the exception for an overdue hook arrived late."""
 
     def settle(self) -> None:
-        """Tell that it is done; the runner may have its next job before this ends."""
+        """Notify that the job is done; the runner may have its next job before this returns."""
 
     def came_back(self, runner: Runner) -> None:
-        """A runner that was abandoned with this job is back. May be said twice."""
+        """A runner that was abandoned with this job has returned. May be called twice."""
 
 
 class Runner:
     """One thread."""
 
-    __slots__ = ("_house", "_wake", "back", "ident", "job")
+    __slots__ = ("_pool", "_wake", "back", "ident", "job")
 
-    def __init__(self, house: Runners, job: Job, name: str) -> None:
-        self._house = house
+    def __init__(self, pool: Runners, job: Job, name: str) -> None:
+        self._pool = pool
         self._wake = threading.Lock()
         self._wake.acquire()
         self.job: Job | None = job
@@ -67,38 +67,38 @@ class Runner:
         self._wake.release()
 
     def _live(self) -> None:
-        house = self._house
+        pool = self._pool
         try:
             lost = self._work()
         except OverdueError:  # it was thrown at the very end of the hook, and comes only now
             lost = self.job
         if lost is None:
-            house.ended()
+            pool.ended()
         else:
-            house.returned(self, lost)
+            pool.returned(self, lost)
 
     def _work(self) -> Job | None:
-        """Do jobs; gives the one that it was abandoned with, or None when there are no more."""
+        """Do jobs; return the job that the runner was abandoned with, or None when there are no more."""
         self.ident = threading.get_ident()
-        house = self._house
+        pool = self._pool
         while (job := self.job) is not None:
             try:
                 way = job.run(self)
             except BaseException as error:  # noqa: BLE001 - the thread must live, and the call go on
                 way = job.broke(error, self)
-            if way is Way.LOST:
+            if way is JobResult.LOST:
                 return job
-            house.pace.calm(self)
+            pool.pace.calm(self)
             self.job = None
-            house.idle.append(self)  # before it is told: who asks again at once finds this one
-            if way is Way.DONE:
+            pool.idle.append(self)  # before ``settle``: a call made at once finds this runner
+            if way is JobResult.DONE:
                 job.settle()
             del job
-            while not self._wake.acquire(timeout=0.0 if house.closed else IDLE_S):
+            while not self._wake.acquire(timeout=0.0 if pool.closed else IDLE_S):
                 try:
-                    house.idle.remove(self)
+                    pool.idle.remove(self)
                 except ValueError:
-                    continue  # somebody has just taken it
+                    continue  # another thread has just taken it
                 return None
         return None
 
@@ -117,24 +117,24 @@ class Runners:
 
     @property
     def alive(self) -> int:
-        """How many threads there are, without those that were abandoned."""
+        """How many threads there are, without abandoned ones."""
         return self._alive
 
     @property
     def stuck(self) -> int:
-        """How many have been abandoned and have not come back."""
+        """How many are abandoned and have not returned."""
         return len(self._stuck)
 
     @property
     def crowded(self) -> bool:
-        """Whether too many have not come back."""
+        """Whether too many have not returned."""
         return len(self._stuck) >= MOST_STUCK
 
     def start(self, job: Job) -> None:
-        """Do a job, in a thread that is idle or in a new one.
+        """Run a job, in an idle thread or in a new one.
 
         Raises:
-            RuntimeError: The system gives no more threads.
+            RuntimeError: The system cannot start another thread.
         """
         try:
             idle = self.idle.pop()
@@ -154,14 +154,14 @@ class Runners:
             raise
 
     def abandon(self, runner: Runner) -> None:
-        """Its job is somebody else's now."""
+        """Give up on a runner: another thread has taken its job."""
         self._stuck.add(runner)
         if runner.back:
             self._stuck.discard(runner)
         self.ended()
 
     def returned(self, runner: Runner, job: Job) -> None:
-        """One that was abandoned is back, and ends."""
+        """An abandoned runner has returned, and ends."""
         for _ in range(3):
             try:
                 runner.back = True
@@ -173,12 +173,12 @@ class Runners:
             return
 
     def ended(self) -> None:
-        """A thread is gone."""
+        """A thread has ended."""
         with self._lock:
             self._alive -= 1
 
     def close(self) -> None:
-        """End those that are idle; the others end when they are."""
+        """End the idle runners; the others end when they become idle."""
         self.closed = True
         while self.idle:
             try:

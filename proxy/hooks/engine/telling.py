@@ -1,8 +1,8 @@
-"""Events that hooks are told beside everything else.
+"""Notifications: events that hooks receive in the background, without delaying a call.
 
-Each hook has a queue of its own, first in, first out, and is told one event at a time: a slow hook is late
-with its own events only. What it answers for an event is claimed against what the other hooks have answered
-for the same one. A queue is bounded: what it cannot hold is lost, counted, and told of.
+Each hook has its own FIFO queue and receives one event at a time: a slow hook delays only its own events.
+Its answer to an event is checked for conflicts with the answers of the other hooks to the same event. A queue
+is bounded: events beyond the bound are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
-from proxy.hooks.engine.chain import Call
 from proxy.hooks.engine.claims import Claims, said_by
+from proxy.hooks.engine.dispatch import Dispatch
+from proxy.hooks.engine.errors import HookFailure
+from proxy.hooks.engine.invoke import DispatchContext
 from proxy.hooks.engine.seats import Seat
-from proxy.hooks.engine.shared import Shared
-from proxy.hooks.engine.traces import Fault
-from proxy.hooks.points import Point
+from proxy.hooks.events import Point
 
 MOST_WAITING = 1000
-"""Events that wait for one hook."""
+"""Events that may wait for one hook."""
 _LOOK_S, _WAIT_S = 0.02, 5.0
 
 Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
-"""Takes runtime's container id to what is to change for it, and field to the hook that has said it."""
+"""Takes the updates by runtime's container id, and field to the hook that set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class _Item:
     always: float = 0.0
 
 
-class Teller:
-    """Tells one hook; on the loop."""
+class Notifier:
+    """Sends events to one hook; all methods are called on the loop."""
 
-    __slots__ = ("_busy", "_lossy", "_queue", "_shared", "_updated", "seat")
+    __slots__ = ("_busy", "_context", "_lossy", "_queue", "_updated", "seat")
 
-    def __init__(self, shared: Shared, seat: Seat, updated: Updated) -> None:
-        self._shared = shared
+    def __init__(self, context: DispatchContext, seat: Seat, updated: Updated) -> None:
+        self._context = context
         self._updated = updated
         self._queue: deque[_Item] = deque()
         self._busy = False
@@ -55,30 +55,30 @@ class Teller:
         return len(self._queue)
 
     def tell(self, event: Point, claims: Claims) -> None:
-        """Tell an event when those before it have been told."""
+        """Send an event after those that already wait."""
         if len(self._queue) >= MOST_WAITING:
             self.seat.lost()
             if not self._lossy:
                 self._lossy = True
-                text = f"{MOST_WAITING} events wait for it: those that come now are not told"
-                self._shared.note(self.seat, Fault("lost", text))
+                text = f"{MOST_WAITING} events wait for it: further events are dropped"
+                self._context.note(self.seat.hook, HookFailure("lost", text))
             return
         self._put(_Item(event, claims))
 
     def tell_one(self, event: Point, always: float) -> asyncio.Future[str | None]:
-        """Tell an event that is for this hook alone, whatever its breaker says.
+        """Send an event to this hook only, whatever its breaker says.
 
         Returns:
-            The error in words, or None.
+            The error's text, or None.
         """
         done = asyncio.get_running_loop().create_future()
         self._put(_Item(event, Claims(), done, always))
         return done
 
     def tell_last(self, event: Point, always: float) -> asyncio.Future[str | None]:
-        """As ``tell_one``, when all calls that the hook works on have ended, or some seconds are over.
+        """As ``tell_one``, but after all running calls of the hook have ended, or a few seconds.
 
-        What waits to be told is not told any more.
+        Events that still wait are dropped.
         """
         loop = asyncio.get_running_loop()
         done, until = loop.create_future(), loop.time() + min(self.seat.hook.timeout, _WAIT_S)
@@ -94,7 +94,7 @@ class Teller:
         return done
 
     def forget(self) -> None:
-        """Tell nothing of what waits."""
+        """Drop the events that wait."""
         dropped = [item for item in self._queue if item.done is None]
         kept = [item for item in self._queue if item.done is not None]
         self._queue = deque(kept)
@@ -112,21 +112,21 @@ class Teller:
             return
         item = self._queue.popleft()
 
-        def then(call: Call) -> None:
-            self._told(item, call)
-            # Not from here: a call that ends at once would end within the one before it.
+        def then(call: Dispatch) -> None:
+            self._answered(item, call)
+            # Not called directly: calls that end at once would nest.
             asyncio.get_running_loop().call_soon(self._next)
 
-        Call(self._shared, item.event, (self.seat,), then=then, always=item.always).start(inline=False)
+        Dispatch(self._context, item.event, (self.seat,), then=then, always=item.always).start(inline=False)
 
-    def _told(self, item: _Item, call: Call) -> None:
+    def _answered(self, item: _Item, call: Dispatch) -> None:
         outcome, error = call.outcome, call.error
         if outcome is not None and outcome.adjustment.updates:
             clash = item.claims.claim(self.seat.hook.name, said_by(outcome.adjustment))
             if clash:
-                fault = Fault("conflict", clash)
-                self.seat.note(fault)
-                self._shared.note(self.seat, fault)
+                failure = HookFailure("conflict", clash)
+                self.seat.note(failure)
+                self._context.note(self.seat.hook, failure)
                 error = clash
             else:
                 self._updated(outcome.adjustment.updates, outcome.owners)

@@ -1,8 +1,8 @@
-"""What single values of an answer may be: numbers, texts, sets, paths. Pure.
+"""Validation of single values of an answer: numbers, texts, sets, paths. Pure.
 
 Numbers follow the kernel: CFS period 1 ms to 1 s and quota from 1 ms (``kernel/sched/core.c``), shares 2 to
-262144, ``oom_score_adj`` -1000 to 1000. What the CRI writes as 0 means *not said* there, so 0 is refused
-where it is no real value; ``CLEAR`` says it.
+262144, ``oom_score_adj`` -1000 to 1000. In the CRI 0 means *not set*, so 0 is refused where it is not a real
+value; ``CLEAR`` unsets a field.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {
     "labels": ("io.kubernetes.",),
     "annotations": ("io.kubernetes.container.", "io.kubernetes.pod."),
 }
-"""How keys begin that kubelet reads back from the runtime's lists (``pkg/kubelet/kuberuntime/labels.go``).
+"""Prefixes of keys that kubelet reads back from the runtime.
 
-With another value of one of them kubelet takes a container for somebody else's, or for one whose pod has been
-changed, and kills it or starts it anew.
+See kubernetes v1.36 pkg/kubelet/kuberuntime/labels.go. If one of their values changes, kubelet assigns the
+container to another pod, or takes its pod for changed, and kills or restarts the container.
 """
 _FILE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _PROPAGATIONS: Final = ("private", "host_to_container", "bidirectional")
 
 
 class WrongError(ValueError):
-    """A value that cannot be; the message says why."""
+    """A value that is invalid; the message says why."""
 
 
 def number(field: str, value: object) -> int:
     """Check a number.
 
     Raises:
-        WrongError: It is none, or out of its bounds.
+        WrongError: It is not a number, or out of bounds.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise WrongError(f"it must be a whole number, not {type(value).__name__}")
@@ -66,10 +66,10 @@ def number(field: str, value: object) -> int:
 
 
 def ids(kind: type[CpuSet] | type[Mask], value: Any, allowed: CpuSet | Mask | None) -> CpuSet | Mask:
-    """Check CPUs or memory nodes: not empty, and of those that are allowed (None: not known here).
+    """Check CPUs or NUMA nodes: not empty, and a subset of the allowed ones (None: not known here).
 
     Raises:
-        WrongError: They are no such set, or too many.
+        WrongError: The value is not such a set, or not a subset.
     """
     if type(value) is not kind or type(value.bits) is not int:
         raise WrongError(f"it must be a {kind.__name__}, not {type(value).__name__}")
@@ -87,10 +87,10 @@ def text(value: object, most: int = LONGEST_VALUE, loose: bool = False) -> str:
     Args:
         value: The text.
         most: Characters.
-        loose: Bytes that are no UTF-8 may be in it, as lone surrogates (``surrogateescape``).
+        loose: It may contain bytes that are not UTF-8, as lone surrogates (``surrogateescape``).
 
     Raises:
-        WrongError: It is none, or cannot be sent.
+        WrongError: It is not a text, or cannot be sent.
     """
     if type(value) is not str:
         if not isinstance(value, str):
@@ -112,53 +112,53 @@ def key(value: object) -> str:
     """Check a key of a map: a text that is not empty.
 
     Raises:
-        WrongError: It cannot be one.
+        WrongError: It is not a valid key.
     """
-    word = text(value, LONGEST_KEY)
-    if not word:
+    name = text(value, LONGEST_KEY)
+    if not name:
         raise WrongError("the key must not be empty")
-    return word
+    return name
 
 
 def variable(value: object) -> str:
-    """Check the name of a variable of the environment.
+    """Check the name of an environment variable.
 
     Raises:
-        WrongError: It has a ``=``, or cannot be a key.
+        WrongError: It contains ``=``, or is not a valid key.
     """
-    word = key(value)
-    if "=" in word:
+    name = key(value)
+    if "=" in name:
         raise WrongError("the name of a variable cannot have a '='")
-    return word
+    return name
 
 
 def cgroup_file(value: object) -> str:
     """Check the name of a file of cgroup v2.
 
     Raises:
-        WrongError: It is none, or one that the engine alone writes.
+        WrongError: It is not a file name, or names a file that only the engine writes.
     """
-    word = key(value)
-    if not _FILE.fullmatch(word):
+    name = key(value)
+    if not _FILE.fullmatch(name):
         raise WrongError("it must be the name of a file of cgroup v2 such as memory.high")
-    if word.startswith(("cpuset.", "cgroup.")):
+    if name.startswith(("cpuset.", "cgroup.")):
         raise WrongError("files cpuset.* and cgroup.* are the engine's; CPUs and nodes are cpus and mems")
-    return word
+    return name
 
 
 def path(value: object) -> str:
-    """Check an absolute path that names something below the root; gives it as the runtimes spell it.
+    """Check an absolute path below the root; return it in the runtimes' spelling.
 
-    ``/a/`` and ``/a`` are one place, so two hooks that name them must meet.
+    ``/a/`` and ``/a`` are the same path, so two hooks that set them must conflict.
 
     Raises:
         WrongError: It is relative, the root itself, or goes up.
     """
-    word = text(value, LONGEST_KEY)
-    if ".." in word.split("/"):
+    name = text(value, LONGEST_KEY)
+    if ".." in name.split("/"):
         raise WrongError("the path must not have '..' in it")
-    clean = "/" + posixpath.normpath(word).lstrip("/")
-    if not word.startswith("/") or clean == "/":
+    clean = "/" + posixpath.normpath(name).lstrip("/")
+    if not name.startswith("/") or clean == "/":
         raise WrongError("the path must be absolute and not the root")
     return clean
 
@@ -169,17 +169,17 @@ def parent(value: object) -> str:
     Raises:
         WrongError: It is empty or goes up.
     """
-    word = text(value, LONGEST_KEY)
-    if not word.strip("/") or ".." in word.split("/"):
+    name = text(value, LONGEST_KEY)
+    if not name.strip("/") or ".." in name.split("/"):
         raise WrongError("it must name a cgroup, without '..'")
-    return word
+    return name
 
 
 def device(where: str, value: object) -> Device:
     """Check a device at its path in the container.
 
     Raises:
-        WrongError: It is none.
+        WrongError: It is not valid.
     """
     if not isinstance(value, Device):
         raise WrongError(f"it must be a Device, not {type(value).__name__}")
@@ -193,7 +193,7 @@ def mount(where: str, value: object) -> Mount:
     """Check a mount at its path in the container.
 
     Raises:
-        WrongError: It is none.
+        WrongError: It is not valid.
     """
     if not isinstance(value, Mount):
         raise WrongError(f"it must be a Mount, not {type(value).__name__}")
@@ -206,7 +206,7 @@ def mount(where: str, value: object) -> Mount:
 
 
 def _same(where: str, value: object) -> str:
-    word = path(value)
-    if word != where:
-        raise WrongError(f"its container_path is {word[:100]!r}, the key must be the same")
-    return word
+    name = path(value)
+    if name != where:
+        raise WrongError(f"its container_path is {name[:100]!r}, the key must be the same")
+    return name

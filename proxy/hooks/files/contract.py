@@ -11,9 +11,9 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from proxy.hooks.api import SUPPORTED
+from proxy.hooks.events import POINTS
 from proxy.hooks.files.schema import settings_of
 from proxy.hooks.hook import LONGEST_S, Policy
-from proxy.hooks.points import POINTS
 from proxy.model.errors import HookError
 
 SHORTEST_S: Final = 0.001

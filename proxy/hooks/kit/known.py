@@ -14,8 +14,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
-from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     Point,
     PoolsChanged,
     PostCreateContainer,
@@ -25,6 +24,7 @@ from proxy.hooks.points import (
     PostUpdateContainerResources,
     Synchronize,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools
 from proxy.model.idset import CpuSet, Mask
 
 

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from proxy.hooks.facts import PodFacts
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     MachineChanged,
     Point,
     PoolsChanged,
@@ -21,6 +20,7 @@ from proxy.hooks.points import (
     PostStopContainer,
     Synchronize,
 )
+from proxy.hooks.facts import PodFacts
 from proxy.model.idset import CpuSet
 
 Wish = TypeVar("Wish")

@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from proxy.hooks.answers import NOTHING, Adjustment
-from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     Point,
     PostStartContainer,
     PostStopContainer,
@@ -22,6 +21,7 @@ from proxy.hooks.points import (
     PreStartContainer,
     PreUpdateContainerResources,
 )
+from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.claims import claims_of
 from proxy.hooks.remote.client import LARGEST, Client
 from proxy.hooks.remote.convert import container_request, sandbox_request

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Presence
+from proxy.hooks.events import PreCreateContainer, PreRunPodSandbox, PreUpdateContainerResources
 from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.points import PreCreateContainer, PreRunPodSandbox, PreUpdateContainerResources
 from proxy.hooks.remote.convert import NUMBERS
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, IdSet, Mask

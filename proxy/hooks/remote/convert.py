@@ -14,9 +14,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
-from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
-from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     PostStartContainer,
     PostStopContainer,
     PostStopPodSandbox,
@@ -25,6 +23,8 @@ from proxy.hooks.points import (
     PreStartContainer,
     PreUpdateContainerResources,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
+from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.merge import merge_update
 
 SandboxEvent: TypeAlias = PreRunPodSandbox | PostStopPodSandbox

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from proxy.config.endpoint import parse_endpoint
 from proxy.config.hooks import HooksConfig
+from proxy.hooks.events import Shutdown
 from proxy.hooks.hook import Hook, Policy
-from proxy.hooks.points import Shutdown
 from proxy.logs import log
 from proxy.model.errors import ConfigError, HookError
 

@@ -11,14 +11,14 @@ from proxy.cri.hooked.facts import resources_of
 from proxy.cri.hooked.memory import Memory
 from proxy.cri.pb import api_pb2 as cri
 from proxy.hooks.answers import NOTHING
-from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
-from proxy.hooks.pb import hook_pb2 as hook
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     PostStartContainer,
     PostStopPodSandbox,
     PreCreateContainer,
     PreUpdateContainerResources,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
+from proxy.hooks.pb import hook_pb2 as hook
 from proxy.hooks.remote import merge
 from proxy.hooks.remote.claims import claims_of
 from proxy.hooks.remote.convert import container_request, resources_message, sandbox_request

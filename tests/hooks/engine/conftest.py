@@ -12,10 +12,10 @@ import pytest
 
 from proxy.hooks.answers import Update
 from proxy.hooks.engine import Engine
-from proxy.hooks.engine.standing import HookReport
+from proxy.hooks.engine.stats import HookReport
+from proxy.hooks.events import Point, PostCreateContainer, PreCreateContainer
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
 from proxy.hooks.hook import Hook, Outcome
-from proxy.hooks.points import Point, PostCreateContainer, PreCreateContainer
 from proxy.model.idset import CpuSet, Mask
 
 PATIENCE_S = 30.0

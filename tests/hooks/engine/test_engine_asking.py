@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Veto
-from proxy.hooks.engine import calling
+from proxy.hooks.engine import invoke
+from proxy.hooks.events import PreStopContainer, Shutdown
 from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
-from proxy.hooks.points import PreStopContainer, Shutdown
 from proxy.model.idset import CpuSet
 
 PRE = "pre_create_container"
@@ -215,7 +215,9 @@ def test_what_cannot_be_refused_goes_on_whatever_fails(scene: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy.FAIL, Policy.IGNORE])
-@pytest.mark.parametrize("where", ["seats.Seat.enter", "tally.Tally.said", "tally.Tally.outcome"])
+@pytest.mark.parametrize(
+    "where", ["seats.Seat.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
+)
 def test_a_fault_of_our_own_is_told_and_refuses_where_a_hook_must_not_be_missed(
     scene: Any, monkeypatch: pytest.MonkeyPatch, policy: Policy, where: str
 ) -> None:
@@ -382,7 +384,7 @@ def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed
         raise LookupError
 
     async def story() -> None:
-        monkeypatch.setattr("proxy.hooks.engine.calling.function", fault)
+        monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
         for policy, refusal in (
             (Policy.IGNORE, ""),
             (Policy.FAIL, "cannot create container ns/pod/main: its hooks cannot be asked: LookupError"),
@@ -393,7 +395,7 @@ def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed
         stop = PreStopContainer(event.pod, event.container, event.decision)
         scene.use(hook("10-a", envs(A="1"), "pre_stop_container", policy=Policy.FAIL, timeout=30.0))
         assert await scene.ask(stop) == Outcome()
-        assert scene.engine._shared.runners.alive == 1, "it goes on"
+        assert scene.engine._context.runners.alive == 1, "it goes on"
 
     scene.run(story)
 
@@ -401,7 +403,7 @@ def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed
 def test_a_fault_of_our_own_while_others_validate_does_not_lose_who_is_not_to_be_missed(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    function = calling.function
+    function = invoke.invoke
 
     def fault(hook: Hook, event: Any, tally: Any) -> Any:
         if event.NAME == VALIDATE:
@@ -409,7 +411,7 @@ def test_a_fault_of_our_own_while_others_validate_does_not_lose_who_is_not_to_be
         return function(hook, event, tally)
 
     async def story() -> None:
-        monkeypatch.setattr("proxy.hooks.engine.calling.function", fault)
+        monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
         scene.use(
             hook("10-a", envs(A="1"), policy=Policy.FAIL, timeout=30.0),
             hook("20-v", None, VALIDATE, timeout=30.0),

@@ -186,6 +186,6 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> Non
             assert outcome.adjustment.cpu_shares == 5
             assert outcome.refusal == ""
         await scene.until(lambda: all(report.hung == 0 for report in scene.engine.report()))
-        await scene.until(lambda: scene.engine._shared.runners.stuck == 0)
+        await scene.until(lambda: scene.engine._context.runners.stuck == 0)
 
     scene.run(story)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, Veto
 from proxy.hooks.engine.checks import LONGEST_REASON, MOST_ENTRIES, taken
-from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     POINTS,
     Point,
     PostCreateContainer,
@@ -22,6 +21,7 @@ from proxy.hooks.points import (
     PreUpdateContainerResources,
     ValidateCreateContainer,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, Device, Mount, PodFacts
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 
@@ -211,7 +211,7 @@ def test_a_cgroup_parent_is_a_path_or_a_slice() -> None:
 
 def test_the_container_of_an_update_is_not_updated_beside_the_call() -> None:
     mine = Adjustment(updates={"mine": Update(cpu_shares=2)})
-    assert "say it in the adjustment" in refusal(mine, UPDATE)
+    assert "set it in the adjustment" in refusal(mine, UPDATE)
     assert taken(mine, POST) is not None
 
 

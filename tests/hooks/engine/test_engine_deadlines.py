@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import Adjustment
-from proxy.hooks.engine import course, overdue
-from proxy.hooks.engine.chain import Call
+from proxy.hooks.engine import dispatch, invoke
+from proxy.hooks.engine.dispatch import Dispatch, Held
+from proxy.hooks.engine.errors import HookFailure
+from proxy.hooks.engine.invoke import DispatchContext, HookTask
 from proxy.hooks.engine.loops import Looper
 from proxy.hooks.engine.pace import OverdueError
-from proxy.hooks.engine.runners import Runner, Way
+from proxy.hooks.engine.runners import JobResult, Runner
 from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES, Seat
-from proxy.hooks.engine.shared import Errand, Held, Shared
-from proxy.hooks.engine.traces import Fault
+from proxy.hooks.events import PreStartContainer
 from proxy.hooks.hook import Hook, Policy
-from proxy.hooks.points import PreStartContainer
 
 PRE = "pre_create_container"
 SHORT_S = 0.05
@@ -77,7 +77,7 @@ def test_a_hook_that_does_not_answer_is_left_behind(scene: Any, how: Any, policy
         assert scene.report("10-a").failures == {"timeout": 1}
         scene.gate.set()
         await scene.until(lambda: scene.report("10-a").hung == 0)
-        await scene.until(lambda: scene.engine._shared.runners.stuck == 0)
+        await scene.until(lambda: scene.engine._context.runners.stuck == 0)
         await scene.until(lambda: sys.getswitchinterval() > 0.001)
 
     scene.run(story)
@@ -134,7 +134,7 @@ def test_a_hook_that_hangs_delays_nobody_who_does_not_ask_it(scene: Any) -> None
         await asyncio.wait_for(answers.wait(), 30)
         assert "cannot be changed at pre_start_container" in scene.said[0], "it was asked, and answered"
         assert scene.report("10-a").running == PLACES
-        assert scene.engine._shared.runners.alive <= PLACES + 2
+        assert scene.engine._context.runners.alive <= PLACES + 2
         assert not any(answer.outcome for answer in held)
         scene.gate.set()
         for answer in held:
@@ -186,8 +186,8 @@ def test_who_is_not_to_be_missed_refuses_while_it_is_not_asked_and_says_when_it_
             await scene.ask()
         scene.now += 0.25
         assert (await scene.ask()).refusal == (
-            "cannot create container ns/pod/main: hook 10-a: it is not asked after 3 failures in a row, "
-            "but again in 750 ms; the last one: OSError: away (test_engine_deadlines.py:"
+            "cannot create container ns/pod/main: hook 10-a: it is not called after 3 failures in a row; "
+            "next try in 750 ms; last failure: OSError: away (test_engine_deadlines.py:"
             f"{bad.__code__.co_firstlineno + 1} in bad)"
         )
         assert scene.report("10-a").calls == 3
@@ -230,7 +230,7 @@ def test_with_too_many_calls_astray_it_is_not_called(scene: Any) -> None:
             MOST_ASTRAY,
             {"timeout": 4, "hangs": 1},
         )
-        assert "too many calls of it (4) have not come back" in scene.said[-1]
+        assert "too many calls of it (4) have not returned" in scene.said[-1]
         scene.gate.set()
         await scene.until(lambda: scene.report("10-a").hung == 0)
         assert scene.report("10-a").state == "open"
@@ -239,7 +239,7 @@ def test_with_too_many_calls_astray_it_is_not_called(scene: Any) -> None:
 
 
 def test_all_hooks_of_a_call_together_have_a_bound(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "LONGEST_S", 0.1)
+    monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
 
     async def story() -> None:
         scene.use(hook("10-a", scene.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
@@ -258,7 +258,7 @@ def test_who_waits_for_a_place_does_not_wait_longer_than_the_call_may(
         for _ in range(PLACES):
             scene.engine.ask(scene.create())
         await scene.until(lambda: scene.report("10-a").running == PLACES)
-        monkeypatch.setattr(course, "LONGEST_S", 0.1)
+        monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
         await scene.ask()
         assert scene.said == ["hook 10-a: its turn did not come: it is busy with other calls"]
         scene.gate.set()
@@ -406,7 +406,7 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pyt
             outcome = await scene.ask()
         assert "hook 30-c: it cannot be called: can't start new thread" in outcome.refusal
         assert len(scene.said) == 3
-        assert scene.engine._shared.runners.alive == 0
+        assert scene.engine._context.runners.alive == 0
         scene.use(hook("10-a", good, timeout=30.0))
         assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
 
@@ -454,26 +454,26 @@ def test_a_coroutine_whose_loop_has_gone_before_it_began_is_back() -> None:
     looper.close()
     assert gone.wait(30)
     seat = Seat(hook("10-a", asleep), print)
-    seat.leave(0, SHORT_S, Fault("timeout", "no answer"), 0.0, astray=Errand(looper))
+    seat.leave(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, astray=HookTask(looper))
     assert seat.report(0.0, 0).hung == 0
 
 
 def test_a_loop_that_has_heard_that_a_coroutine_is_cancelled_is_left_alone() -> None:
     looper = Looper("x", print, lambda: None)
-    overdue._see(Shared(time.monotonic, print), Errand(looper, reached=True))
+    invoke._check_cancelled(DispatchContext(time.monotonic, print), HookTask(looper, reached=True))
     assert not looper.lost
     looper.close()
 
 
 def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> None:
     seat = Seat(hook("10-a", good), print)
-    call = Call(Shared(time.monotonic, print), scene.create(), (seat,))
+    call = Dispatch(DispatchContext(time.monotonic, print), scene.create(), (seat,))
     gone, busy = Runner.__new__(Runner), Runner.__new__(Runner)
     assert call._taken(Held([True], seat, gone, 0.0))
     assert not call._taken(Held([], seat, busy, 0.0)), "it has just answered"
-    assert call.broke(OverdueError(), gone) is Way.LOST
+    assert call.broke(OverdueError(), gone) is JobResult.LOST
     assert call.outcome is None
-    assert call.broke(OverdueError(), busy) is Way.DONE
+    assert call.broke(OverdueError(), busy) is JobResult.DONE
     assert call.outcome is not None
 
 
@@ -482,7 +482,7 @@ def test_a_fault_of_ours_about_a_late_hook_ends_the_call(scene: Any, monkeypatch
         raise LookupError
 
     async def story() -> None:
-        monkeypatch.setattr("proxy.hooks.engine.chain.abandon", fault)
+        monkeypatch.setattr("proxy.hooks.engine.dispatch.cancel", fault)
         scene.use(hook("10-a", scene.hang))
         assert (await scene.ask()).refusal == ""
 
@@ -499,16 +499,16 @@ def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
 def test_a_thread_that_never_comes_back_is_thrown_at_a_bounded_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(overdue, "_FIRST_S", 0.0)
+    monkeypatch.setattr(invoke, "_FIRST_S", 0.0)
     thrown: list[Any] = []
 
     async def story() -> None:
         runners = SimpleNamespace(pace=SimpleNamespace(throw=thrown.append))
         shared: Any = SimpleNamespace(loop=asyncio.get_running_loop(), runners=runners)
         never: Any = SimpleNamespace(back=False)
-        overdue._chase(shared, never, 0)
-        for _ in range(3 * overdue._MOST):
+        invoke._interrupt(shared, never, 0)
+        for _ in range(3 * invoke._MOST):
             await asyncio.sleep(0.001)
-        assert len(thrown) == overdue._MOST
+        assert len(thrown) == invoke._MOST
 
     asyncio.run(story())

@@ -209,7 +209,7 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
 
     async def story() -> None:
         scene.use(pure("10-a", good, policy=policy))
-        monkeypatch.setattr("proxy.hooks.engine.calling.function", broken)
+        monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", broken)
         outcome = (scene.engine.ask(scene.create())).outcome
         assert outcome is not None
         assert not outcome.adjustment

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.hooks.engine import runners as runners_module
 from proxy.hooks.engine.pace import OverdueError, Pace
-from proxy.hooks.engine.runners import Runner, Runners, Way
+from proxy.hooks.engine.runners import JobResult, Runner, Runners
 
 LIMIT_S = 30.0
 
@@ -20,7 +20,7 @@ LIMIT_S = 30.0
 class Work:
     """A job that does what it is told."""
 
-    def __init__(self, does: Callable[[], Any], way: Way = Way.DONE) -> None:
+    def __init__(self, does: Callable[[], Any], way: JobResult = JobResult.DONE) -> None:
         self.does = does
         self.way = way
         self.runner: Runner | None = None
@@ -28,12 +28,12 @@ class Work:
         self.back = threading.Event()
         self.errors: list[BaseException] = []
 
-    def run(self, runner: Runner) -> Way:
+    def run(self, runner: Runner) -> JobResult:
         self.runner = runner
         self.does()
         return self.way
 
-    def broke(self, error: BaseException, runner: Runner | None) -> Way:
+    def broke(self, error: BaseException, runner: Runner | None) -> JobResult:
         self.errors.append(error)
         return self.way
 
@@ -121,7 +121,7 @@ def spin() -> None:
 
 
 def test_who_is_abandoned_is_thrown_out_and_ends(house: Runners) -> None:
-    work = Work(spin, Way.LOST)
+    work = Work(spin, JobResult.LOST)
     house.start(work)
     until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
@@ -147,7 +147,7 @@ def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, 
     exec(source, space)
     over = threading.Event()
     # The innermost frame is harmless; the one below it is not.
-    work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), Way.LOST)
+    work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), JobResult.LOST)
     house.start(work)
     until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None

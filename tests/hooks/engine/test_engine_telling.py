@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from proxy.hooks.answers import Adjustment, Update
 from proxy.hooks.engine import engine as engine_module
 from proxy.hooks.engine import telling
+from proxy.hooks.events import Configure, PostCreateContainer, Shutdown, Synchronize
 from proxy.hooks.hook import Hook, Policy
-from proxy.hooks.points import Configure, PostCreateContainer, Shutdown, Synchronize
 
 if TYPE_CHECKING:
     import pytest
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_lost_counted_and_told_once(scene: Any, monkeypatch
         for number in range(10):
             scene.engine.tell(numbered(scene, number))
         assert scene.report("10-slow").lost == 4
-        assert scene.said == ["hook 10-slow: 5 events wait for it: those that come now are not told"]
+        assert scene.said == ["hook 10-slow: 5 events wait for it: further events are dropped"]
         scene.gate.set()
         await scene.until(lambda: len(told) == 6)
         assert told == list(range(6))
@@ -311,7 +311,7 @@ def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
         scene.use()
         assert await scene.engine.tell_one(old, Shutdown("removed")) is None
         await scene.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
-        assert scene.engine._tellers == {}
+        assert scene.engine._notifiers == {}
 
     scene.run(story)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.hooks import samples, testing
+from proxy.hooks.events import PoolsChanged
 from proxy.hooks.facts import Decision, Pools
 from proxy.hooks.kit.known import Known
-from proxy.hooks.points import PoolsChanged
 from proxy.model.idset import CpuSet
 
 POD = testing.pod(uid="u")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from proxy.hooks import samples
-from proxy.hooks.facts import Decision, PodFacts, Pools, Running
-from proxy.hooks.kit.owners import Owners
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     MachineChanged,
     PoolsChanged,
     PostCreateContainer,
@@ -16,6 +14,8 @@ from proxy.hooks.points import (
     PostStopContainer,
     Synchronize,
 )
+from proxy.hooks.facts import Decision, PodFacts, Pools, Running
+from proxy.hooks.kit.owners import Owners
 from proxy.model.idset import CpuSet
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment
-from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
-from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.points import (
+from proxy.hooks.events import (
     PreCreateContainer,
     PreRunPodSandbox,
     PreStartContainer,
     PreUpdateContainerResources,
 )
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
+from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.claims import Claims, claims_of
 from proxy.hooks.remote.convert import container_request, sandbox_request
 from proxy.hooks.remote.merge import merge_answer

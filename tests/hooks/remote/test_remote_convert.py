@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import CLEAR, Adjustment
+from proxy.hooks.events import PreCreateContainer, PreRunPodSandbox, PreUpdateContainerResources
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
-from proxy.hooks.points import PreCreateContainer, PreRunPodSandbox, PreUpdateContainerResources
 from proxy.hooks.remote.convert import container_request, sandbox_request
 from proxy.model.idset import CpuSet, Mask
 

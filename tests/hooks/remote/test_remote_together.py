@@ -17,11 +17,11 @@ from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.config.words import FailurePolicy
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine.engine import Engine
+from proxy.hooks.events import Point
 from proxy.hooks.files.entries import State
 from proxy.hooks.hook import Hook, Outcome, Policy
 from proxy.hooks.library import Library
 from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.points import Point
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet

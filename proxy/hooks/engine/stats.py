@@ -1,4 +1,4 @@
-"""How a hook stands: what it has been asked, how it did, and whether it is asked at all."""
+"""Statistics of one hook: calls, failures, times, and the report of them."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 QUICK_S = 0.0001
-"""A hook whose answers usually take less than this may be waited for at once."""
+"""The loop blocks for a hook whose answers usually take less than this."""
 SLOW_S = 0.0003
-"""One answer that takes longer than this, and nobody waits for the next ones."""
+"""After one answer that takes longer than this, the loop does not block for the next ones."""
 AGAIN = 20
-"""So many quick answers, and it is waited for again."""
+"""After this many quick answers, the loop blocks for the hook again."""
 _WEIGHT = 0.125
 _KEPT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class HookReport:
-    """What is known of a hook.
+    """The state and statistics of a hook.
 
     Attributes:
         name, source, policy, remote: As in ``Hook``.
-        points: What it handles.
+        points: The points that it handles.
         timeout: Seconds for one answer.
-        state: ``ok``; ``failing``: its last calls have failed; ``open``: it is not asked for a while;
-            ``probing``: one call tries whether it is well again; ``hangs``: it is not asked until calls that
-            have not come back do.
-        retry_in: Seconds until it is tried again, where it is ``open``.
+        state: ``ok``; ``failing``: its last calls failed; ``open``: it is not called for a while;
+            ``probing``: one call checks whether it works again; ``hangs``: it is not called until overdue
+            calls return.
+        retry_in: Seconds until it is called again, where it is ``open``.
         calls: How often it was called.
         failures: How often it failed, by kind: ``error``, ``answer``, ``conflict``, ``timeout``, ``hangs``,
             ``queue``.
-        conflicts: How often it said what another hook had said.
-        vetoes: How often it has refused a call.
-        skipped: How often it was not asked, because it is ``open``.
-        lost: Events that it was not told, because too many waited.
-        waiting: Events that wait to be told.
-        running: Calls that it works on.
-        hung: Calls that have not come back after their deadline.
-        quiet: Records of its log that were left out.
-        last_error: The last failure, in words; empty if there was none. ``last_trace`` is its traceback.
-        last_error_at: When, in seconds since the epoch; 0 if there was none.
-        p50_s, max_s: Seconds of one answer: in the middle of the last ones, and the longest ever.
+        conflicts: How often it set a field that another hook had set.
+        vetoes: How often it refused a call.
+        skipped: How often it was not called because it is ``open``.
+        lost: Events that were dropped because too many waited.
+        waiting: Events that wait in its queue.
+        running: Calls in progress.
+        hung: Calls that have not returned after their deadline.
+        quiet: Log records that were dropped.
+        last_error: The text of the last failure; empty if there was none. ``last_trace`` is its traceback.
+        last_error_at: Its time in seconds since the epoch; 0 if there was none.
+        p50_s, max_s: Seconds of one answer: median of the last ones, and the longest ever.
     """
 
     name: str
@@ -69,8 +69,8 @@ class HookReport:
     max_s: float = 0.0
 
 
-class Standing:
-    """Counters of one hook; whoever changes them holds the lock of its seat."""
+class HookStats:
+    """Counters of one hook; guarded by the lock of its seat."""
 
     __slots__ = (
         "calls", "failures", "last_error", "last_error_at", "last_trace", "longest", "lost", "skipped",
@@ -92,7 +92,7 @@ class Standing:
         self.well = AGAIN
 
     def took(self, seconds: float) -> None:
-        """An answer took so long."""
+        """Record the duration of a call."""
         if self.calls:
             self.usual += (seconds - self.usual) * _WEIGHT
         else:
@@ -104,16 +104,16 @@ class Standing:
         self.well = self.well + 1 if seconds < SLOW_S else 0
 
     def failed(self, kind: str, text: str, trace: str, now: float) -> None:
-        """A call has failed, or could not be made (``now`` in seconds since the epoch)."""
+        """Record a call that failed or could not be made (``now`` in seconds since the epoch)."""
         self.failures[kind] = self.failures.get(kind, 0) + 1
         self.last_error, self.last_trace, self.last_error_at = text, trace, now
 
     @property
     def quick(self) -> bool:
-        """Whether it has been quick lately."""
+        """Whether its recent answers were quick."""
         return self.usual < QUICK_S and self.well >= AGAIN
 
-    def middle(self) -> float:
-        """Give the middle of the last answers' times."""
+    def median(self) -> float:
+        """Return the median time of the last answers."""
         times = sorted(self.times)
         return times[len(times) // 2] if times else 0.0

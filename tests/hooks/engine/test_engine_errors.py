@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from proxy.hooks.engine import chatter as chatter_module
-from proxy.hooks.engine import complaints, words
-from proxy.hooks.engine.chatter import PREFIX, Chatter
-from proxy.hooks.engine.complaints import Complaints
+from proxy.hooks.engine import errors
+from proxy.hooks.engine.chatter import PREFIX, HookLogHandler
+from proxy.hooks.engine.errors import FailureLog, HookFailure, failure_of
 from proxy.hooks.engine.seats import Seat
-from proxy.hooks.engine.standing import AGAIN, Standing
-from proxy.hooks.engine.traces import Fault, fault
+from proxy.hooks.engine.stats import AGAIN, HookStats
 from proxy.hooks.files import loading
 from proxy.hooks.hook import Hook
 from proxy.logs import log
@@ -54,7 +53,7 @@ def of(handler: Any, **fields: Any) -> Hook:
 
 
 def test_an_exception_is_one_line_with_the_hooks_own_last_frame(handler: Any) -> None:
-    told = fault(raised(handler, "{"), of(handler))
+    told = failure_of(raised(handler, "{"), of(handler))
     assert told.kind == "error"
     assert told.text.startswith("JSONDecodeError: Expecting property name")
     assert told.text.endswith("(10-x.py:7 in helper)")
@@ -66,10 +65,10 @@ def test_an_exception_is_one_line_with_the_hooks_own_last_frame(handler: Any) ->
 
 
 def test_what_a_server_has_raised_is_told_without_a_place(handler: Any) -> None:
-    told = fault(raised(handler, "{"), of(handler, remote=True))
+    told = failure_of(raised(handler, "{"), of(handler, remote=True))
     assert told.text.startswith("Expecting property name")
     assert (".py" in told.text, told.trace) == (False, "")
-    assert fault(HookError("cannot ask it: away"), of(handler)).text == "cannot ask it: away"
+    assert failure_of(HookError("cannot ask it: away"), of(handler)).text == "cannot ask it: away"
 
 
 def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
@@ -77,15 +76,15 @@ def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert fault(MuteError(), of(raised)).text == "MuteError: an exception that cannot be written"
-    assert len(fault(ValueError("x" * 10_000), of(raised)).text) < 400
-    assert fault(ValueError("a\nb\t c"), of(raised)).text == "ValueError: a b c"
-    assert "\x1b" not in fault(ValueError("\x1b[31m"), of(raised)).text
+    assert failure_of(MuteError(), of(raised)).text == "MuteError: an exception that cannot be written"
+    assert len(failure_of(ValueError("x" * 10_000), of(raised)).text) < 400
+    assert failure_of(ValueError("a\nb\t c"), of(raised)).text == "ValueError: a b c"
+    assert "\x1b" not in failure_of(ValueError("\x1b[31m"), of(raised)).text
 
 
 def test_what_never_reached_the_hooks_file_is_told_with_where_it_was() -> None:
-    told = fault(raised(json.loads, "{"), of(raised))
-    assert "test_engine_words.py" in told.text or "decoder.py" in told.text
+    told = failure_of(raised(json.loads, "{"), of(raised))
+    assert "test_engine_errors.py" in told.text or "decoder.py" in told.text
 
 
 @pytest.mark.parametrize(
@@ -93,32 +92,32 @@ def test_what_never_reached_the_hooks_file_is_told_with_where_it_was() -> None:
     [(0.5, "500 ms"), (0.0123, "12.3 ms"), (2.0, "2 s"), (100.0, "100 s")],
 )
 def test_times_are_short(value: float, text: str) -> None:
-    assert words.seconds(value) == text
+    assert errors.duration(value) == text
 
 
 def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     said: list[str] = []
     now = [0.0]
-    people = Complaints(said.append, lambda: now[0])
+    people = FailureLog(said.append, lambda: now[0])
     seat = Seat(of(raised), print)
-    for number in range(complaints.MOST + 5):
-        people.note(seat, Fault("error", f"no {number}"))
+    for number in range(errors.MOST + 5):
+        people.note(seat.hook, HookFailure("error", f"no {number}"))
     people.complain("other", "mine")
-    assert len(said) == complaints.MOST + 1
-    now[0] = complaints.EACH_S
-    people.note(seat, Fault("error", "again"))
-    assert said[-2:] == ["hook 10-x: 5 failures before this one were not told", "hook 10-x: again"]
-    for number in range(complaints.MOST):
+    assert len(said) == errors.MOST + 1
+    now[0] = errors.EACH_S
+    people.note(seat.hook, HookFailure("error", "again"))
+    assert said[-2:] == ["hook 10-x: 5 earlier failures were not logged", "hook 10-x: again"]
+    for number in range(errors.MOST):
         people.complain("10-x", f"no {number}")
-    assert said[-1] == f"hook 10-x: no {complaints.MOST - 2}"
+    assert said[-1] == f"hook 10-x: no {errors.MOST - 2}"
     now[0] *= 2
     people.complain("10-x", "still")
-    assert said[-2:] == ["hook 10-x: 1 failures before this one were not told", "hook 10-x: still"]
+    assert said[-2:] == ["hook 10-x: 1 earlier failures were not logged", "hook 10-x: still"]
 
 
 def test_the_trace_of_a_failure_is_in_our_log_where_that_is_asked_for(written: io.StringIO) -> None:
     log.setup("debug", "json", written)
-    Complaints(print, lambda: 0.0).note(Seat(of(raised), print), Fault("error", "no", "Traceback"))
+    FailureLog(print, lambda: 0.0).note(of(raised), HookFailure("error", "no", "Traceback"))
     (record,) = records(written)
     assert (record["hook"], record["error"], record["trace"]) == ("10-x", "no", "Traceback")
 
@@ -147,7 +146,7 @@ def test_hook_files_are_loaded_under_the_name_that_their_records_are_taken_by(tm
 
 def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -> None:
     now = [0.0]
-    chatter = Chatter(lambda: now[0])
+    chatter = HookLogHandler(lambda: now[0])
     logger = logging.getLogger(f"{PREFIX}.10_x_1")
     try:
         chatter.know([Hook("10-x", __file__, {})])
@@ -181,7 +180,7 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
 
 
 def test_how_long_it_usually_takes_says_whether_it_is_waited_for() -> None:
-    standing, known = Standing(), []
+    standing, known = HookStats(), []
     for seconds in [0.00001, 0.001] + [0.00001] * AGAIN + [0.0002] * 100:
         known.append(standing.quick)
         standing.took(seconds)
@@ -192,4 +191,4 @@ def test_how_long_it_usually_takes_says_whether_it_is_waited_for() -> None:
     standing.took(0.0008)
     assert standing.usual == 0.0001, "one that is slow counts an eighth"
     assert standing.longest == 0.001
-    assert standing.middle() == 0.0002
+    assert standing.median() == 0.0002

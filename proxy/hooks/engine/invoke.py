@@ -1,0 +1,216 @@
+"""Calling one hook: the call, its checked answer, the merged answers so far, and cancelling an overdue hook.
+
+``invoke`` and ``invoke_async`` run the hook's own code and never raise: whatever the hook does becomes an
+answer or a ``HookFailure``. ``MergedAnswers`` adds up the answers of one call. ``cancel`` stops a hook that
+is past its deadline, as far as that is possible (``pace``, ``loops``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.hooks import forks
+from proxy.hooks.answers import NOTHING, Adjustment, Veto
+from proxy.hooks.engine import errors
+from proxy.hooks.engine.checks import taken
+from proxy.hooks.engine.claims import Claims, Said
+from proxy.hooks.engine.errors import HookFailure, pod_of, task
+from proxy.hooks.engine.loops import Looper
+from proxy.hooks.engine.pace import Target
+from proxy.hooks.engine.runners import Runner, Runners
+from proxy.hooks.engine.seats import Seat
+from proxy.hooks.events import Point
+from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
+
+_FIRST_S = 0.005
+_LONGEST_S = 5.0
+_MOST = 24
+_REACH_S = 0.25
+
+Answered = tuple[Said | Veto | None, HookFailure | None]
+"""A hook's checked answer, and why there is none if the hook failed."""
+
+
+class MergedAnswers:
+    """The merged answers of one call, whether it is refused, and what failed.
+
+    Only the thread that holds the call's ticket (``dispatch``) may change it.
+    """
+
+    __slots__ = ("_claims", "failures", "firm", "refusal")
+
+    def __init__(self) -> None:
+        self._claims = Claims()
+        self.firm = False
+        self.refusal = ""
+        self.failures: list[tuple[Hook, HookFailure]] = []
+
+    def shown(self) -> Adjustment:
+        """Return a copy of what hooks want together so far; a hook that changes it changes nothing else."""
+        return self._claims.merged()
+
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """Field to the hook that set it."""
+        return self._claims.owners
+
+    def add(self, seat: Seat, answer: Said | Veto, event: Point) -> HookFailure | None:
+        """Add a hook's answer; return a conflict if another hook has already set one of its fields."""
+        if isinstance(answer, Veto):
+            seat.refused()
+            self.refusal = f"cannot {task(event)}: hook {seat.hook.name}: {answer.reason}"
+            return None
+        if clash := self._claims.claim(seat.hook.name, answer):
+            return HookFailure("conflict", clash)
+        self.firm = self.firm or seat.hook.policy is Policy.FAIL
+        return None
+
+    def failed(self, seat: Seat, failure: HookFailure, event: Point) -> None:
+        """Record that a hook failed or was not called; policy Fail refuses the call."""
+        if failure.kind != "open":  # the failures that opened the breaker were reported when they happened
+            self.failures.append((seat.hook, failure))
+        if seat.hook.policy is Policy.FAIL and event.VETO and not self.refusal:
+            self.refusal = f"cannot {task(event)}: hook {seat.hook.name}: {failure.text}"
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the call."""
+        if self.refusal:
+            return Outcome(refusal=self.refusal)
+        adjustment = self._claims.merged()
+        return Outcome(adjustment, self.owners, firm=self.firm) if adjustment is not NOTHING else AS_IT_IS
+
+
+# Calling.
+
+
+def invoke(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
+    """Call a plain function. All of the hook's own code runs here, including that of its answer's values."""
+    try:
+        handler = hook.handlers[event.NAME]
+        answer = handler(event, answers.shown()) if hook.echoes else handler(event)
+        return _checked(answer, event) if answer is not None else (None, None)
+    except BaseException as error:  # noqa: BLE001 - a hook may raise anything
+        return None, errors.failure_of(error, hook)
+    finally:
+        forks.leave()
+
+
+async def invoke_async(hook: Hook, event: Point, answers: MergedAnswers) -> Answered:
+    """Call a coroutine function."""
+    try:
+        handler = hook.handlers[event.NAME]
+        answer = await (handler(event, answers.shown()) if hook.echoes else handler(event))
+        return _checked(answer, event)
+    except BaseException as error:  # noqa: BLE001 - a hook may raise anything
+        return None, errors.failure_of(error, hook)
+    finally:
+        forks.leave()
+
+
+def _checked(answer: object, event: Point) -> Answered:
+    try:
+        return taken(answer, event), None
+    except Exception as error:  # noqa: BLE001 - reading an answer may raise anything
+        return None, HookFailure("answer", errors.text_of(error) or "its answer cannot be read")
+
+
+def is_skipped(hook: Hook, event: Point) -> bool:
+    """Return whether the labels of the event's pod exclude it from this hook."""
+    if hook.skip is None or (pod := pod_of(event)) is None:
+        return False
+    try:
+        return hook.skip_in.admits(pod.namespace) and bool(hook.skip(pod.labels))
+    except Exception:  # noqa: BLE001 - a hook whose ``skip`` fails is called
+        return False
+
+
+# What all calls share, and cancelling.
+
+
+class DispatchContext:
+    """What all calls of an engine share: the clock, the runners, and a way to post to the event loop."""
+
+    def __init__(self, clock: Callable[[], float], note: Callable[[Hook, HookFailure], None]) -> None:
+        """Make it.
+
+        Args:
+            clock: Monotonic seconds.
+            note: Reports a failure of a hook; called on the loop.
+        """
+        self.clock = clock
+        self.note = note
+        self.runners = Runners()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def post(self, what: Callable[..., None], *args: Any) -> None:
+        """Run something on the loop; nothing if the loop is closed, as no call waits there any more."""
+        if self.loop is None:
+            return
+        try:
+            self.loop.call_soon_threadsafe(what, *args)
+        except RuntimeError:
+            return
+
+
+@dataclass(slots=True, eq=False)
+class HookTask:
+    """A coroutine of a hook on the hook's own loop; ``tasks`` holds the task once it has started."""
+
+    looper: Looper
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    reached: bool = False
+    ended: bool = False
+
+    @property
+    def back(self) -> bool:
+        """The coroutine has ended, or its loop has."""
+        return self.ended or self.looper.gone
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, None]], back: Callable[[HookTask], None]) -> None:
+        """Start the coroutine; ``back`` is called at its end, also if it was cancelled before its first step.
+
+        Raises:
+            RuntimeError: Its loop is closed.
+        """
+
+        def over(_: asyncio.Task[None]) -> None:
+            self.ended = True
+            back(self)
+
+        self.looper.start(make, self.tasks, over)
+
+    def cancel_reached(self) -> None:
+        """Record that the loop has processed the cancellation."""
+        self.reached = True
+
+
+def cancel(context: DispatchContext, seat: Seat, where: Runner | HookTask) -> None:
+    """Stop an overdue hook where that is possible; runs on the loop."""
+    if isinstance(where, HookTask):
+        where.looper.cancel(where.tasks, where.cancel_reached)
+        if context.loop is not None:
+            context.loop.call_later(_REACH_S, _check_cancelled, context, where)
+        return
+    context.runners.abandon(where)
+    if not seat.hook.remote:  # gRPC holds locks that other threads need, and has its own deadline
+        _interrupt(context, where, 0)
+
+
+def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
+    """Abandon the hook's loop if it has not even processed the cancellation: it is blocked."""
+    looper = hook_task.looper
+    if hook_task.reached or looper.lost or looper.back:
+        return
+    looper.abandon()
+    _interrupt(context, looper, 0)
+
+
+def _interrupt(context: DispatchContext, target: Target, count: int) -> None:
+    """Raise into a thread until it leaves the hook: at once, then at doubling intervals, for two minutes."""
+    if target.back or count >= _MOST or context.loop is None or context.loop.is_closed():
+        return
+    context.runners.pace.throw(target)
+    context.loop.call_later(min(_FIRST_S * 2**count, _LONGEST_S), _interrupt, context, target, count + 1)
