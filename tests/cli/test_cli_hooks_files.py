@@ -268,7 +268,7 @@ def test_the_reference_in_the_terminal(node: Node) -> None:
     assert said.startswith(
         "pre_create_container(event: PreCreateContainer)\n  A container is about to be created"
     )
-    assert "\n  decision: Decision\n      What it gets.\n" in said
+    assert "\n  decision: Decision\n      The placement that it will get.\n" in said
     assert "may be vetoed. What all hooks want together is shown to" in " ".join(said.split())
     assert "](#" not in said
     assert "\n\nVeto\n" in said
