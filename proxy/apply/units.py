@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.keeper.systemd.ports import UnitNews, UnitSets
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet, IdSet, Mask
 
@@ -34,9 +35,8 @@ _NAME, _PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _MATCH = f"type='signal',sender='{_NAME}',interface='{_MANAGER}',member='Reloading'"
-_SHORTEST_S, _LONGEST_S = 0.1, 10.0
-_LASTS_S = 1.0
-"""A connection that was good for so long."""
+_PAUSES = Backoff(0.1, 10.0, steady=1.0)
+"""Seconds before connecting again. A connection that ends sooner was taken only to be hung up."""
 _JOIN_S = 2.0
 
 
@@ -125,8 +125,9 @@ class SystemdUnits:
 
     def _stay(self, heard: Callable[[UnitNews], None]) -> None:
         """Be connected for ever; runs in the thread."""
-        pause = _SHORTEST_S
+        pauses = RetryDelays(_PAUSES)
         while not self._closing.is_set():
+            lasted = 0.0
             try:
                 connection = self._dial()
             except TopoproxyError as error:
@@ -134,10 +135,8 @@ class SystemdUnits:
             else:
                 begun = time.monotonic()
                 self._listen(connection, heard)
-                if time.monotonic() - begun >= _LASTS_S:  # else it takes us, and hangs up at once
-                    pause = _SHORTEST_S
-            self._closing.wait(pause)
-            pause = min(pause * 2, _LONGEST_S)
+                lasted = time.monotonic() - begun
+            self._closing.wait(pauses.next(lasted))
 
     def _dial(self) -> Connection:
         from proxy.apply.dbus import Connection

@@ -34,14 +34,14 @@ from proxy.hooks.files.trust import UntrustedError
 from proxy.hooks.files.versions import Maker, Version
 from proxy.hooks.handover import Asked, Handover
 from proxy.keeper.worker import Worker
+from proxy.model.backoff import Backoff
 from proxy.model.errors import HookError
 
 LOOK_S: Final = 0.4
 """Between two looks; what has changed is to be in use a second after."""
 SOON_S: Final = 0.1
-AGAIN_S: Final = 5.0
-LONGEST_S: Final = 300.0
-"""Before what has failed is tried again: at first, and at most; each time twice as long."""
+AGAIN = Backoff(5.0, 300.0)
+"""Seconds before what has failed is tried again."""
 PATIENCE_S: Final = 2.0
 """After so long it is told of a file that it is still being written."""
 END_S: Final = 2.0
@@ -57,7 +57,7 @@ class _Known:
     error: str = ""
     unsettled: float | None = None
     again: float | None = None
-    pause: float = AGAIN_S
+    failures: int = 0
 
 
 class Library:
@@ -255,9 +255,8 @@ class Library:
     def _put_off(self, known: _Known, before: _Known | None) -> None:
         """Try a file again that may be right by then."""
         same = before is not None and before.candidate.signature == known.candidate.signature
-        if before is not None and before.again is not None and same:
-            known.pause = min(2 * before.pause, LONGEST_S)
-        known.again = self._clock() + known.pause
+        known.failures = 1 + (before.failures if before is not None and same else 0)
+        known.again = self._clock() + AGAIN.delay(known.failures)
 
     def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
         """Note that a file cannot be used."""

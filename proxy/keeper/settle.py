@@ -15,6 +15,7 @@ from proxy.keeper.adoption import saved_cpus
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
+from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
@@ -25,8 +26,8 @@ EXIT_NEWS_S = 0.2
 
 AWAY_S = 1.0
 """Seconds before a runtime that does not answer is told the next set."""
-SILENT_S, SILENT_LIMIT_S = 4.0, 256.0
-"""Seconds before a container is told again for which no good answer came, doubling each time."""
+SILENT = Backoff(4.0, 256.0)
+"""Seconds before a container is told again for which no good answer came."""
 
 
 class Settler:
@@ -37,8 +38,7 @@ class Settler:
         self._launch = launch
         self._worker = Worker("settle", keeper.broken)
         keeper.health.watch(self._worker)
-        self._silent: dict[str, tuple[float, float]] = {}
-        """By container: since when it is to wait, and for how long."""
+        self._silent = RetryTimes[str](SILENT)
 
     async def run(self) -> None:
         """Settle for ever."""
@@ -95,15 +95,13 @@ class Settler:
             self._put_off(container_id)
             keeper.settle_later(container_id)
         else:
-            self._silent.pop(container_id, None)
+            self._silent.succeeded(container_id)
         return True
 
     def _put_off(self, container_id: str) -> None:
         """Have a container wait before it is told again, each time longer."""
-        there = self._keeper.state.containers
-        self._silent = {k: v for k, v in self._silent.items() if k in there}
-        pause = min(2 * self._silent.get(container_id, (0.0, SILENT_S / 2))[1], SILENT_LIMIT_S)
-        self._silent[container_id] = self._keeper.clock(), pause
+        self._silent.keep(self._keeper.state.containers)
+        self._silent.failed(container_id, self._keeper.clock())
 
     def _is_due(self, container: Container) -> bool:
         """Tell whether the runtime is to be told a container's set."""
@@ -140,9 +138,8 @@ class Settler:
             for flight in strays:
                 flight.tell = True
             return True
-        since, pause = self._silent.get(container_id, (0.0, 0.0))
-        left = since + pause - keeper.clock()
-        if left <= 0:
+        left = self._silent.left(container_id, keeper.clock())
+        if not left:
             return False
         asyncio.get_running_loop().call_later(left, keeper.settle_later, container_id)
         return True

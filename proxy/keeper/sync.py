@@ -22,6 +22,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.turns import Turns
 from proxy.keeper.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, Phase, Pod
 from proxy.plan.recount import beyond, recounted
@@ -32,6 +33,8 @@ GRACE_S = 2.0
 ALSO_S = 30.0
 """How long what a pass does besides may take."""
 GAP_S = 0.2
+AGAIN = Backoff(0.05, 1.0)
+"""Seconds before the next pass after one that failed."""
 AT_ONCE = 64
 """Containers that are removed without a turn of the loop."""
 MANY = 5
@@ -107,15 +110,15 @@ class Sync:
         keeper.hotplug.start()
         keeper.watching.start()
         keeper.drift.start()
-        back_off = 0.05
+        again = RetryDelays(AGAIN)
         while True:
             wait = keeper.options.reconcile_period
             try:
                 await self.once()
-                back_off = 0.05
+                again.reset()
             except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
                 self._failed(error)
-                wait, back_off = min(wait, back_off), min(back_off * 2, 1.0)
+                wait = min(wait, again.next())
             if keeper.lost or keeper.flights.strays():
                 wait = min(wait, GRACE_S)
             try:

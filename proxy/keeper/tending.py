@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-SHORTEST_S, LONGEST_S = 0.1, 60.0
-STEADY_S = 120.0
-"""Who ran so long before it failed begins anew after the shortest pause."""
+from proxy.model.backoff import Backoff, RetryDelays
+
+PAUSES = Backoff(0.1, 60.0, steady=120.0)
+"""Seconds before a task begins again."""
 
 
 async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseException], None]) -> None:
@@ -22,7 +23,7 @@ async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseExc
         failed: Is told what it ended with.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    pause = SHORTEST_S
+    pauses = RetryDelays(PAUSES)
     while True:
         began = loop.time()
         try:
@@ -35,7 +36,4 @@ async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseExc
             failed(error)
         else:
             return
-        if loop.time() - began > STEADY_S:
-            pause = SHORTEST_S
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_S)
+        await asyncio.sleep(pauses.next(loop.time() - began))

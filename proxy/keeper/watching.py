@@ -31,6 +31,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from proxy.keeper.runtime_ports import Events, RuntimeEvent
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
 
@@ -49,10 +50,10 @@ DOUBTS_LIMIT = 256
 BEHIND_S = 60.0
 """How long the runtime's list may be behind its events."""
 EXITS_LIMIT = 2048
-SHORTEST_S, LONGEST_S, REFUSED_S, NOT_OFFERED_S = 0.1, 2.0, 30.0, 300.0
-"""Pauses before listening again: after the runtime went (doubling), after a refusal, where it has none."""
-STEADY_S = 10.0
-"""A stream that lived so long was a good one: the next pause is short again."""
+PAUSES = Backoff(0.1, 2.0, steady=10.0)
+"""Seconds before listening again after the runtime went."""
+REFUSED_S, NOT_OFFERED_S = 30.0, 300.0
+"""The same after a refusal, and where the runtime has no events."""
 JOIN_S = 2.0
 
 
@@ -102,14 +103,12 @@ class Watching:
 
     def _listen(self, events: Events) -> None:
         """Listen for ever; runs in the thread."""
-        pause = SHORTEST_S
+        pauses = RetryDelays(PAUSES)
         while not self._closing.is_set():
             began = self._keeper.clock()
             refused = self._hear_out(events)
-            if self._keeper.clock() - began > STEADY_S:
-                pause = SHORTEST_S
+            pause = pauses.next(self._keeper.clock() - began)
             self._closing.wait(refused or pause)
-            pause = min(pause * 2, LONGEST_S)
 
     def _hear_out(self, events: Events) -> float:
         """Listen until the stream ends.

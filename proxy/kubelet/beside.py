@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from proxy.kubelet.config_file import ConfigFile
 from proxy.kubelet.errors import TOO_LATE, KubeletError
 from proxy.kubelet.manager_settings import ManagerSettings
-from proxy.kubelet.patience import Rests
 from proxy.kubelet.settings import KubeletSettings
 from proxy.kubelet.state_files import CPU_STATE, Seen, StateFile
 from proxy.kubelet.together import Told, put_together
+from proxy.model.backoff import RetryTimes
 from proxy.model.kubelet import CpuManager
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class KubeletBeside:
         self._clock = clock
         self._state = StateFile(f"{state_dir}/{CPU_STATE}")
         self._file = ConfigFile(config_file or f"{state_dir}/config.yaml")
-        self._rests = Rests(settings.timeout, clock)
+        self._hung = RetryTimes[str](settings.rests)
         self._good_until = float("-inf")
         self._live: ManagerSettings | None = None
         self._silence = ""
@@ -58,7 +58,8 @@ class KubeletBeside:
 
     def refresh(self) -> None:
         """Find out kubelet's settings again where that is due; see ``proxy.keeper.ports.Beside``."""
-        if self._settings.configz and self._clock() >= self._good_until and not self._rests.rests(CONFIGZ):
+        now = self._clock()
+        if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
             self._ask()
         problems = (self._silence,) if self._silence else ()
         told = Told(self._live, CONFIGZ, problems, live=True)
@@ -87,8 +88,11 @@ class KubeletBeside:
         try:
             self._live = read_configz(self._settings)
         except KubeletError as error:
-            self._rests.asked(CONFIGZ, hung=error.code == TOO_LATE)
+            if error.code == TOO_LATE:
+                self._hung.failed(CONFIGZ, self._clock())
+            else:
+                self._hung.succeeded(CONFIGZ)
             self._silence = str(error)
         else:
-            self._rests.asked(CONFIGZ, hung=False)
+            self._hung.succeeded(CONFIGZ)
             self._silence, self._good_until = "", self._clock() + ASK_AGAIN_S

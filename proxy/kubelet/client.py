@@ -15,13 +15,13 @@ from typing import TypeVar
 from proxy.kubelet.channel import UnixChannel
 from proxy.kubelet.errors import TOO_LATE, UNAVAILABLE, UNIMPLEMENTED, KubeletError
 from proxy.kubelet.fetch import fetch_pods
-from proxy.kubelet.patience import Rests
 from proxy.kubelet.podresources import Devices, PodResources
 from proxy.kubelet.pods import PodList
 from proxy.kubelet.podsapi import PodsApi
 from proxy.kubelet.podspec import PodSpec
 from proxy.kubelet.settings import KubeletSettings
 from proxy.model.asks import PodAsk
+from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
 from proxy.model.workload import Near
 
@@ -55,7 +55,7 @@ class KubeletClient:
         """
         self._complaints = Complaints(complain)
         self._clock = clock
-        self._rests = Rests(settings.timeout, clock)
+        self._hung = RetryTimes[str](settings.rests)
         self._no_api_until = _NEVER
         self._list = PodList(lambda: fetch_pods(settings), clock) if settings.pods_url else None
         self._channels: list[UnixChannel] = []
@@ -121,19 +121,22 @@ class KubeletClient:
             raise
 
     def _tried(self, source: str, ask: Callable[[], T | None]) -> T | None:
-        if self._rests.rests(source):
+        if not self._hung.due(source, self._clock()):
             return None
         try:
             answer = ask()
         except KubeletError as error:
-            self._rests.asked(source, hung=error.code == TOO_LATE)
+            if error.code == TOO_LATE:
+                self._hung.failed(source, self._clock())
+            else:
+                self._hung.succeeded(source)
             self._complaints.add(source, str(error))
         except TopoproxyError as error:
             self._complaints.add(source, str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node: it asks for less
             self._complaints.add(source, f"cannot ask {source}: {type(error).__name__}: {error}")
         else:
-            self._rests.asked(source, hung=False)
+            self._hung.succeeded(source)
             self._complaints.clear(source)
             return answer
         return None

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.model.backoff import Backoff
+
+REST, LONGEST_REST_S = 10, 30.0
+"""A source that hangs is left alone for so many times what one exchange may cost, but not for longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
@@ -31,3 +36,13 @@ class KubeletSettings:
     insecure: bool = False
     timeout: float = 2.0
     configz: str = ""
+
+    @property
+    def rests(self) -> Backoff:
+        """How long a source is left alone that has hung twice in a row, or more often.
+
+        Each pod waits for kubelet's answer, for its whole time where kubelet hangs. What is not known then is
+        done without, so it is better not to wait for it again and again.
+        """
+        rest = min(LONGEST_REST_S, self.timeout * REST)
+        return Backoff(rest, rest, tolerated=1)

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.workload import Phase
 from proxy.release.kernel import Given, give_back
@@ -30,7 +31,8 @@ from proxy.release.telling import Progress, Telling
 RELEASING, RELEASED = "releasing", "released"
 PER_SECOND = 10.0
 """How many containers a second are told where the configuration does not settle at all."""
-PAUSE_S, PAUSE_LIMIT_S = 0.1, 30.0
+PAUSES = Backoff(0.1, 30.0)
+"""Seconds between two sweeps while something is left that could not be done."""
 PASS_LIMIT_S = 10.0
 
 
@@ -156,7 +158,7 @@ class Release:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        pause = PAUSE_S
+        pauses = RetryDelays(PAUSES)
         while True:
             try:
                 if await self.sweep(self._pace):
@@ -164,8 +166,9 @@ class Release:
             except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
                 self._keeper.broken(error)
                 self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, PAUSE_LIMIT_S) if self.progress.left else PAUSE_S
+            await asyncio.sleep(pauses.next())
+            if not self.progress.left:
+                pauses.reset()
 
     async def _pace(self) -> None:
         per_second = self._keeper.options.settle_per_second
@@ -181,7 +184,7 @@ class Release:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 while not await self.sweep(lambda: asyncio.sleep(0)):
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(PAUSES.first)
                 return True
         return False
 

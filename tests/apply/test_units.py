@@ -17,6 +17,7 @@ from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_sign
 
 from proxy.apply.units import SystemdUnits, object_path, sockets, to_bytes
 from proxy.keeper.systemd.ports import UnitNews, UnitSets
+from proxy.model.backoff import Backoff
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 
@@ -254,7 +255,7 @@ def test_who_is_hung_up_on_at_once_comes_ever_more_rarely(
         return units._closing.is_set()
 
     monkeypatch.setattr(units._closing, "wait", wait)
-    monkeypatch.setattr("proxy.apply.units._LASTS_S", LONG_S)
+    monkeypatch.setattr("proxy.apply.units._PAUSES", Backoff(0.1, 10.0, steady=LONG_S))
     units.watch(lambda news: systemd.end() if news is UnitNews.CONNECTED else None)
     until(lambda: len(pauses) > 9)
     units.close()

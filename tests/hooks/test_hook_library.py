@@ -25,6 +25,7 @@ from proxy.hooks.files.folders import survey
 from proxy.hooks.files.reading import SETTLED_S
 from proxy.hooks.hook import Hook
 from proxy.hooks.library import SOON_S, Library
+from proxy.model.backoff import Backoff
 from proxy.model.machine import Machine
 
 HEAD = "from proxy.hooks.api import *\nAPI_VERSION = 1\nlog = []\n"
@@ -440,7 +441,7 @@ def test_a_hook_that_hangs_as_it_is_configured_keeps_nobody_waiting(scene: Scene
 def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "LONGEST_S", 11.0)
+    monkeypatch.setattr(library, "AGAIN", Backoff(5.0, 11.0))
     scene.library = Library(
         scene.config, scene.engine, lambda: None, scene.told.append, clock=lambda: scene.now
     )

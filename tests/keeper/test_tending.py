@@ -11,6 +11,7 @@ import pytest
 from proxy.keeper import tending
 from proxy.keeper.settle import Settler
 from proxy.keeper.tending import tended
+from proxy.model.backoff import Backoff
 
 
 @pytest.fixture
@@ -44,13 +45,13 @@ def test_it_begins_anew_after_longer_and_longer_pauses(pauses: list[float]) -> N
     assert len(told) == 12
     assert isinstance(told[0], ValueError)
     assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
-    assert pauses[-1] == tending.LONGEST_S
+    assert pauses[-1] == tending.PAUSES.longest
 
 
 def test_one_that_was_steady_begins_anew_at_once(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tending, "STEADY_S", -1.0)
+    monkeypatch.setattr(tending, "PAUSES", Backoff(0.1, 60.0, steady=0.0))
     run([ValueError("odd")] * 3 + [None], [])
     assert pauses == [0.1] * 3
 

@@ -15,6 +15,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import watching
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeEvent, RuntimePod
 from proxy.keeper.watching import Hearing, Watching
+from proxy.model.backoff import Backoff
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
 
@@ -380,8 +381,8 @@ def test_who_begins_to_listen_compares(live: Callable[..., None]) -> None:
 def test_a_stream_that_ends_is_opened_again(
     live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for pause in ("SHORTEST_S", "LONGEST_S", "REFUSED_S"):
-        monkeypatch.setattr(watching, pause, 0.01)
+    monkeypatch.setattr(watching, "PAUSES", Backoff(0.01, 0.01))
+    monkeypatch.setattr(watching, "REFUSED_S", 0.01)
 
     async def day(world: Any) -> None:
         hears = Hears(world, start=False)
@@ -419,7 +420,7 @@ def test_pauses_grow_and_are_bounded(live: Callable[..., None], monkeypatch: pyt
 
         def listens() -> Iterator[RuntimeEvent]:
             if len(pauses) == 8:
-                world.now += watching.STEADY_S + 1  # this one lasts
+                world.now += watching.PAUSES.steady + 1  # this one lasts
             return listen()
 
         def wait(seconds: float) -> bool:

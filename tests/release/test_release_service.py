@@ -12,6 +12,7 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.keeper.settle import Settler
+from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
@@ -26,8 +27,7 @@ LIMIT = {"cpu_period": 100_000, "cpu_quota": 200_000, "cpu_shares": 2048}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "PAUSE_S", 0.01)
-    monkeypatch.setattr(service, "PAUSE_LIMIT_S", 0.05)
+    monkeypatch.setattr(service, "PAUSES", Backoff(0.01, 0.05))
     monkeypatch.setattr(service, "PASS_LIMIT_S", 1.0)
 
 

@@ -11,24 +11,23 @@ failure that arrives late is not taken for the result of the probe.
 
 from __future__ import annotations
 
+from proxy.model.backoff import Backoff
+
 FAILURES = 3
 """This many consecutive failures open the breaker."""
-FIRST_S = 1.0
-"""The first pause in seconds; it doubles with each further one until a call succeeds."""
-LONGEST_S = 60.0
-"""The longest pause."""
+PAUSES = Backoff(1.0, 60.0, tolerated=FAILURES - 1)
+"""How long it stays open, in seconds."""
 
 
 class Breaker:
     """One breaker; times are seconds of a monotonic clock."""
 
-    __slots__ = ("_failures", "_pause", "_probing", "_state", "_until")
+    __slots__ = ("_failures", "_probing", "_state", "_until")
 
     def __init__(self) -> None:
         self._state = 1  # the token of calls that are permitted now; changes with each change of state
         self._failures = 0
         self._until: float | None = None
-        self._pause = FIRST_S
         self._probing = False
 
     @property
@@ -69,7 +68,7 @@ class Breaker:
             return
         self._failures = 0
         if self._until is not None:
-            self._until, self._probing, self._pause = None, False, FIRST_S
+            self._until, self._probing = None, False
             self._state += 1
 
     def failed(self, token: int, now: float) -> None:
@@ -79,9 +78,7 @@ class Breaker:
         self._failures += 1
         if self._until is None and self._failures < FAILURES:
             return
-        if self._until is not None:
-            self._pause = min(self._pause * 2, LONGEST_S)
-        self._until, self._probing = now + self._pause, False
+        self._until, self._probing = now + PAUSES.delay(self._failures), False
         self._state += 1
 
     def unused(self, token: int) -> None:

@@ -24,9 +24,9 @@ from proxy.hooks.engine.runners import Runner, Runners
 from proxy.hooks.engine.seats import Seat
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, Hook, Outcome, Policy
+from proxy.model.backoff import Backoff
 
-_FIRST_S = 0.005
-_LONGEST_S = 5.0
+_PAUSES = Backoff(0.005, 5.0)
 _MOST = 24
 _REACH_S = 0.25
 
@@ -213,4 +213,4 @@ def _interrupt(context: DispatchContext, target: Target, count: int) -> None:
     if target.back or count >= _MOST or context.loop is None or context.loop.is_closed():
         return
     context.runners.pace.throw(target)
-    context.loop.call_later(min(_FIRST_S * 2**count, _LONGEST_S), _interrupt, context, target, count + 1)
+    context.loop.call_later(_PAUSES.delay(count + 1), _interrupt, context, target, count + 1)

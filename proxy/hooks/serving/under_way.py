@@ -24,12 +24,14 @@ from proxy.hooks.serving.call import ForeignCall
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
 
 POD_PATIENCE_S, CREATE_PATIENCE_S, START_PATIENCE_S = 120.0, 30.0, 10.0
 """How long a call may be under way: a network plugin may take a minute, a busy disk some seconds."""
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.3, 2.0
+LOOKS = Backoff(0.3, 2.0)
+"""Seconds between two looks at the runtime's list."""
 BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 LIMIT = 512
 """So many of a kind are remembered; the oldest are lost first."""
@@ -124,15 +126,14 @@ class UnderWay:
 
     async def run(self) -> None:
         """Look at what is under way, for ever."""
-        pause = FIRST_LOOK_S
+        looks = RetryDelays(LOOKS)
         while True:
             if not (self.pods or self.creates or self.starts):
                 await self._stirred.wait()
             if self._stirred.is_set():
                 self._stirred.clear()
-                pause = FIRST_LOOK_S
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_LOOK_S)
+                looks.reset()
+            await asyncio.sleep(looks.next())
             await self.look()
 
     async def look(self) -> None:

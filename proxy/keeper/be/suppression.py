@@ -27,6 +27,7 @@ from proxy.keeper.be.words import quota_words, reason
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading, UsageSource
 from proxy.keeper.worker import Worker
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
@@ -43,7 +44,8 @@ SLACK_MILLI = 250
 """By how much a budget must be beyond whole CPUs to add one: else BE pods would move with every flutter."""
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
-BACK_OFF_S = 60.0
+LONGEST_WAIT_S = 60.0
+"""Between two attempts to give back what an earlier run took, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ class Suppression:
     async def run(self) -> None:
         """Suppress for ever; or, where nothing is to be suppressed, give back what an earlier run took."""
         settings, synced = self.settings, self._keeper.synced
-        wait, waited = settings.period, 0
+        waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
+        waited = 0
         while True:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
@@ -120,7 +123,7 @@ class Suppression:
                 elif settings.mode is SuppressMode.OFF:
                     if not self.quota.written:
                         return
-                    wait = min(2 * wait, BACK_OFF_S)
+                    wait = waits.next()
                 elif synced.is_set():
                     waited = 0
                     await self.once()

@@ -19,11 +19,13 @@ import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from proxy.model.backoff import Backoff
 from proxy.model.idset import CpuSet
 
 MANY = 3
 WINDOW_S = QUIET_S = 30.0
 FIRST_S, LONGEST_S, URGENT_S = 0.5, 60.0, 1.0
+GAPS = Backoff(FIRST_S, LONGEST_S, tolerated=MANY - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,6 @@ class War:
         times: How often the set was put back since.
         repaired: When that was last done.
         wrong: When the set was last seen to be wrong.
-        gap: Seconds from one repair to the next.
         found: What was there that time.
     """
 
@@ -43,12 +44,12 @@ class War:
     times: int
     repaired: float
     wrong: float
-    gap: float
     found: CpuSet
 
     def due(self, *, urgent: bool) -> float:
         """Give the time from which the set may be put back."""
-        return self.repaired + (min(self.gap, URGENT_S) if urgent else self.gap)
+        gap = GAPS.delay(self.times)
+        return self.repaired + (min(gap, URGENT_S) if urgent else gap)
 
 
 class Wars:
@@ -90,15 +91,14 @@ class Wars:
         """
         war = self._wars.get(container_id)
         if war is not None:
-            gap = min(war.gap * 2, LONGEST_S)
-            self._wars[container_id] = War(war.began, war.times + 1, now, now, gap, found or war.found)
+            self._wars[container_id] = War(war.began, war.times + 1, now, now, found or war.found)
             return None
         recent = (*(t for t in self._recent.get(container_id, ()) if now - t <= WINDOW_S), now)
         if len(recent) < MANY:
             self._recent[container_id] = recent
             return None
         self._recent.pop(container_id, None)
-        war = self._wars[container_id] = War(recent[0], len(recent), now, now, FIRST_S, found)
+        war = self._wars[container_id] = War(recent[0], len(recent), now, now, found)
         return war
 
     def left(self, container_id: str, found: CpuSet, now: float) -> None:

@@ -24,11 +24,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from proxy.keeper.backoff import BackOff
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.partitions.bell import Bell
 from proxy.keeper.partitions.jobs import Jobs, Record, shared_with
 from proxy.keeper.partitions.ports import MEMBER, Partitions, PartitionState
+from proxy.model.backoff import PassRetries
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 
@@ -48,7 +48,7 @@ class OwnersPartitions:
         self._kernel = kernel
         self.why: dict[str, str] = {}
         self._lock = asyncio.Lock()
-        self._patience = BackOff()
+        self._retries = PassRetries()
         self._stirred = False
         self._isolated: CpuSet | None = None
         self._bell = Bell(self.stir)
@@ -95,9 +95,9 @@ class OwnersPartitions:
             there = keeper.state.containers
             self.why = {i: why for i, why in self.why.items() if i in there}
             owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
-            self._patience.tick(set(there))
+            self._retries.begin_pass(set(there))
             for container in owners:
-                if container.id not in self.jobs.records and self._patience.due(container.id):
+                if container.id not in self.jobs.records and self._retries.due(container.id):
                     await self._make(container)
             self._isolated = await keeper.kernel.run(self._kernel.isolated)
             self._bell.wind()
@@ -123,14 +123,14 @@ class OwnersPartitions:
             keeper.counters["partitions_made"] += 1
             keeper.voice.info(f"CPUs {record.cpus} of {container.ref} are a partition ({record.kind})")
             return
-        self._patience.again(container.id)
+        self._retries.failed(container.id)
         self.why[container.id] = made.reason
         keeper.problems.note(f"cannot make a partition of the CPUs of {container.ref}: {made.reason}")
 
     def _say_lost(self, lost: Mapping[str, PartitionState]) -> None:
         keeper = self._keeper
         for container_id, state in lost.items():
-            self._patience.again(container_id)
+            self._retries.failed(container_id)
             container = keeper.state.containers.get(container_id)
             if container is None:
                 continue
@@ -140,7 +140,7 @@ class OwnersPartitions:
             keeper.counters["partitions_lost"] += 1
             keeper.problems.note(f"the partition of {container.ref} is gone: {said}")
         for container_id in self.jobs.records.keys() - lost.keys():
-            self._patience.calm(container_id)
+            self._retries.succeeded(container_id)
 
     def _forget(self) -> None:
         """Let go of the records of what has ended."""

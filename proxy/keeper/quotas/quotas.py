@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.keeper.backoff import BackOff
 from proxy.keeper.kernel_ports import CpuGroups
 from proxy.keeper.quotas.files import Found, look, put_back, take_off
+from proxy.model.backoff import PassRetries
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.quotas import unlimited
 from proxy.pools.quota import UNLIMITED
@@ -62,7 +62,7 @@ class Quotas:
         self.untold: set[str] = set()
         self.leaving = False
         self._lock = asyncio.Lock()
-        self._taking, self._giving = BackOff(), BackOff()
+        self._taking, self._giving = PassRetries(), PassRetries()
         self._stirred = False
 
     @property
@@ -144,7 +144,7 @@ class Quotas:
 
     def refused(self, container_id: str) -> None:
         """The runtime would not take it: a write of ours stands, and to tell it again has time."""
-        self._giving.again(CONTAINER + container_id)
+        self._giving.failed(CONTAINER + container_id)
 
     def stir(self) -> None:
         """Something came or went: put back soon what is no longer off."""
@@ -173,12 +173,12 @@ class Quotas:
             return
         async with self._lock:
             off = self.all_off()
-            self._giving.tick(self.records)
+            self._giving.begin_pass(self.records)
             await self._put_back(off)
             places = {POD + c.pod.key: (c.pod.cgroup_parent, "") for c in off}
             running = [c for c in off if c.phase in (Phase.STARTING, Phase.RUNNING)]
             places |= {CONTAINER + c.id: (c.pod.cgroup_parent, c.id) for c in running}
-            self._taking.tick(places)
+            self._taking.begin_pass(places)
             await self._take_off({key: place for key, place in places.items() if self._taking.due(key)})
 
     # -- doing --------------------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ class Quotas:
         self._complain(errors, self._taking)
         limited = {key: at for key, at in found.items() if at.quota != UNLIMITED}
         for key in found.keys() - limited.keys():
-            self._taking.calm(key)
+            self._taking.succeeded(key)
         if not limited:
             return
         for key, at in limited.items():
             if key in self.records:
-                self._taking.again(key)
+                self._taking.failed(key)
                 keeper.counters["quota_drift"] += 1
                 keeper.voice.warn(f"drift: somebody set the CFS quota of cgroup /{at.path}; taken off again")
             self._keep(key, Record(at.quota, at.path if key.startswith(POD) else ""))
@@ -259,7 +259,7 @@ class Quotas:
         if self.records.pop(key, None) is not None:
             self._keeper.journal.put(key, None)
 
-    def _complain(self, errors: Iterable[tuple[str, str]], patience: BackOff) -> None:
+    def _complain(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:
         for key, error in errors:
-            patience.again(key)
+            retries.failed(key)
             self._keeper.problems.note(error)

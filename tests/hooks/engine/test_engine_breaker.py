@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.hooks.engine.breaker import FAILURES, FIRST_S, LONGEST_S, Breaker
+from proxy.hooks.engine.breaker import FAILURES, PAUSES, Breaker
+
+FIRST_S, LONGEST_S = PAUSES.first, PAUSES.longest
 
 
 def is_open(breaker: Breaker) -> bool:

@@ -22,6 +22,7 @@ from proxy.hooks.engine.runners import JobResult, Runner
 from proxy.hooks.engine.seats import MOST_ASTRAY, PLACES, Seat
 from proxy.hooks.events import PreStartContainer
 from proxy.hooks.hook import Hook, Policy
+from proxy.model.backoff import Backoff
 
 PRE = "pre_create_container"
 SHORT_S = 0.05
@@ -272,7 +273,7 @@ def test_who_has_waited_for_a_place_asks_the_hooks_after_it_once(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe that is asked for twice would never be made."""
-    monkeypatch.setattr("proxy.hooks.engine.breaker.FIRST_S", 0.05)
+    monkeypatch.setattr("proxy.hooks.engine.breaker.PAUSES", Backoff(0.05, 60.0, tolerated=2))
     failing = [True]
 
     async def nothing(event: Any) -> None:
@@ -499,7 +500,7 @@ def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
 def test_a_thread_that_never_comes_back_is_thrown_at_a_bounded_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(invoke, "_FIRST_S", 0.0)
+    monkeypatch.setattr(invoke, "_PAUSES", Backoff(0.0, 5.0))
     thrown: list[Any] = []
 
     async def story() -> None:

@@ -1,0 +1,132 @@
+"""How long to wait before something that failed is tried again. Pure: times come from the caller.
+
+``Backoff`` is the rule: a first delay, then each twice as long, up to the longest. ``RetryDelays`` follows a
+rule through one sequence of attempts, in a loop. ``RetryTimes`` keeps a sequence for each of many keys, with
+the time from which each may be tried again. A delay is in the unit of the caller's clock: seconds, or passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+_DOUBLINGS_LIMIT = 64
+"""More doublings than this make any first delay longer than any longest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A rule for the delays between attempts.
+
+    Attributes:
+        first: The first delay.
+        longest: The longest delay.
+        steady: An attempt that lasted so long counts as a success: the delay after it is the first again.
+        tolerated: So many failures in a row cost no delay but the least.
+        least: The shortest delay, also of a tolerated failure.
+    """
+
+    first: float
+    longest: float
+    steady: float = math.inf
+    tolerated: int = 0
+    least: float = 0.0
+
+    def delay(self, failures: int) -> float:
+        """Give the delay after so many failures in a row (at least one)."""
+        doublings = failures - self.tolerated - 1
+        if doublings < 0:
+            return self.least
+        if doublings > _DOUBLINGS_LIMIT:
+            return self.longest
+        return max(self.least, min(self.first * 2.0**doublings, self.longest))
+
+
+class RetryDelays:
+    """The delays of one sequence of attempts."""
+
+    __slots__ = ("_failures", "_rule")
+
+    def __init__(self, rule: Backoff) -> None:
+        self._rule = rule
+        self._failures = 0
+
+    def next(self, lasted: float = 0.0) -> float:
+        """Give the delay before the next attempt.
+
+        Args:
+            lasted: How long the attempt before it lasted.
+        """
+        if lasted >= self._rule.steady:
+            self._failures = 0
+        self._failures += 1
+        return self._rule.delay(self._failures)
+
+    def reset(self) -> None:
+        """An attempt has succeeded: the next delay is the first."""
+        self._failures = 0
+
+
+class RetryTimes(Generic[K]):
+    """When each of many keys may be tried again."""
+
+    __slots__ = ("_known", "_rule")
+
+    def __init__(self, rule: Backoff) -> None:
+        self._rule = rule
+        self._known: dict[K, tuple[int, float]] = {}  # failures in a row, and when the next attempt is due
+
+    def due(self, key: K, now: float) -> bool:
+        """Tell whether a key may be tried."""
+        return self.left(key, now) <= 0
+
+    def left(self, key: K, now: float) -> float:
+        """Give the time until a key may be tried; 0 if it may be now."""
+        known = self._known.get(key)
+        return 0.0 if known is None else max(0.0, known[1] - now)
+
+    def failed(self, key: K, now: float) -> None:
+        """An attempt has failed, or what it mended is needed again."""
+        failures = self._known.get(key, (0, 0.0))[0] + 1
+        self._known[key] = failures, now + self._rule.delay(failures)
+
+    def succeeded(self, key: K) -> None:
+        """An attempt has succeeded: the next failure is the first."""
+        self._known.pop(key, None)
+
+    def keep(self, keys: Container[K]) -> None:
+        """Forget all keys but these."""
+        self._known = {key: known for key, known in self._known.items() if key in keys}
+
+
+PASSES = Backoff(1, 32, tolerated=2, least=1)
+"""Three times in a row in each pass; then the gaps double, up to 32 passes."""
+
+
+class PassRetries:
+    """When each of many keys may be tried again, counted in passes over all of them."""
+
+    def __init__(self, rule: Backoff = PASSES) -> None:
+        self._times = RetryTimes[str](rule)
+        self._pass = 0
+
+    def begin_pass(self, keys: Container[str]) -> None:
+        """A pass begins over these keys; all others are forgotten."""
+        self._pass += 1
+        self._times.keep(keys)
+
+    def due(self, key: str) -> bool:
+        """Tell whether a key may be tried in this pass."""
+        return self._times.due(key, self._pass)
+
+    def failed(self, key: str) -> None:
+        """An attempt has failed, or what it mended is needed again."""
+        self._times.failed(key, self._pass)
+
+    def succeeded(self, key: str) -> None:
+        """An attempt has succeeded, or none was needed."""
+        self._times.succeeded(key)
