@@ -184,12 +184,11 @@ class Clearing:
         plan = other(state, container, obstacle, keeper.token("call"))
         if plan is None:
             return None
-        keeper.failed(container.id)
-        keeper.counters.subtract(("creates_failed", "creates_placed"))  # it is the same create
+        keeper.failed(container.id, again=True)
         keeper.counters["creates_elsewhere"] += 1
         lost = listed(container.placement.own)
         keeper.problems.note(f"{container.ref} does not get CPUs {lost}: {obstacle.words}")
-        return keeper.take(plan).container
+        return keeper.take(plan, again=True).container
 
 
 def other(state: NodeState, container: Container, obstacle: Obstacle, token: str) -> Plan | None:

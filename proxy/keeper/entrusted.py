@@ -54,23 +54,27 @@ class Entrusted:
             del self._open[next(iter(self._open))]
         self._open[key] = _Told(token, cpus, mems, quota)
 
-    def back(self, pod: Pod, name: str, attempt: int, request: Request) -> Request:
-        """Take back an earlier decision about a container; gives the request as the client meant it."""
+    def back(self, pod: Pod, name: str, attempt: int, request: Request) -> tuple[Request, bool]:
+        """Take back an earlier decision about a container.
+
+        Returns:
+            The request as the client meant it, and whether there was an earlier decision.
+        """
         told = self._open.pop((pod.sandbox_id, name, attempt), None)
         first = None if told is None else self._keeper.state.containers.get(told.token)
         if told is None or first is None:
-            return request
+            return request, False
         keeper, asked = self._keeper, first.request
-        keeper.failed(told.token)
-        keeper.counters.subtract(("creates_failed", "creates_placed"))  # it is the same create
+        keeper.failed(told.token, again=True)
         same = (
             request.cpuset_cpus == told.cpus,
             request.cpuset_mems == told.mems,
             request.cpu_quota == told.quota,
         )
-        return dataclasses.replace(
+        meant = dataclasses.replace(
             request,
             cpuset_cpus=asked.cpuset_cpus if same[0] else request.cpuset_cpus,
             cpuset_mems=asked.cpuset_mems if same[1] else request.cpuset_mems,
             cpu_quota=asked.cpu_quota if same[2] else request.cpu_quota,
         )
+        return meant, True

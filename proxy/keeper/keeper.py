@@ -153,7 +153,7 @@ class Keeper(Household):
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
         """Decide a create and take the CPUs; ``clearing.clear`` must follow where the container owns some."""
-        request = self.entrusted.back(pod, name, attempt, request)
+        request, again = self.entrusted.back(pod, name, attempt, request)
         token = self.token("call")
         plan = place(self.state, pod, name, attempt, request, token)
         if plan.problem or pod.faults or plan.container is None:
@@ -164,10 +164,10 @@ class Keeper(Household):
                 self.history.note(self.wall(), plan.explanation)
             self.refusals.say((pod.ref, name), f"refused {pod.ref}/{name}: {plan.verdict.operator_message}")
             return plan
-        return self.take(plan)
+        return self.take(plan, again=again)
 
-    def take(self, plan: Plan) -> Plan:
-        """Have what a plan that admits says be so."""
+    def take(self, plan: Plan, *, again: bool = False) -> Plan:
+        """Have what a plan that admits says be so; ``again``: it was placed, and counted, before."""
         container = plan.container
         assert container is not None
         if container.placement.pool is Pool.OWN:
@@ -178,7 +178,8 @@ class Keeper(Household):
             self.go_on(plan.state)
         wanted = self.saved[container.id] = self.state.wanted(container)
         self.remember(plan)
-        self.counters["creates_placed"] += 1
+        if not again:
+            self.counters["creates_placed"] += 1
         if container.placement.pool is Pool.OWN or self.voice.chatty:
             say = self.voice.info if container.placement.pool is Pool.OWN else self.voice.debug
             say(f"placed {container.ref} on {wanted}: {container.placement.reasons[0]}")
@@ -270,14 +271,15 @@ class Keeper(Household):
         self.quotas.created(container)
         self.onlooker.created(token, container)
 
-    def failed(self, token: str) -> None:
-        """The create came to nothing: whoever moved for it goes back."""
+    def failed(self, token: str, *, again: bool = False) -> None:
+        """The create failed, or is decided ``again``: the containers that moved for it go back."""
         self.lost.pop(token, None)
         self.saved.pop(token, None)
         self.history.gone(token)
         if token in self.state.containers:
             self.retries.note(self.state.containers[token])
-            self.counters["creates_failed"] += 1
+            if not again:
+                self.counters["creates_failed"] += 1
             self._retire((), (token,))
             self.journal.put(f"i/{token}", None)
             self.onlooker.failed(token)

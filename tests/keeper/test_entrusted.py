@@ -1,0 +1,35 @@
+"""A create that is decided twice is counted once, and no counter goes down."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Request
+
+
+@pytest.mark.parametrize("second", ["4-5", "0-1"])
+def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[..., None], second: str) -> None:
+    """The second decision places the container on other CPUs, or refuses it: 0-1 have an owner."""
+
+    async def day(w: Any) -> None:
+        await w.run(await w.pod("a", "LSE", "", "0-1"))
+        sandbox = await w.pod("b", "LSE", "", "2-3")
+        keeper, pod = w.keeper, w.keeper.state.pods[sandbox]
+        first = keeper.place(pod, "c", 0, Request())
+        keeper.entrusted.give(first.container.id, "2-3", "0", -1)
+        before = dict(keeper.counters)
+        assert before["creates_placed"] == 2
+        again = keeper.place(dataclasses.replace(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
+        assert again.verdict.admitted is (second == "4-5")
+        after = dict(keeper.counters)
+        assert {name: (n, after.get(name, 0)) for name, n in before.items() if after.get(name, 0) < n} == {}
+        assert after["creates_placed"] == 2
+        assert after.get("creates_failed", 0) == 0
+        assert after.get("creates_refused", 0) == (0 if again.verdict.admitted else 1)
+
+    live(day)
