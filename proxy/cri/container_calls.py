@@ -147,8 +147,8 @@ class ContainerCalls:
         if self.keeper.beside.manager.policy != "static":
             request = dataclasses.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
             changed = dataclasses.replace(container, request=request)
-            self.keeper.state = self.keeper.state.changed(put=(changed,))
-            self.keeper.journal.put(f"c/{container.id}", changed)
+            after, records = self.keeper.state.changed(put=(changed,)), {f"c/{container.id}": changed}
+            self.keeper.store.change(after, "container updated", records=records)
 
     def _update_done(self, trip: Trip, status: int | None) -> None:
         if trip.flight is None:

@@ -44,8 +44,7 @@ class CreateCalls:
             if known is not None:
                 pod = dataclasses.replace(as_decided(pod, known), asks=known.asks, source=known.source)
             if pod.uid:
-                self.keeper.state = self.keeper.state.with_pod(pod)
-                self.keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+                self._learned(pod)
         elif pod.cpuset is not None and not pod.chosen:
             pod = self._renewed(pod, message)
         if pod.reparented:
@@ -65,9 +64,13 @@ class CreateCalls:
         """Give a pod whose annotation names CPUs with what it requests now: a resize may have changed it."""
         renewed = with_total(pod, pb.SandboxFacts.FromString(b"".join(message.sandbox_config)))
         if renewed.total != pod.total and pod.sandbox_id in self.keeper.state.pods:
-            self.keeper.state = self.keeper.state.with_pod(renewed)
-            self.keeper.journal.put(f"p/{pod.sandbox_id}", renewed)
+            self._learned(renewed)
         return renewed
+
+    def _learned(self, pod: Pod) -> None:
+        """Take what a request says of its pod into the state; that may change which CPUs are shared."""
+        store, records = self.keeper.store, {f"p/{pod.sandbox_id}": pod}
+        store.change(store.state.with_pod(pod), "pod described by a create", records=records)
 
     async def _find_out(
         self, call: Call, pod: Pod, name: str, attempt: int, request: Request, given: Given
@@ -81,7 +84,7 @@ class CreateCalls:
             if told.asks is not None:
                 pod = dataclasses.replace(pod, asks=told.asks, source=told.source)
             if pod.sandbox_id in keeper.state.pods:
-                keeper.state = keeper.state.with_pod(pod)
+                keeper.store.change(keeper.state.with_pod(pod), "pod described by kubelet")
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):
             request = await keeper.scout.devices(pod, name, given, request)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod

@@ -254,13 +254,13 @@ class Adoption:
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         keeper = self._keeper
         if pod.sandbox_id not in keeper.state.pods:
-            keeper.go_on(keeper.state.with_pod(pod))
-            keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+            records = {f"p/{pod.sandbox_id}": pod}
+            keeper.store.change(keeper.state.with_pod(pod), "sandbox listed", records=records)
         request = request_in(detail)
         phase = PHASES.get(seen.state, Phase.RUNNING)
         plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
         assert plan.container is not None
-        keeper.go_on(plan.state)
+        keeper.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
         keeper.remember(plan)
         keeper.counters["adopted"] += 1
         keeper.bad_input.judge(pod, plan)
@@ -270,6 +270,5 @@ class Adoption:
         saved = saved_cpus(detail.cpuset_cpus)
         if saved is not None:
             keeper.saved[seen.id] = saved
-        keeper.journal.put(f"c/{seen.id}", plan.container)
         say = keeper.voice.info if plan.container.placement.pool is Pool.OWN else keeper.voice.debug
         say(f"adopted {plan.container.ref}: {plan.container.placement.reasons[0]}")

@@ -93,7 +93,7 @@ class BesideKubelet:
         keeper, before = self._keeper, self._keeper.state
         after = before.beside(self.counts(manager.held))
         if after is not before:
-            keeper.go_on(after)
+            keeper.store.change(after, "kubelet's CPU manager changed")
             keeper.counters["kubelet_changes"] += 1
             keeper.voice.info(_change(before.kubelet, after.kubelet))
         if manager is not self.manager or self._checked != (manager, keeper.state.owners):

@@ -37,11 +37,12 @@ def narrow(keeper: Keeper, container_id: str, wish: Narrowing, seen: CpuSet | No
     new, problem = narrowed(keeper.state, container, wish, seen)
     if new is container:
         return problem
-    keeper.go_on(keeper.state.changed(put=(new,)))
+    # A container that is being created is recorded when the runtime has named it.
+    records = {f"c/{container_id}": new} if new.phase is not Phase.CREATING else {}
+    keeper.store.change(keeper.state.changed(put=(new,)), "container narrowed by a hook", records=records)
     fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
     keeper.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
-    if new.phase is not Phase.CREATING:  # else it is recorded when the runtime has named it
-        keeper.journal.put(f"c/{container_id}", new)
+    if new.phase is not Phase.CREATING:
         keeper.later([container_id])
     if keeper.partitions is not None:
         keeper.partitions.stir()
@@ -60,9 +61,9 @@ def take_back(keeper: Keeper) -> None:
     inside = [within_its_own(container) for container in there if container.placement.beyond]
     if not inside:
         return
-    keeper.go_on(keeper.state.changed(put=inside))
+    records = {f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}": c for c in inside}
+    keeper.store.change(keeper.state.changed(put=inside), "hooks.ownedCPUs is false", records=records)
     for container in inside:
-        keeper.journal.put(f"{'i' if container.phase is Phase.CREATING else 'c'}/{container.id}", container)
         keeper.voice.info(f"{container.ref} leaves CPUs that a hook gave it: hooks.ownedCPUs is false")
     tell_lost(keeper, [container.id for container in inside])
 
@@ -70,6 +71,6 @@ def take_back(keeper: Keeper) -> None:
 def tell_lost(keeper: Keeper, ids: Iterable[str]) -> None:
     """Tell who of some containers has nothing left of what hooks have narrowed it to."""
     for container_id in ids:
-        container = keeper.state.containers[container_id]
-        if words := lost(keeper.state, container):
+        container = keeper.state.containers.get(container_id)
+        if container is not None and (words := lost(keeper.state, container)):
             keeper.problems.note(f"{words}: it has all that it would have without hooks")

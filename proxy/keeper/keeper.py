@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.keeper.bad_input import LIMITED, BadInput
@@ -29,35 +29,31 @@ from proxy.keeper.drift.finding import Drift
 from proxy.keeper.ending import CLOSE_S, Ending
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.entrusted import Entrusted
-from proxy.keeper.flights import Flights
 from proxy.keeper.health import STUCK_S, Health
 from proxy.keeper.history import History
 from proxy.keeper.hooked import tell_lost
 from proxy.keeper.household import Household
-from proxy.keeper.journal import Journal
+from proxy.keeper.journal import Journal, Record
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.machine.hotplug import Hotplug
 from proxy.keeper.mems import MemoryNodes
-from proxy.keeper.news import News
 from proxy.keeper.onlooker import NOBODY, Onlooker
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.ports import Ledger
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.quotas.quotas import Quotas
-from proxy.keeper.retries import Retries
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
+from proxy.keeper.store import Change, Follow, NodeStore
 from proxy.keeper.systemd.lasting import Lasting
 from proxy.keeper.throttle import Throttle
 from proxy.keeper.watching import JOIN_S, Watching
 from proxy.keeper.whereabouts import Whereabouts
 from proxy.keeper.worker import Worker
 from proxy.model.admission import CLAIMED, Rule
-from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Fault, Phase, Pod, Pool, Request
-from proxy.plan.moves import moves
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
@@ -104,8 +100,19 @@ class Keeper(Household):
         self.clock = clock
         self.runtime = runtime
         self.health = Health(self.problems.note, self._goes_on)
-        self.state = NodeState.empty(node)
-        self.saved: dict[str, CpuSet] = {}
+        self.recorder = Worker("ledger", self.broken)
+        self.journal = Journal(
+            ledger if options.enforce else None,
+            self.recorder,
+            self.complain,
+            self.counters,
+            options.call_timeout,
+        )
+        self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken)
+        store.subscribe(self)
+        self.saved, self.lost, self.unsettled = store.saved, store.lost, store.unsettled
+        self.news, self.flights, self.retries = store.news, store.flights, store.retries
+        self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)
         self.scout = scout or Scout(None, None, self.broken)
         self.beside = BesideKubelet(self, None)
@@ -122,32 +129,21 @@ class Keeper(Household):
         self.drift = Drift(self)
         self.bad_input = BadInput(self.counters, self.problems.note)
         self.prescriptions = Prescriptions(self, node)
-        self.flights = Flights()
         self.confinement = Confinement(self)
-        self.retries = Retries()
         self.entrusted = Entrusted(self)
-        self.synced = asyncio.Event()
         self._put_off = set[str]()
-        self.attention = asyncio.Event()
-        self.lost: dict[str, float] = {}
-        self.news = News()
-        self.unsettled: dict[str, None] = {}
-        self.to_settle = asyncio.Event()
         self.kernel = Worker("kernel", self.broken)
         self.enforcer = Enforcer(cgroups, lambda: self.state, self.flights.busy, self.flights.is_confined)
-        self.recorder = Worker("ledger", self.broken)
         self.health.watch(self.kernel, STUCK_S, vital=True)
         self.health.watch(self.recorder, STUCK_S, vital=True)
         self.health.watch(self.scout.worker)
-        self.journal = Journal(
-            ledger if options.enforce else None,
-            self.recorder,
-            self.complain,
-            self.counters,
-            options.call_timeout,
-        )
         self._calls = 0
         self._boot = f"{int(clock() * 1000):x}"
+
+    @property
+    def state(self) -> NodeState:
+        """The node as it is now; ``store.change`` replaces it."""
+        return self.store.state
 
     # -- placing ------------------------------------------------------------------------------------------
 
@@ -170,12 +166,9 @@ class Keeper(Household):
         """Have what a plan that admits says be so; ``again``: it was placed, and counted, before."""
         container = plan.container
         assert container is not None
-        if container.placement.pool is Pool.OWN:
-            self.state = plan.state  # ``clear`` has the others follow
-            self.onlooker.stirred()
-            tell_lost(self, plan.shrink)
-        else:
-            self.go_on(plan.state)
+        # ``clear`` writes the containers that leave an owner's CPUs, and waits for that.
+        follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
+        self.store.change(plan.state, "container placed", follow=follow)
         wanted = self.saved[container.id] = self.state.wanted(container)
         self.remember(plan)
         if not again:
@@ -248,8 +241,7 @@ class Keeper(Household):
 
     def settle_later(self, container_id: str) -> None:
         """Have the runtime told the set of a container, some time."""
-        self.unsettled[container_id] = None
-        self.to_settle.set()
+        self.store.settle_later(container_id)
 
     def created(self, token: str, container_id: str) -> None:
         """The runtime has made the container and named it."""
@@ -257,7 +249,10 @@ class Keeper(Household):
         if container is None:
             return
         container = container.in_phase(Phase.CREATED, container_id)
-        self.state = self.state.renamed(token, container)
+        records: dict[str, Record | None] = {f"c/{container_id}": container}
+        if container.placement.pool is Pool.OWN or container.placement.narrowed is not None:
+            records[f"i/{token}"] = None
+        self.store.change(self.state.renamed(token, container), "container created", records=records)
         self.history.renamed(token, container_id)
         self.news.touch(container_id)
         saved = self.saved.pop(token, None)
@@ -265,9 +260,6 @@ class Keeper(Household):
             self.saved[container_id] = saved
         else:
             self.saved.pop(container_id, None)
-        self.journal.put(f"c/{container_id}", container)
-        if container.placement.pool is Pool.OWN or container.placement.narrowed is not None:
-            self.journal.put(f"i/{token}", None)
         self.quotas.created(container)
         self.onlooker.created(token, container)
 
@@ -280,8 +272,7 @@ class Keeper(Household):
             self.retries.note(self.state.containers[token])
             if not again:
                 self.counters["creates_failed"] += 1
-            self._retire((), (token,))
-            self.journal.put(f"i/{token}", None)
+            self._retire("create failed", (), (token,), {f"i/{token}": None})
             self.onlooker.failed(token)
 
     def uncertain(self, token: str) -> None:
@@ -302,15 +293,15 @@ class Keeper(Household):
             return  # nobody comes back from the dead; what a runtime says later is taken in as new
         self.news.touch(container_id)
         changed = container.in_phase(phase)
-        self._retire((changed,), ())
+        self._retire(f"container {phase.value}", (changed,), (), {f"c/{container_id}": changed})
         if phase is Phase.RUNNING:
-            before, self.state = self.state, self.state.started(changed)
-            pod = self.state.pods.get(changed.pod.sandbox_id)
-            if pod is not None and pod is not before.pods.get(pod.sandbox_id):
-                self.journal.put(f"p/{pod.sandbox_id}", pod)  # init containers have let go of memory
+            sandbox_id, after = changed.pod.sandbox_id, self.state.started(changed)
+            pod = after.pods.get(sandbox_id)
+            renewed = pod is not None and pod is not self.state.pods.get(sandbox_id)
+            records = {f"p/{sandbox_id}": pod} if renewed else {}
+            self.store.change(after, "init containers let go of memory", records=records)
             if self.partitions is not None and changed.placement.pool is Pool.OWN:
                 self.partitions.stir()
-        self.journal.put(f"c/{container_id}", changed)
         if phase is Phase.RUNNING:
             self.onlooker.started(changed)
         elif phase is Phase.EXITED:
@@ -322,31 +313,35 @@ class Keeper(Household):
         """Containers are gone."""
         ids = list(ids)
         gone = {i: self.state.containers[i] for i in ids if i in self.state.containers}
-        self._retire((), gone)
+        self._retire("container removed", (), gone, {f"c/{container_id}": None for container_id in gone})
         for container_id in gone:
             self.saved.pop(container_id, None)
             self.unsettled.pop(container_id, None)
             self.history.gone(container_id)
-            self.journal.put(f"c/{container_id}", None)
         for container_id in ids:
             self.news.left(container_id)
         for container in gone.values():
             self.onlooker.gone(container)
 
-    def _retire(self, put: Iterable[Container], drop: Iterable[str]) -> None:
-        self.go_on(self.state.changed(put=put, drop=drop))
+    def _retire(
+        self,
+        reason: str,
+        put: Iterable[Container],
+        drop: Iterable[str],
+        records: Mapping[str, Record | None],
+    ) -> None:
+        self.store.change(self.state.changed(put=put, drop=drop), reason, records=records)
         self.quotas.stir()
 
-    def go_on(self, after: NodeState) -> None:
-        """Go on to a state whose pools may be others than before; whoever is in them follows soon."""
-        before, self.state = self.state, after
-        if before.pools is after.pools and before.node is after.node:
-            return  # most containers own nothing
+    def changed(self, change: Change) -> None:
+        """Have hooks, reports and the kernel follow a change of pools or rules; see ``StateObserver``."""
         self.onlooker.stirred()
-        shrink, grow = moves(before, after)
-        tell_lost(self, shrink)
-        if shrink or grow:
-            self.later([*shrink, *grow])
+        rules_differ = change.before.node is not change.after.node
+        tell_lost(self, change.after.containers if rules_differ else change.shrink)
+        if change.follow is Follow.ALL:
+            self.later(list(change.after.containers))
+        elif change.follow is Follow.MOVED and change.moved:
+            self.later(change.moved)
 
     def later(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""

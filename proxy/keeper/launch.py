@@ -167,7 +167,8 @@ class Launch:
         keeper = self._keeper
         container = keeper.state.containers[container_id]
         if container.phase is Phase.CREATED:
-            keeper.state = keeper.state.changed(put=(container.in_phase(Phase.STARTING),))
+            starting = container.in_phase(Phase.STARTING)
+            keeper.store.change(keeper.state.changed(put=(starting,)), "container starting")
             keeper.news.touch(container_id)
         carries = keeper.saved.get(container_id) or keeper.state.wanted(container)
         flight = keeper.flights.depart(container_id, carries, is_start=True)

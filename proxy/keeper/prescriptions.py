@@ -73,7 +73,7 @@ class Prescriptions:
         told = self._with_kept(prescribe(self._configured, machine, self.meta, keeper.beside.manager))
         done = enact(before, told, self.told, self._options)
         old, self.told = self.told.named(), done.told
-        keeper.go_on(done.state)
+        keeper.store.change(done.state, "node rules changed")
         for words in [*self._unread(), *(v.problem for v in done.told.named().values()), *done.notes]:
             if words:
                 keeper.problems.note(words)

@@ -49,8 +49,7 @@ class Sandboxes:
             keeper.refusals.say(pod.ref, f"refused {pod.ref}: {admission.verdict.operator_message}")
         elif admission.pod.aside is not None:
             self.arriving.add(token)
-            keeper.go_on(admission.state)
-            keeper.journal.put(f"p/{token}", admission.pod)
+            keeper.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
             aside = admission.pod.aside
             what = f"CPUs {aside.cpus}" if aside.cpus else "memory"
             keeper.voice.info(f"set {what} aside for {pod.ref}")
@@ -62,8 +61,7 @@ class Sandboxes:
         keeper.history.gone(token)
         if token in self.arriving:
             self.arriving.discard(token)
-            keeper.go_on(keeper.state.without_pod(token))
-            keeper.journal.put(f"p/{token}", None)
+            self._drop(token, "sandbox failed")
 
     def running(self, pod: Pod, token: str = "") -> None:
         """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
@@ -77,8 +75,7 @@ class Sandboxes:
         keeper.history.renamed(token, pod.sandbox_id)
         if token in self.arriving:
             self.arriving.discard(token)
-            keeper.go_on(keeper.state.without_pod(token))
-            keeper.journal.put(f"p/{token}", None)
+            self._drop(token, "sandbox named")
         old = [
             c.id
             for c in keeper.state.containers.values()
@@ -89,8 +86,9 @@ class Sandboxes:
         ]
         for container_id in old:
             keeper.phase(container_id, Phase.EXITED)
-        keeper.go_on(keeper.state.with_pod(pod))
-        keeper.journal.put(f"p/{pod.sandbox_id}", pod)
+        keeper.store.change(
+            keeper.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
+        )
         if keeper.options.enforce and keeper.state.owners:
             keeper.spawn(keeper.clear_sandboxes())
 
@@ -138,6 +136,9 @@ class Sandboxes:
         keeper.history.gone(sandbox_id)
         pod = keeper.state.pods.get(sandbox_id)
         if pod is not None:
-            keeper.go_on(keeper.state.without_pod(sandbox_id))
-            keeper.journal.put(f"p/{sandbox_id}", None)
+            self._drop(sandbox_id, "sandbox gone")
             keeper.onlooker.pod_stopped(pod)
+
+    def _drop(self, sandbox_id: str, reason: str) -> None:
+        store = self._keeper.store
+        store.change(store.state.without_pod(sandbox_id), reason, records={f"p/{sandbox_id}": None})

@@ -26,6 +26,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, Phase, Pod
 from proxy.plan.recount import beyond, recounted
+from proxy.plan.state import NodeState
 
 UNIMPLEMENTED = 12
 GRACE_S = 2.0
@@ -69,7 +70,7 @@ class Sync:
         node = keeper.state.node
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
-        keeper.state = recounted(type(keeper.state).of(node, pods, containers))
+        keeper.store.change(recounted(NodeState.of(node, pods, containers)), "ledger read")
         yield
         yield from self._launch.suspect()
         for resource, (promised, there) in beyond(keeper.state).items():

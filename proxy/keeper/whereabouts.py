@@ -92,8 +92,8 @@ class Whereabouts:
                 continue
             self.why.pop(container_id, None)
             known = dataclasses.replace(container, cgroup=at.path)
-            keeper.state = keeper.state.changed(put=(known,))
-            keeper.journal.put(f"c/{container_id}", known)
+            after, records = keeper.state.changed(put=(known,)), {f"c/{container_id}": known}
+            keeper.store.change(after, "cgroup located", records=records)
             keeper.counters["cgroups_located"] += 1
             keeper.voice.info(f"found the cgroup of {container.ref} by its first process: /{at.path}")
             moved.append(container_id)

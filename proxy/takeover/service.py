@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.keeper.runtime_ports import SOURCE
+from proxy.keeper.store import Follow
 from proxy.keeper.worker import Worker
 from proxy.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.kubelet.small_file import read_small
@@ -139,9 +140,7 @@ class Takeover:
         static = self._static or record.ours
         if keeper.state.node.static != static:
             changed = dataclasses.replace(keeper.state.node, static=static, alike=dict[object, Placement]())
-            keeper.state = keeper.state.under(changed)
-            keeper.onlooker.stirred()
-            keeper.later(list(keeper.state.containers))
+            keeper.store.change(keeper.state.under(changed), "takeover", follow=Follow.ALL)
         keeper.prescriptions.kept = record.reserved
         try:
             keeper.prescriptions.put_into_force()

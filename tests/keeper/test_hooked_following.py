@@ -203,8 +203,8 @@ def test_pools_and_machine_that_change(live) -> None:
             await w.run(await w.pod("ls", "LS"))
             await w.quiet()
             assert not h.told, "who owns nothing changes nothing"
-            w.keeper.go_on(w.keeper.state.changed(drop=(lse,)))
-            w.keeper.go_on(w.keeper.state.suppressing(CpuSet.parse("0-1")))
+            w.keeper.store.change(w.keeper.state.changed(drop=(lse,)), "a test")
+            w.keeper.store.change(w.keeper.state.suppressing(CpuSet.parse("0-1")), "a test")
             w.keeper.onlooker.stirred()
             await w.until(lambda: h.told)
             await w.quiet()

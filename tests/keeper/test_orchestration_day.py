@@ -32,7 +32,6 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.plan.invariants import violations
-from proxy.plan.moves import moves
 from proxy.plan.state import NodeState
 
 PREFIX = "scheduling.koordinator.sh/"
@@ -305,10 +304,8 @@ class Day:
 
     def suppress(self, limit: CpuSet | None) -> None:
         """What the controller does with a budget."""
-        keeper, before = self.w.keeper, self.w.keeper.state
-        keeper.state = before.suppressing(limit)
-        shrink, grow = moves(before, keeper.state)
-        keeper.later([*shrink, *grow])
+        keeper = self.w.keeper
+        keeper.store.change(keeper.state.suppressing(limit), "a test")
 
     def plug(self, gone: set[int]) -> None:
         """CPUs go offline, and others come back."""
@@ -473,7 +470,7 @@ def test_cpus_that_kubelet_held_for_one_who_shares_return_at_once(live) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.go_on(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}))
+        w.keeper.store.change(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}), "a test")
         await w.quiet()
         assert w.on(ls) == "0-3,6-15"
         passes = w.keeper.counters["passes"]
@@ -496,7 +493,7 @@ def test_cpus_that_kubelet_held_for_one_who_shares_return_at_once(live) -> None:
 def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.keeper.go_on(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}))
+        w.keeper.store.change(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}), "a test")
         await w.quiet()
         sandbox = await w.pod("g", "LS")
         await w.quiet()

@@ -307,7 +307,7 @@ def test_several_containers_that_kubelet_tells_of(live: Callable[..., None]) -> 
             import dataclasses
 
             known = dataclasses.replace(w.keeper.state.pods[pod], asks=asks, source="a test")
-            w.keeper.state = w.keeper.state.with_pod(known)
+            w.keeper.store.change(w.keeper.state.with_pod(known), "a test")
             pods.append((pod, await w.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods
         assert (at(w, pair), at(w, pair, one)) == (200_000, 200_000)
@@ -368,7 +368,7 @@ def test_a_group_of_several_pods_is_nobodys_own(live: Callable[..., None]) -> No
         import dataclasses
 
         shared = dataclasses.replace(w.keeper.state.pods[other], cgroup_parent="/kubepods/poddb")
-        w.keeper.state = w.keeper.state.with_pod(shared)
+        w.keeper.store.change(w.keeper.state.with_pod(shared), "a test")
         owner = await w.run(pod, **TWO)
         await w.sync.once()
         assert (at(w, pod), at(w, pod, owner)) == (200_000, -1)

@@ -56,7 +56,7 @@ def test_a_container_that_goes_while_its_cgroup_is_looked_for_stops_nobody(live)
         w.keeper.enforcer._paths.clear()
 
         def find(parent: str, container_id: str) -> None:
-            w.keeper.state = w.keeper.state.changed(drop=[ls])
+            w.keeper.store.change(w.keeper.state.changed(drop=[ls]), "a test")
 
         w.cgroups.find = find
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))

@@ -478,7 +478,7 @@ def test_an_answer_that_tells_nothing_takes_back_nothing(live) -> None:
         await w.until(lambda: kubelet.asked == 2)
         pod = w.keeper.state.pods[s]
         pod = dataclasses.replace(pod, asks=PodAsk("a", (ask("c", 2),)), source="kubelet's /pods")
-        w.keeper.state = w.keeper.state.with_pod(pod)
+        w.keeper.store.change(w.keeper.state.with_pod(pod), "a test")
         kubelet.gate.set()
         await silent
         assert w.keeper.state.pods[s] == pod

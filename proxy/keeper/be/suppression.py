@@ -26,13 +26,13 @@ from proxy.keeper.be.usage import ABOVE, Asked, asked_of, usage_of
 from proxy.keeper.be.words import quota_words, reason
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading, UsageSource
+from proxy.keeper.store import Follow
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import Pool, QosClass
-from proxy.plan.moves import moves
 from proxy.pools.quota import UNLIMITED
 from proxy.pools.seats import Seat, seats_of
 from proxy.pools.shared import Held, Withheld
@@ -213,15 +213,14 @@ class Suppression:
     async def _limit(self, limit: CpuSet | None, why: str) -> None:
         """Narrow the BE pool (None: no longer) and have the kernel follow."""
         keeper = self._keeper
-        before, keeper.state = keeper.state, keeper.state.suppressing(limit)
-        keeper.onlooker.stirred()
-        was, now = before.pools.of(Pool.BE), keeper.state.pools.of(Pool.BE)
+        after = keeper.state.suppressing(limit)
+        done = keeper.store.change(after, "BE pool suppressed", follow=Follow.CALLER)
+        was, now = done.before.pools.of(Pool.BE), done.after.pools.of(Pool.BE)
         if was == now:
             return
         self._changed(f"CPUs {was}", f"CPUs {now}", why)
-        shrink, grow = moves(before, keeper.state)
-        if shrink or grow:
-            await keeper.follow([*shrink, *grow])
+        if done.moved:
+            await keeper.follow(done.moved)
         else:  # groups above BE containers may hold the pool too
             await keeper.kernel.run(keeper.enforcer.enforce, ())
 

@@ -21,8 +21,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.hooked import tell_lost
 from proxy.keeper.machine.shortage import Shortage
+from proxy.keeper.store import Follow
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -117,17 +117,13 @@ class Hotplug:
         ):
             if old != new:
                 keeper.voice.warn(f"{what} are now {new}, were {old}")
-        keeper.state = after
-        keeper.onlooker.stirred()
-        tell_lost(keeper, after.containers)
+        keeper.store.change(after, "machine changed", follow=Follow.ALL)
         keeper.enforcer.forget()  # what the kernel took from groups nobody wrote
         keeper.counters["machine_changes"] += 1
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
         keeper.attention.set()  # sandboxes, memory nodes and what was promised of them
-        if keeper.options.enforce:
-            keeper.spawn(keeper.follow(list(after.containers)))
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Have the runtime told who has other memory nodes now: what it has saved, no kernel takes."""
@@ -198,15 +194,17 @@ class Hotplug:
         placement = dataclasses.replace(first.placement, own=cpus, instead=CpuSet())
         pod = dataclasses.replace(first.pod, cpuset=None)
         held = dataclasses.replace(first, id=token, pod=pod, placement=placement, phase=Phase.CREATING)
-        keeper.state = keeper.state.changed(put=(held,))  # nobody else's from here on
-        keeper.onlooker.stirred()
+        # No other container is given these CPUs from here on; the barrier writes those that leave them.
+        keeper.store.change(
+            keeper.state.changed(put=(held,)), "replacement CPUs reserved", follow=Follow.CALLER
+        )
         try:
             obstacle = await keeper.clearing.barrier(cpus)
         except BaseException:
-            keeper.go_on(keeper.state.changed(drop=(token,)))
+            self._release(token)
             raise
         if obstacle is not None or not self._living(ids):
-            keeper.go_on(keeper.state.changed(drop=(token,)))
+            self._release(token)
             if obstacle is not None:
                 keeper.problems.note(
                     f"{first.ref} does not get CPUs {cpus} in place of {short.away}: {obstacle.words}"
@@ -217,6 +215,10 @@ class Hotplug:
         await keeper.journal.flush()
         await keeper.follow(ids)
         self._partition_anew()
+
+    def _release(self, token: str) -> None:
+        store = self._keeper.store
+        store.change(store.state.changed(drop=(token,)), "replacement CPUs released")
 
     def _partition_anew(self) -> None:
         if self._keeper.partitions is not None:
@@ -233,9 +235,8 @@ class Hotplug:
             dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=instead))
             for c in self._living(ids)
         ]
-        keeper.go_on(keeper.state.changed(put=changed, drop=(token,)))
-        for container in changed:
-            keeper.journal.put(f"c/{container.id}", container)
+        after, records = keeper.state.changed(put=changed, drop=(token,)), {f"c/{c.id}": c for c in changed}
+        keeper.store.change(after, "replacement CPUs given", records=records)
 
     # -- the end ------------------------------------------------------------------------------------------
 
