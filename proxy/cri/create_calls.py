@@ -13,10 +13,10 @@ from proxy.cri.trips import FAILED_PRECONDITION, OK, Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of, with_total
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
-from proxy.keeper.refusals import ELSEWHERE
 from proxy.keeper.siblings import holders, see_ended
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.admit import as_decided
+from proxy.plan.write_errors import ELSEWHERE
 
 NO_DEVICES = Given()
 """Stands for devices that nobody has looked for, as they could change nothing."""

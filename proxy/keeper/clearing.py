@@ -2,7 +2,7 @@
 
 Everybody who shares is written first, those that no plan moves too: another create for the same owner may
 still be on its way, and somebody may have written a cgroup behind our back. What the kernel refuses is asked
-about again (``refusals``), and what it holds in the end is read: only who still runs on CPUs that the new
+about again, and what it holds in the end is read: only who still runs on CPUs that the new
 owner is to have is in its way. Then other CPUs are chosen where these were our own choice, a bounded number
 of times; else the create is refused. Who had moved for it goes back with the withdrawn placement.
 """
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.keeper.confinement import Wait
-from proxy.keeper.refusals import Way, pause, way
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, union
 from proxy.model.wording import listed
@@ -24,6 +23,7 @@ from proxy.model.workload import Container, Pool
 from proxy.plan.admission import decided_cpus
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
+from proxy.plan.write_errors import WriteAction, action_for, retry_pause
 
 if TYPE_CHECKING:
     from proxy.keeper.enforce import Enforced
@@ -114,7 +114,7 @@ class Clearing:
         keeper = self._keeper
         done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
         tried = 1
-        while (seconds := pause(tried, [e.errno for e in done.refused.values()])) is not None:
+        while (seconds := retry_pause(tried, [e.errno for e in done.refused.values()])) is not None:
             keeper.moved(done)
             keeper.counters["refused_writes_retried"] += 1
             await asyncio.sleep(seconds)
@@ -150,7 +150,7 @@ class Clearing:
             for error in done.errors:
                 keeper.problems.note(error)
             return None
-        final = any(way(done.refused[i].errno) is Way.REFUSE for i in in_the_way)
+        final = any(action_for(done.refused[i].errno) is WriteAction.REFUSE for i in in_the_way)
         words = str(done.refused[in_the_way[0]])
         cpus = CpuSet.from_bits(union(cpus.bits for cpus in held.values()))
         return Obstacle(words, cpus, final, public=_REFUSED)
@@ -166,7 +166,7 @@ class Clearing:
             try:
                 found[container_id] = keeper.enforcer.cgroups.read(path).effective_cpus
             except CgroupError as error:
-                if way(error.errno) is not Way.LOOK:  # else it has left meanwhile
+                if action_for(error.errno) is not WriteAction.LOOK:  # else it has left meanwhile
                     found[container_id] = keeper.state.node.machine.online  # it may be anywhere
         return found
 

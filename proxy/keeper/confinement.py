@@ -40,9 +40,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.keeper.refusals import PAUSE_S, TRIES
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Phase
+from proxy.plan.write_errors import PAUSE_S, TRIES
 
 if TYPE_CHECKING:
     from proxy.keeper.flights import Flight
