@@ -30,6 +30,10 @@ def made(text: str, config: str = "", deadline: float = 30.0) -> Loaded:
     return load("10-quota", PATH, text.encode(), parse(config, "f").hooks, deadline)
 
 
+def hook_modules() -> set[str]:
+    return {name for name in sys.modules if "topoproxy_hooks" in name}
+
+
 def ended(thread: threading.Thread) -> bool:
     thread.join(30)
     return not thread.is_alive()
@@ -40,11 +44,11 @@ def hook_threads() -> list[threading.Thread]:
 
 
 def refused(text: str, config: str = "", deadline: float = 30.0) -> str:
-    modules = set(sys.modules)
+    modules, threads = hook_modules(), set(hook_threads())  # another test may have left a file that hangs
     with pytest.raises(HookError) as caught:
         made(text, config, deadline)
-    assert all(ended(thread) for thread in hook_threads())
-    assert not [name for name in set(sys.modules) - modules if "topoproxy_hooks" in name]
+    assert all(ended(thread) for thread in set(hook_threads()) - threads)
+    assert hook_modules() == modules
     prefix = f"cannot load hook {PATH}: "
     assert str(caught.value).startswith(prefix)
     return str(caught.value).removeprefix(prefix)
@@ -213,21 +217,21 @@ def test_a_file_that_hangs_is_given_up_and_stopped(loop: str) -> None:
 
 
 def test_a_file_that_is_through_too_late_is_not_kept() -> None:
-    before = set(sys.modules)
+    before = hook_modules()
     words = refused(
         f"{HEAD}{HANDLER}import time\ntry:\n    time.sleep(0.5)\nexcept SystemExit:\n    pass\n", deadline=0.1
     )
     assert "still not through" in words
-    assert set(sys.modules) == before
+    assert hook_modules() == before
 
 
 def test_what_was_through_in_the_last_moment_is_not_kept_either() -> None:
-    before = set(sys.modules)
+    before = hook_modules()
     attempt = Attempt("10-quota", PATH, (HEAD + HANDLER).encode(), HooksConfig())
     attempt.start()
     attempt.future.result(30)
     assert "still not through" in str(attempt.abandon(0.1))
-    assert set(sys.modules) == before
+    assert hook_modules() == before
 
 
 def test_its_settings_may_not_hang_either() -> None:
