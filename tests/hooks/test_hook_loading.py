@@ -48,7 +48,7 @@ def refused(text: str, config: str = "", deadline: float = 30.0) -> str:
     with pytest.raises(HookError) as caught:
         made(text, config, deadline)
     assert all(ended(thread) for thread in set(hook_threads()) - threads)
-    assert hook_modules() == modules
+    assert hook_modules() <= modules
     prefix = f"cannot load hook {PATH}: "
     assert str(caught.value).startswith(prefix)
     return str(caught.value).removeprefix(prefix)
