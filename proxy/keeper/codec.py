@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
@@ -80,14 +81,32 @@ def _dump_aside(aside: SetAside) -> dict[str, object]:
         "cpus": str(aside.cpus),
         "blocks": _dump_blocks(aside.blocks),
         "parts": [
-            {"name": part.name, "cpus": str(part.cpus), "blocks": _dump_blocks(part.blocks)}
+            {
+                "name": part.name,
+                "cpus": str(part.cpus),
+                "blocks": _dump_blocks(part.blocks),
+                **_dump_shares(part.shares),
+            }
             for part in aside.parts
         ],
+        **_dump_shares(aside.shares),
     }
 
 
 def _dump_blocks(blocks: Blocks) -> list[object]:
     return [[str(block.affinity), block.resource, block.size] for block in blocks]
+
+
+def _dump_shares(shares: tuple[Share, ...]) -> dict[str, object]:
+    """Return shares under their key; nothing where there are none."""
+    if not shares:
+        return {}
+    return {
+        "shares": [
+            [share.provider, share.resource, share.amount, None if share.nodes is None else str(share.nodes)]
+            for share in shares
+        ]
+    }
 
 
 def _dump_container(container: Container) -> dict[str, object]:
@@ -113,6 +132,7 @@ def _dump_container(container: Container) -> dict[str, object]:
             **({"instead": str(placement.instead)} if placement.instead else {}),
             **({} if placement.narrowed is None else {"narrowed": str(placement.narrowed)}),
             **({"beyond": str(placement.beyond)} if placement.beyond else {}),
+            **_dump_shares(placement.shares),
         },
         "phase": container.phase.value,
         "attempt": container.attempt,
@@ -147,6 +167,7 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
                 if "narrowed" in placement
                 else None,
                 beyond=CpuSet.parse(_text(placement.get("beyond", "")), cpus),
+                shares=_shares(placement.get("shares", [])),
             ),
             Phase(data["phase"]),
             _number(data["attempt"]),
@@ -228,9 +249,15 @@ def _aside(data: Mapping[str, Any], bounds: Bounds) -> SetAside:
         CpuSet.parse(_text(data["cpus"]), bounds.cpus),
         _blocks(data["blocks"]),
         tuple(
-            Part(_text(part["name"]), CpuSet.parse(_text(part["cpus"]), bounds.cpus), _blocks(part["blocks"]))
+            Part(
+                _text(part["name"]),
+                CpuSet.parse(_text(part["cpus"]), bounds.cpus),
+                _blocks(part["blocks"]),
+                _shares(part.get("shares", [])),
+            )
             for part in data["parts"]
         ),
+        _shares(data.get("shares", [])),
     )
 
 
@@ -239,6 +266,15 @@ def _blocks(data: list[Any]) -> Blocks:
     if any(block.size < 0 for block in blocks):
         raise ValueError("no memory is less than none")
     return blocks
+
+
+def _shares(data: list[Any]) -> tuple[Share, ...]:
+    return tuple(
+        Share(
+            _text(provider), _text(name), _number(amount), None if nodes is None else Mask.parse(_text(nodes))
+        )
+        for provider, name, amount, nodes in data
+    )
 
 
 def _request(data: Mapping[str, Any]) -> Request:

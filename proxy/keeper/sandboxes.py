@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from proxy.model.workload import Phase, Pod, Request, Verdict
-from proxy.plan.accounts import inits_before
+from proxy.place.memory.accounts import inits_before
 from proxy.plan.admit import admit
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from proxy.model.asks import PodAsk
+from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.memory import Blocks
@@ -84,6 +85,7 @@ class Part:
     name: str
     cpus: CpuSet
     blocks: Blocks = ()
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class SetAside:
         cpus: CPUs that nobody else is given while the sandbox is there.
         blocks: Memory of the pod as a whole; empty where it is known by container.
         parts: What each container gets; empty where the containers are not known yet.
+        shares: Other resources of the pod as a whole; empty where they are known by container.
     """
 
     affinity: Mask | None
@@ -103,6 +106,7 @@ class SetAside:
     cpus: CpuSet
     blocks: Blocks = ()
     parts: tuple[Part, ...] = ()
+    shares: tuple[Share, ...] = ()
 
     def part(self, name: str) -> Part | None:
         """Give what is set aside for a container; None where nothing is by name."""
@@ -240,6 +244,7 @@ class Placement:
         narrowed: CPUs to which hooks have narrowed it; None where none has.
         beyond: Those of them that are neither its own nor its pool's: owners may be there, because the
             configuration lets hooks give such CPUs.
+        shares: Other resources that providers granted it.
     """
 
     pool: Pool
@@ -255,6 +260,7 @@ class Placement:
     instead: CpuSet = field(default_factory=CpuSet)
     narrowed: CpuSet | None = None
     beyond: CpuSet = field(default_factory=CpuSet)
+    shares: tuple[Share, ...] = ()
 
     @property
     def narrow(self) -> bool:

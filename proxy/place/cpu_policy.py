@@ -16,6 +16,7 @@ from proxy.model.options import CpuOptions
 from proxy.place.cputopo import CpuTopology
 from proxy.place.distributed import take_distributed
 from proxy.place.packed import take_packed
+from proxy.place.refusal import AllocationRefusedError
 
 Assignments = Mapping[str, Mapping[str, CpuSet]]
 """Pod uid to container name to CPUs."""
@@ -25,14 +26,8 @@ class CpuStateError(ValueError):
     """Reserved CPUs or a stored state do not fit the machine; the text is kubelet's."""
 
 
-class CpuRefusedError(ValueError):
-    """A container cannot have its CPUs; the text is kubelet's message.
-
-    Attributes:
-        reason: kubelet's reason.
-    """
-
-    reason = "UnexpectedAdmissionError"
+class CpuRefusedError(AllocationRefusedError):
+    """A container cannot have its CPUs; the text is kubelet's message."""
 
 
 class SmtAlignmentError(CpuRefusedError):

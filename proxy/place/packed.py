@@ -29,10 +29,11 @@ from collections.abc import Callable, Iterable, Iterator
 from proxy.model.idset import CpuSet
 from proxy.place.cputopo import CpuTopology, Units
 from proxy.place.orders import Orders
+from proxy.place.refusal import AllocationRefusedError
 from proxy.place.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, told
 
 
-class NotEnoughCpus(ValueError):  # noqa: N818 - reads as what it is, in kubelet's words
+class NotEnoughCpus(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
     """More CPUs are wanted than are available.
 
     Attributes:

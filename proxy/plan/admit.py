@@ -22,33 +22,28 @@ from dataclasses import dataclass
 from proxy.model.admission import Breach, Rule
 from proxy.model.asks import PodAsk
 from proxy.model.explanation import Explanation, Step
-from proxy.model.hint import Hints, TopologyHint
+from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.wording import listed
 from proxy.model.workload import Fault, Part, Pod, Request, SetAside, Verdict
-from proxy.place import cpu_static
-from proxy.place.binding.wish import BindError, PolicyConflictError
 from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
-from proxy.place.devices import hints as device_hints
-from proxy.place.memory import hints as memory_hints
-from proxy.place.memory import request as memory_request
 from proxy.place.policies import UNALIGNED
+from proxy.place.providers.provider import ProviderRequest
+from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admission import believed, rejection, rejects, shared_instead
 from proxy.plan.aligned import bound, shared_milli, wants
-from proxy.plan.cases import asks_of, case_of
+from proxy.plan.cases import asks_of, context_of, for_container
 from proxy.plan.desk import (
     ANYWHERE,
-    DEVICES,
     FAILED_PRECONDITION,
-    Case,
-    Ruling,
-    grant,
-    judge,
-    near_hints,
+    AdmissionContext,
+    TopologyDecision,
+    allocate,
+    apply_policy,
     refused,
 )
-from proxy.plan.lacks import lacks_of
+from proxy.plan.lacks import shortfall
 from proxy.plan.limits import beyond, headroom
 from proxy.plan.node import Node
 from proxy.plan.owning import owned_asks, owned_cpus, owning_problem, owns_as_a_whole, tells
@@ -158,10 +153,11 @@ def _decide(
     state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
 ) -> Admission:
     """Ask the providers about a pod, and set aside what they give, within the limits of the node."""
-    asked = Asked(state, pod, total, asks, count, owns=owns, whole=whole)
-    done = _decide_once(asked, None)
+    request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
+    done = _decide_once(state, request, together=whole)
     if done.limit is Rule.SHARED_FLOOR:
-        other = _decide_once(asked, headroom(state, pod))
+        spared = dataclasses.replace(request, avoid=headroom(state, pod))
+        other = _decide_once(state, spared, together=whole)
         done = other if other.verdict.admitted else done
     if done.limit is None or rejects(state.node):
         return done
@@ -170,149 +166,127 @@ def _decide(
     return Admission(Verdict(), pod, state, problem=problem, limit=done.limit)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A pod that is being decided.
+def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> Admission:
+    """Ask the providers about a pod, and set aside what they grant.
 
-    Attributes:
+    Args:
         state: The node as it is.
-        pod: The pod.
-        total: What the CRI says of it.
-        asks: What it asks for; one container without a name stands for the pod.
-        count: Exclusive CPUs that are wanted.
-        owns: True where CPUs may be given to it alone.
-        whole: True where its containers own the CPUs together.
+        request: The pod as a whole. Where its containers are not known, one without a name stands for them.
+        together: Whether its containers own the CPUs together.
     """
-
-    state: NodeState
-    pod: Pod
-    total: Request
-    asks: PodAsk
-    count: int
-    owns: bool
-    whole: bool
-
-
-def _decide_once(asked: Asked, avoid: CpuSet | None) -> Admission:
-    """Ask the providers about a pod, and set aside what they give, but for CPUs that are not to be chosen."""
-    state, pod, total, count, owns = asked.state, asked.pod, asked.total, asked.count, asked.owns
+    pod, total = request.pod, request.cri
     try:
-        case = case_of(state, pod, asked.asks, "", count, total, owns=owns, avoid=avoid)
-    except PolicyConflictError as conflict:
-        return _refuse(state, pod, total, Ruling(refused(conflict), ANYWHERE), None)
-    # Memory that no node could hold makes no hint, and yet has to be refused.
-    asks = asked.asks
-    binds = case.memory is not None and memory_request.served(asks) and memory_request.pod_amounts(asks)
-    milli = count * MILLI if owns else shared_milli(pod, total)
-    aligns = wants(pod) and (milli > 0 or bool(case.near))
-    if not binds and not aligns and not any(hints for _, hints in _answers(case)):
+        context = context_of(state, request)
+    except AllocationRefusedError as conflict:
+        return _refuse(state, request, TopologyDecision(refused(conflict), ANYWHERE), None)
+    milli = request.cpus * MILLI if request.exclusive else shared_milli(pod, total)
+    aligns = wants(pod) and (milli > 0 or bool(request.near))
+    if not aligns and not any(provider.wants(request) for provider in context.providers):
         return Admission(Verdict(), pod, state)
     unmet: Fault | None = None
     if aligns:
-        ruling = _aligned(state, pod, case, milli)
+        decision = _aligned(state, context, milli)
     else:
-        ruling, unmet = wished(case, pod, _ruled)
-    if not ruling.verdict.admitted:
-        return _refuse(state, pod, total, ruling, case)
-    promised = _promised(asked, ruling, aligned=aligns)
+        decision, unmet = wished(context, _decided)
+    if not decision.verdict.admitted:
+        return _refuse(state, request, decision, context)
+    promised = _promised(state, request, decision, aligned=aligns, together=together)
     after = state.with_pod(promised)
-    what = f"set CPUs {listed(ruling.cpus)} aside for {pod.ref}"
+    what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
         words = f"cannot {what}: the shared pool would be left empty"
         verdict = Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words)
-        return _refuse(state, pod, total, dataclasses.replace(ruling, verdict=verdict), case)
-    breach = beyond(state, after, promised, "", ruling.cpus)
+        return _refuse(state, request, dataclasses.replace(decision, verdict=verdict), context)
+    breach = beyond(state, after, promised, "", decision.cpus)
     if breach is not None:
-        ruling = dataclasses.replace(ruling, verdict=rejection(breach, what))
-        return dataclasses.replace(_refuse(state, pod, total, ruling, case), limit=breach.rule)
-    why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), ruling)
+        decision = dataclasses.replace(decision, verdict=rejection(breach, what))
+        return dataclasses.replace(_refuse(state, request, decision, context), limit=breach.rule)
+    why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
     return Admission(Verdict(), promised, after, why, unmet or "")
 
 
-def _promised(asked: Asked, ruling: Ruling, *, aligned: bool) -> Pod:
-    """Give the pod with what is set aside for it."""
-    hint = ruling.hint
-    aside = SetAside(hint.affinity, hint.preferred, ruling.cpus, ruling.blocks, ruling.parts)
-    promised = dataclasses.replace(asked.pod, aside=aside)
-    if aligned and not asked.owns:
-        promised = bound(promised, hint, asked.state.node.nodes)
-    if asked.whole:
-        promised = dataclasses.replace(promised, cpuset=ruling.cpus, chosen=True)
+def _promised(
+    state: NodeState, request: ProviderRequest, decision: TopologyDecision, *, aligned: bool, together: bool
+) -> Pod:
+    """Return the pod with what is set aside for it."""
+    hint, granted = decision.hint, decision.granted
+    aside = SetAside(
+        hint.affinity, hint.preferred, granted.cpus, granted.blocks, decision.parts, granted.shares
+    )
+    promised = dataclasses.replace(request.pod, aside=aside)
+    if aligned and not request.exclusive:
+        promised = bound(promised, hint, state.node.nodes)
+    if together:
+        promised = dataclasses.replace(promised, cpuset=granted.cpus, chosen=True)
     return promised
 
 
-def _ruled(case: Case) -> Ruling:
-    """Decide a pod by the node's policy, and serve its containers."""
-    hint, verdict, said, merge = judge(case, _answers(case), Scope.POD)
-    ruling = Ruling(verdict, hint, said=said, merge=merge)
-    return _serve(case, ruling) if verdict.admitted else ruling
+def _decided(context: AdmissionContext) -> TopologyDecision:
+    """Decide a pod by the node's policy, and allocate for its containers."""
+    decision = apply_policy(context, context.hints(), Scope.POD)
+    return _allocated(context, decision) if decision.verdict.admitted else decision
 
 
-def _aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Ruling:
-    """Decide a pod by its own policy, and serve its containers."""
-    from proxy.plan.alignment import evenly, judge_aligned  # most nodes never see such a pod
+def _aligned(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
+    """Decide a pod by its own policy, and allocate for its containers."""
+    from proxy.plan.alignment import judge_aligned  # most nodes never see such a pod
 
     try:
-        judged = judge_aligned(state, pod, case, milli)
-    except BindError as error:
-        return Ruling(refused(error), ANYWHERE)
-    ruling = Ruling(judged.verdict, judged.hint, said=judged.said, merge=judged.merge)
-    return _serve(evenly(case, judged.hint), ruling) if judged.verdict.admitted else ruling
+        decision = judge_aligned(state, context, milli)
+    except AllocationRefusedError as error:
+        return TopologyDecision(refused(error), ANYWHERE)
+    if not decision.verdict.admitted:
+        return decision
+    even = dataclasses.replace(context.request, even=True)
+    return _allocated(dataclasses.replace(context, request=even), decision)
 
 
-def _refuse(state: NodeState, pod: Pod, total: Request, ruling: Ruling, case: Case | None) -> Admission:
-    verdict = worded(ruling.verdict, pod.ref, ruling)
-    lacks = lacks_of(case, "") if case is not None and verdict.reason == AFFINITY else ()
-    why = explain(EVENT, pod, "", pod.attempt, total, verdict, ruling, lacks=lacks)
+def _refuse(
+    state: NodeState, request: ProviderRequest, decision: TopologyDecision, context: AdmissionContext | None
+) -> Admission:
+    pod, total = request.pod, request.cri
+    verdict = worded(decision.verdict, pod.ref, decision)
+    missing = shortfall(context) if context is not None and verdict.reason == AFFINITY else ()
+    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, lacks=missing)
     return Admission(verdict, pod, state, why)
 
 
-def worded(verdict: Verdict, ref: str, ruling: Ruling) -> Verdict:
-    """Give kubelet's reason and text, and then ours: who it is about, and what stood against it."""
+def worded(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:
+    """Return kubelet's reason and text, followed by the container or pod and what stood against it."""
     if verdict.message.startswith("cannot "):
         return verdict
-    blame = f": {'; '.join(ruling.merge.blame)}" if ruling.merge and ruling.merge.blame else ""
+    blame = f": {'; '.join(decision.merge.blame)}" if decision.merge and decision.merge.blame else ""
     return dataclasses.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
 
 
-def _answers(case: Case) -> list[tuple[str, Hints]]:
-    node = case.node
-    answers: list[tuple[str, Hints]] = [
-        (DEVICES, device_hints.pod_hints(case.devices, case.asks, node.nodes)),
-        (DEVICES, near_hints(case.near, node.nodes)),
-        ("cpu", cpu_static.pod_hints(node.cpu, case.cpu, case.asks) if case.owns else None),
-    ]
-    if case.memory is not None:
-        answers.append(("memory", memory_hints.pod_hints(case.memory, case.asks)))
-    return answers
-
-
-def _serve(case: Case, ruling: Ruling) -> Ruling:
-    """Serve the containers one after the other, as they will come, under the pod's hint."""
-    hint = TopologyHint(ruling.hint.affinity, ruling.hint.preferred)
-    parts: list[Part] = []
+def _allocated(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
+    """Allocate for the containers one after the other, as they will come, under the pod's hint."""
+    granted: list[tuple[str, Grants]] = []
     steps: list[Step] = []
     cpus = CpuSet()
-    for ask in case.asks.containers:
-        served = grant(case, ask.name, hint)
+    for ask in context.request.asks.containers:
+        one = dataclasses.replace(context, request=for_container(context.request, ask.name))
+        served = allocate(one, decision.hint)
         prefix = f"{ask.name}: " if ask.name else ""
         steps += [Step(step.provider, prefix + step.what) for step in served.steps]
         if not served.verdict.admitted:
-            return dataclasses.replace(ruling, verdict=served.verdict, steps=tuple(steps))
+            return dataclasses.replace(decision, verdict=served.verdict, steps=tuple(steps))
         cpus |= served.cpus
-        parts.append(Part(ask.name, served.cpus, served.blocks))
-        assert served.cpu is not None
-        assert served.given is not None
-        case = dataclasses.replace(case, cpu=served.cpu, memory=served.memory, devices=served.given)
-    ruling = dataclasses.replace(ruling, cpus=cpus, steps=tuple(steps))
-    if len(parts) == 1 and not parts[0].name:
-        return dataclasses.replace(ruling, blocks=parts[0].blocks)
-    return dataclasses.replace(ruling, parts=_as_they_ended(case, parts))
+        granted.append((ask.name, served.granted))
+        context = dataclasses.replace(context, providers=served.providers)
+    decision = dataclasses.replace(decision, granted=Grants(cpus), steps=tuple(steps))
+    if len(granted) == 1 and not granted[0][0]:
+        return dataclasses.replace(decision, granted=granted[0][1])
+    parts = (_part(name, _held(context, name, each)) for name, each in granted)
+    return dataclasses.replace(decision, parts=tuple(parts))
 
 
-def _as_they_ended(case: Case, parts: list[Part]) -> tuple[Part, ...]:
-    """Give the parts with what init containers hold in the end, after others took memory over from them."""
-    if case.memory is None:
-        return tuple(parts)
-    memory, uid = case.memory, case.asks.uid
-    return tuple(dataclasses.replace(p, blocks=memory.blocks(uid, p.name) or ()) for p in parts)
+def _held(context: AdmissionContext, name: str, granted: Grants) -> Grants:
+    """Return what a container holds in the end, after later ones took over part of what it had."""
+    for provider in context.providers:
+        granted = provider.holds(context.request, name, granted)
+    return granted
+
+
+def _part(name: str, granted: Grants) -> Part:
+    return Part(name, granted.cpus, granted.blocks, granted.shares)

@@ -13,17 +13,16 @@ its pool that lies on them: free are all CPUs of that part, for what others use 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import TypeVar
 
-from proxy.model.explanation import Merge, Said
+from proxy.model.asks import in_bytes
+from proxy.model.explanation import Merge
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KUBERNETES, NumaStrategy
 from proxy.model.options import Scope
 from proxy.model.workload import Phase, Pod, Pool, Verdict
-from proxy.place import cpu_static
 from proxy.place.binding.bind import usable
 from proxy.place.binding.hints import Answer, ScoredHint
 from proxy.place.binding.merging import Tenancy, align
@@ -32,49 +31,38 @@ from proxy.place.binding.shares import CPU, Amounts
 from proxy.place.cpu_request import MILLI
 from proxy.place.memory import request as memory_request
 from proxy.place.policies import UNALIGNED
+from proxy.place.providers.cpu import CpuProvider
+from proxy.place.providers.devices import DEVICES
+from proxy.place.providers.memory import MemoryProvider
+from proxy.place.providers.provider import Provider
 from proxy.place.samples import say
-from proxy.plan.desk import DEVICES, Case, near_hints
+from proxy.plan.desk import AdmissionContext, TopologyDecision
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
+P = TypeVar("P", bound=Provider)
 _KOORDINATORS = {kubernetes: own for own, kubernetes in KUBERNETES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What the pod's policy made of it.
-
-    Attributes:
-        hint: What allocators are to follow.
-        verdict: Admit or refuse.
-        said, merge: The record.
-    """
-
-    hint: TopologyHint
-    verdict: Verdict
-    said: tuple[Said, ...] = ()
-    merge: Merge | None = None
-
-
-def judge_aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Judged:
-    """Decide on which NUMA nodes a pod is to be.
+def judge_aligned(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
+    """Decide on which NUMA nodes a pod runs; nothing is granted yet.
 
     Args:
         state: The node as it is.
-        pod: The pod; ``wants`` holds for it.
-        case: What is there; with CPUs of its own where ``case.owns``.
-        milli: Thousandths of a CPU that it asks for.
+        context: The request and what is there; the pod wants to be aligned (``wants``).
+        milli: Thousandths of a CPU that the pod asks for.
 
     Raises:
         PolicyConflictError: The node's policy is another.
         BindError: CPUs cannot be bound as the pod or the node requires.
     """
-    node = state.node
+    node, pod, asks = state.node, context.request.pod, context.request.asks
     policy = policy_of(pod.aligned, _KOORDINATORS[node.policy])
     requests: dict[str, int] = {CPU: milli} if milli else {}
-    if case.memory is not None and case.binds and memory_request.served(case.asks):
-        requests |= memory_request.pod_amounts(case.asks)
-    total, free = _amounts(state, pod, case, requests)
+    memory = _provider(context, MemoryProvider)
+    if memory is not None and memory.wants(context.request) and not memory.bound:
+        requests |= memory_request.pod_amounts(asks)
+    total, free = _amounts(state, context, requests)
     strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
 
     def fits(nodes: Mask) -> bool:
@@ -84,23 +72,21 @@ def judge_aligned(state: NodeState, pod: Pod, case: Case, milli: int) -> Judged:
         return score_of(requests, free, total, nodes, strategy)
 
     found = offers(requests, free, fits, policy, score)
-    answers: list[Answer] = [found, _devices(case)]
+    answers: list[Answer] = [found, *_unscored(context)]
     tenancy = Tenancy(pod.apart, node_status(_tenants(state, pod)))
     aligned = align(policy, answers, node.nodes, tenancy)
     hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
     said = tuple(record for name, hints in _told(answers) for record in say(name, hints))
     merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
-    if aligned.admitted:
-        return Judged(hint, Verdict(), said, merge)
-    return Judged(hint, UNALIGNED, said, merge)
+    return TopologyDecision(Verdict() if aligned.admitted else UNALIGNED, hint, said=said, merge=merge)
 
 
 def _amounts(
-    state: NodeState, pod: Pod, case: Case, requests: Amounts
+    state: NodeState, context: AdmissionContext, requests: Amounts
 ) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
     """Give what every NUMA node has, and what it could still give, of what is asked for."""
     node = state.node
-    cpus = _free_cpus(state, pod, case, requests.get(CPU, 0) // MILLI)
+    cpus = _free_cpus(state, context, requests.get(CPU, 0) // MILLI)
     total: dict[int, dict[str, int]] = {}
     free: dict[int, dict[str, int]] = {}
     for place in node.machine.nodes:
@@ -116,30 +102,35 @@ def _amounts(
     return total, free
 
 
-def _free_cpus(state: NodeState, pod: Pod, case: Case, count: int) -> CpuSet:
-    if not case.owns:
-        return state.pools.of(pool_of(pod)[0])
-    free = cpu_static.available(state.node.cpu, case.cpu) | case.cpu.reusable_by(case.asks.uid)
-    return usable(state.node.topology, free, case.binding.wish, count) if case.binding else free
+def _free_cpus(state: NodeState, context: AdmissionContext, count: int) -> CpuSet:
+    provider = _provider(context, CpuProvider)
+    if provider is None or not context.request.exclusive:
+        return state.pools.of(pool_of(context.request.pod)[0])
+    free = provider.free(context.request)
+    return usable(state.node.topology, free, provider.binding.wish, count) if provider.binding else free
 
 
-def _devices(case: Case) -> Answer:
-    hints = near_hints(case.near, case.node.nodes) or {}
-    return {
-        resource: tuple(ScoredHint(h.affinity, h.preferred) for h in each or ())
-        for resource, each in hints.items()
-    }
+def _provider(context: AdmissionContext, kind: type[P]) -> P | None:
+    return next((each for each in context.providers if isinstance(each, kind)), None)
+
+
+def _unscored(context: AdmissionContext) -> Iterable[Answer]:
+    """Return the hints of all providers but those of CPUs and memory, whose amounts are scored."""
+    for provider in context.providers:
+        if isinstance(provider, CpuProvider | MemoryProvider):
+            continue
+        yield {
+            resource: tuple(ScoredHint(h.affinity, h.preferred) for h in each or ())
+            for resource, each in (provider.hints(context.request) or {}).items()
+            if each is not None
+        }
 
 
 def _told(answers: Iterable[Answer]) -> Iterable[tuple[str, Mapping[str, tuple[TopologyHint, ...]]]]:
     for answer in answers:
         for resource, hints in (answer or {}).items():
-            provider = resource if resource == CPU else "memory" if _is_memory(resource) else DEVICES
+            provider = resource if resource == CPU else "memory" if in_bytes(resource) else DEVICES
             yield provider, {resource: tuple(TopologyHint(h.affinity, h.preferred) for h in hints or ())}
-
-
-def _is_memory(resource: str) -> bool:
-    return resource == "memory" or resource.startswith("hugepages-")
 
 
 def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
@@ -160,10 +151,3 @@ def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
         if bits:
             bound[key] = machine.nodes_of(CpuSet.from_bits(bits))
     return [nodes for key, nodes in bound.items() if key != pod.key and nodes]
-
-
-def evenly(case: Case, hint: TopologyHint) -> Case:
-    """Give a case whose CPUs are divided evenly over the nodes of a hint, where that names several."""
-    if case.binding is None or hint.affinity is None or len(hint.affinity) < 2:
-        return case
-    return dataclasses.replace(case, binding=dataclasses.replace(case.binding, even=True))

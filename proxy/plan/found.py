@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from proxy.model.admission import Rule
 from proxy.model.explanation import Lack
+from proxy.model.grants import Grants
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.wording import listed
-from proxy.model.workload import Fault, KubeQos, Note, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Fault, Note, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.place.providers.provider import ProviderRequest
 from proxy.plan.admit import worded
-from proxy.plan.cases import asks_of, case_of
-from proxy.plan.desk import FAILED_PRECONDITION, Ruling, grant
+from proxy.plan.cases import asks_of, context_of
+from proxy.plan.desk import FAILED_PRECONDITION, TopologyDecision, allocate
 from proxy.plan.nodes import bound_to, own_mems
-from proxy.plan.state import NodeState
+from proxy.plan.state import NodeState, with_grants
 from proxy.pools.claims import STRICT, Claim, pool_of
 
 MOST_HOLDERS = 4
@@ -27,13 +29,13 @@ class RefusedError(Exception):
     def __init__(
         self,
         verdict: Verdict,
-        ruling: Ruling | None = None,
+        decision: TopologyDecision | None = None,
         lacks: tuple[Lack, ...] = (),
         limit: Rule | None = None,
     ) -> None:
         super().__init__(verdict.operator_message)
         self.verdict = verdict
-        self.ruling = ruling
+        self.decision = decision
         self.lacks = lacks
         self.limit = limit
 
@@ -45,7 +47,7 @@ class Found:
     placement: Placement
     owner: str = ""
     problem: str = ""
-    ruling: Ruling | None = None
+    decision: TopologyDecision | None = None
 
 
 def named_cpus(
@@ -69,13 +71,13 @@ def named_cpus(
     obstacle = _obstacle(state, cpus, others, owner)
     if obstacle is not None:
         return _without(state, pod, wish, obstacle, ref)
-    ruling = _beside(state, pod, name, request, cpus)
-    if ruling is not None and not ruling.verdict.admitted:
-        raise RefusedError(worded(ruling.verdict, ref, ruling), ruling)
-    blocks, devices = (ruling.blocks, ruling.devices) if ruling else ((), ())
-    mems, said = own_mems(state, request, cpus, f"{owner} {name}", bound_to(pod, blocks))
-    placement = Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard, blocks, devices)
-    return Found(placement, owner, wish.problem, ruling)
+    decision = _beside(state, pod, name, request, cpus)
+    if decision is not None and not decision.verdict.admitted:
+        raise RefusedError(worded(decision.verdict, ref, decision), decision)
+    granted = decision.granted if decision else Grants()
+    mems, said = own_mems(state, request, cpus, f"{owner} {name}", bound_to(pod, granted.blocks))
+    placement = with_grants(Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard), granted)
+    return Found(placement, owner, wish.problem, decision)
 
 
 def _coming(state: NodeState, pod: Pod) -> set[str]:
@@ -87,15 +89,16 @@ def _coming(state: NodeState, pod: Pod) -> set[str]:
     return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - here
 
 
-def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet) -> Ruling | None:
+def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet) -> TopologyDecision | None:
     """Give memory and devices to somebody whose CPUs are named, near to them where that can be."""
     node = state.node
-    if not node.devices and (node.memory is None or pod.kube_qos is not KubeQos.GUARANTEED):
+    if not node.serves(pod):
         return None
-    case = case_of(state, pod, asks_of(pod, name, request, 0), name, 0, request, owns=False)
+    asks = asks_of(pod, name, request, 0)
+    context = context_of(state, ProviderRequest(pod, asks, name, request, exclusive=False))
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
-    near = grant(case, name, TopologyHint(homes or None, preferred=False))
-    return near if near.verdict.admitted else grant(case, name, TopologyHint(None, preferred=False))
+    near = allocate(context, TopologyHint(homes or None, preferred=False))
+    return near if near.verdict.admitted else allocate(context, TopologyHint(None, preferred=False))
 
 
 def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Obstacle | None:

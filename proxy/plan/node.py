@@ -6,7 +6,7 @@ CPUs come and go, and other rules may be prescribed: then there is another node.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.admission import AdmissionRules
@@ -14,13 +14,46 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset, KeepQuota, NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
-from proxy.model.workload import Placement, Pool
+from proxy.model.workload import KubeQos, Placement, Pod, Pool
+from proxy.place.binding.selection import NodeBinding
 from proxy.place.cpu_policy import CpuPolicy
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import Device, DeviceState
 from proxy.place.distance import Distances
 from proxy.place.memory.state import MemoryState, Reserved, initial, node_memory
+from proxy.place.providers.cpu import CpuProvider
+from proxy.place.providers.devices import AssignedDevices, DeviceProvider
+from proxy.place.providers.memory import MemoryProvider
+from proxy.place.providers.provider import Provider, Serves
 from proxy.pools.floors import Floors, floors_of
+
+ProviderFactory = Callable[["Node"], Provider | None]
+"""Returns the provider of a node with nothing granted; None where the node does not use it."""
+
+
+def _devices(node: Node) -> Provider | None:
+    return DeviceProvider(node.nodes, DeviceState(node.devices)) if node.devices else None
+
+
+def _assigned_devices(node: Node) -> Provider:
+    return AssignedDevices(node.nodes)
+
+
+def _cpus(node: Node) -> Provider:
+    binding = NodeBinding(node.bind, node.strategy, node.machine.architecture)
+    return CpuProvider(node.machine, node.cpu, binding)
+
+
+def _memory(node: Node) -> Provider | None:
+    return None if node.memory is None else MemoryProvider(node.machine, node.memory, node.follow_mems)
+
+
+PROVIDERS: tuple[ProviderFactory, ...] = (_devices, _assigned_devices, _cpus, _memory)
+"""The providers of every node, in the order in which they are asked and allocate.
+
+kubelet has the same order: device manager, CPU manager, memory manager (kubernetes v1.36,
+pkg/kubelet/cm/container_manager_linux.go ``NewContainerManager``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +79,11 @@ class Node:
         keep_quota: Which owners keep their CFS quota.
         be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
         admission: Who may own CPUs.
+        factories: What makes the providers of the topology manager.
+        providers: The providers with nothing granted, in the order in which they are asked.
+        serves_all: Whether some provider has to be asked for every container.
+        serves_guaranteed: Whether some provider has to be asked for every container of a Guaranteed pod.
+        accounts: Whether some provider keeps books over the life of containers.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
         memory: The memory of the nodes with nothing given out; None where it is not counted.
@@ -73,6 +111,7 @@ class Node:
     keep_quota: KeepQuota = KeepQuota.NEVER
     be_cpuset: BeCpuset = BeCpuset.NARROW
     admission: AdmissionRules = field(default_factory=AdmissionRules)
+    factories: tuple[ProviderFactory, ...] = field(default=PROVIDERS, repr=False)
     alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
     """Placements of containers that own nothing, made once for each class (see ``place._at_once``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
@@ -81,6 +120,10 @@ class Node:
     distances: Distances | None = field(init=False, compare=False, repr=False)
     nodes: Mask = field(init=False, compare=False, repr=False)
     floors: Floors = field(init=False, compare=False, repr=False)
+    providers: tuple[Provider, ...] = field(init=False, compare=False, repr=False)
+    serves_all: bool = field(init=False, compare=False, repr=False)
+    serves_guaranteed: bool = field(init=False, compare=False, repr=False)
+    accounts: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         def found(name: str, value: object) -> None:
@@ -98,6 +141,12 @@ class Node:
         found("floors", floors_of(self.admission, machine, self.shareable))
         counted = self.reserved_memory is not None
         found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)
+        providers = tuple(provider for make in self.factories if (provider := make(self)) is not None)
+        served = {provider.serves for provider in providers}
+        found("providers", providers)
+        found("serves_all", Serves.ALL in served)
+        found("serves_guaranteed", not served.isdisjoint((Serves.GUARANTEED, Serves.ALL)))
+        found("accounts", any(provider.accounts for provider in providers))
 
     def on(self, machine: Machine) -> Node:
         """Give the node with another machine: CPUs came or went."""
@@ -112,6 +161,10 @@ class Node:
     def erases(self, placement: Placement) -> bool:
         """Tell whether a container's request names no CPUs, so that it has those of the groups above it."""
         return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
+
+    def serves(self, pod: Pod) -> bool:
+        """Return whether some provider has to be asked for every container of a pod."""
+        return self.serves_all or (self.serves_guaranteed and pod.kube_qos is KubeQos.GUARANTEED)
 
     @property
     def decides_pods(self) -> bool:

@@ -28,21 +28,30 @@ from proxy.model.workload import (
     Request,
     Verdict,
 )
-from proxy.place.binding.wish import PolicyConflictError
 from proxy.place.cpu_request import container_cpus
+from proxy.place.providers.provider import ProviderRequest
+from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admission import CLAIMING, believed, rejection, rejects, shared_instead, summed
 from proxy.plan.admit import AFFINITY, worded
-from proxy.plan.cases import asks_of, case_of
-from proxy.plan.desk import ANYWHERE, FAILED_PRECONDITION, Case, Ruling, grant, refused, rule
+from proxy.plan.cases import asks_of, context_of
+from proxy.plan.desk import (
+    ANYWHERE,
+    FAILED_PRECONDITION,
+    AdmissionContext,
+    TopologyDecision,
+    admit_container,
+    allocate,
+    refused,
+)
 from proxy.plan.found import Found, RefusedError, named_cpus
-from proxy.plan.lacks import lacks_of
+from proxy.plan.lacks import shortfall
 from proxy.plan.limits import beyond, headroom
 from proxy.plan.moves import moves
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
 from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.record import explain, moved
 from proxy.plan.sharing import constrained, pooled, unmet
-from proxy.plan.state import NodeState
+from proxy.plan.state import NodeState, with_grants
 from proxy.plan.wishes import wished
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
@@ -111,12 +120,12 @@ def place(
 
     def no(
         verdict: Verdict,
-        ruling: Ruling | None = None,
+        decision: TopologyDecision | None = None,
         lacks: tuple[Lack, ...] = (),
         problem: str = wish.problem,
         limit: Rule | None = None,
     ) -> Plan:
-        why = explain("CreateContainer", pod, name, attempt, request, verdict, ruling, lacks=lacks)
+        why = explain("CreateContainer", pod, name, attempt, request, verdict, decision, lacks=lacks)
         return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
 
     if breach is not None and rejects(state.node):
@@ -125,16 +134,16 @@ def place(
     try:
         drafted = _within_limits(draft, wish)
     except RefusedError as refused:
-        return no(refused.verdict, refused.ruling, refused.lacks, limit=refused.limit)
+        return no(refused.verdict, refused.decision, refused.lacks, limit=refused.limit)
     found, container, after = drafted.found, drafted.container, drafted.after
     placement = container.placement
     shrink: tuple[str, ...] = ()
     if placement.pool is Pool.OWN:
         if not after.pools.shared - after.aside(pod.key):
-            return no(_exhausted(placement.own, container.ref), found.ruling, problem=found.problem)
+            return no(_exhausted(placement.own, container.ref), found.decision, problem=found.problem)
         shrink, _ = moves(state, after)
     verdict = Verdict()
-    why = explain("CreateContainer", pod, name, attempt, request, verdict, found.ruling, placement, after)
+    why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
     if shrink:
         who, more = moved(state, after, shrink)
         why = dataclasses.replace(why, moved=who, more_moved=more)
@@ -248,7 +257,7 @@ def _within_limits(draft: Draft, wish: Claim) -> Drafted:
     if rejects(node) and not pinned:
         # What kubelet's CPU manager has admitted and pinned would only come again and again.
         what = f"give CPUs {found.placement.own} to {pod.ref}/{draft.name}"
-        raise RefusedError(rejection(breach, what), found.ruling, limit=breach.rule)
+        raise RefusedError(rejection(breach, what), found.decision, limit=breach.rule)
     pool, why = pool_of(pod)
     shared = Claim(pool, why, problem=shared_instead(breach))
     return draft.of(draft.find(shared), breach.rule)
@@ -271,7 +280,13 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     Most containers are like that, and for them only their class matters; so this is the same answer that the
     long way would give, looked up.
     """
-    if pod.cpuset is not None or pod.problem or request.cpuset_mems or request.devices or state.node.devices:
+    if (
+        pod.cpuset is not None
+        or pod.problem
+        or request.cpuset_mems
+        or request.devices
+        or state.node.serves_all
+    ):
         return None
     if pod.nodes is not None or pod.wish_nodes is not None or pod.bind_required or pod.bind_preferred:
         return None
@@ -280,7 +295,7 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     if pod.qos in CLAIMING and believed(state.node, pod)[1] is not None:
         return None
     if pod.kube_qos is KubeQos.GUARANTEED and (
-        state.node.memory is not None or pod.asks is not None or whole_cpus(request)
+        state.node.serves_guaranteed or pod.asks is not None or whole_cpus(request)
     ):
         return None
     key = (pod.qos, pod.kube_qos)
@@ -308,63 +323,65 @@ def _find(
         words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
         raise RefusedError(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
-        case = _case(state, pod, name, request, wish, avoid)
-    except PolicyConflictError as conflict:
+        context = _context(state, pod, name, request, wish, avoid)
+    except AllocationRefusedError as conflict:
         verdict = refused(conflict)
-        raise RefusedError(worded(verdict, ref, Ruling(verdict, ANYWHERE))) from conflict
-    if case is None:
+        raise RefusedError(worded(verdict, ref, TopologyDecision(verdict, ANYWHERE))) from conflict
+    if context is None:
         mems = pool_mems(state, request, wish.nodes)
         placement = pooled(wish.pool, mems, wish.why, wish.within, wish.nodes)
         return Found(placement, problem=wish.problem or nowhere)
-    ruling, unmet_wish = _ruling(case, pod, name, wish.count)
-    if not ruling.verdict.admitted and wish.count and wish.problem:
-        # kubelet pinned it where others are, and there are no CPUs to take their place.
+    decision, unmet_wish = _decided(context)
+    if not decision.verdict.admitted and wish.count and wish.problem:
+        # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         instead, _ = pool_of(pod)
         why = f"{wish.why}; there are not enough: it runs on the {instead} pool"
         return _find(state, pod, name, request, Claim(instead, why, problem=wish.problem))
-    if not ruling.verdict.admitted:
-        lacks = lacks_of(case, name) if ruling.verdict.reason == AFFINITY else ()
-        raise RefusedError(worded(ruling.verdict, ref, ruling), ruling, lacks)
-    placement = _placed(state, pod, name, request, wish, ruling)
+    if not decision.verdict.admitted:
+        missing = shortfall(context) if decision.verdict.reason == AFFINITY else ()
+        raise RefusedError(worded(decision.verdict, ref, decision), decision, missing)
+    placement = _placed(state, pod, name, request, wish, decision)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return Found(placement, owner, wish.problem or unmet_wish or nowhere, ruling)
+    return Found(placement, owner, wish.problem or unmet_wish or nowhere, decision)
 
 
-def _case(
+def _context(
     state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, avoid: CpuSet | None
-) -> Case | None:
-    """Give what the topology manager is to decide about a container; None where that is nothing."""
-    node, wanted = state.node, wish.count
-    counted = node.memory is not None and pod.kube_qos is KubeQos.GUARANTEED
-    if not wanted and not counted and not request.devices and not node.devices:
+) -> AdmissionContext | None:
+    """Return what the topology manager decides about a container; None where no provider has to be asked."""
+    wanted = wish.count
+    if not wanted and not request.devices and not state.node.serves(pod):
         return None
     asks = asks_of(pod, name, request, wanted)
-    return case_of(state, pod, asks, name, wanted, request, owns=wanted > 0, avoid=avoid)
+    asked = ProviderRequest(
+        pod, asks, name, request, exclusive=wanted > 0, cpus=wanted, avoid=avoid or CpuSet()
+    )
+    return context_of(state, asked)
 
 
-def _ruling(case: Case, pod: Pod, name: str, wanted: int) -> tuple[Ruling, Fault | None]:
-    aside = pod.aside
+def _decided(context: AdmissionContext) -> tuple[TopologyDecision, Fault | None]:
+    aside = context.request.pod.aside
     if aside is None:
-        return wished(case, pod, lambda case: rule(case, name))
+        return wished(context, admit_container)
     hint = TopologyHint(aside.affinity, aside.preferred)
-    if wanted <= len(aside.cpus):
-        return grant(case, name, hint), None
-    # The sum of the pod did not tell that it owns CPUs, so they were no part of what was decided.
-    return rule(dataclasses.replace(case, pod=hint), name), None
+    if context.request.cpus <= len(aside.cpus):
+        return allocate(context, hint), None
+    # The sum of the pod did not say that it owns CPUs, so they were not part of what was decided.
+    return admit_container(dataclasses.replace(context, pod_hint=hint)), None
 
 
 def _placed(
-    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, ruling: Ruling
+    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, decision: TopologyDecision
 ) -> Placement:
-    blocks = ruling.blocks
+    granted = decision.granted
     if wish.pool is not Pool.OWN:
-        bound = bound_to(pod, blocks)
+        bound = bound_to(pod, granted.blocks)
         mems = bound or pool_mems(state, request, wish.nodes)
         reasons = (wish.why, counted(bound)) if bound else (wish.why,)
-        placement = Placement(wish.pool, CpuSet(), mems, reasons, False, blocks, ruling.devices)
-        return dataclasses.replace(placement, within=wish.within, nodes=wish.nodes)
-    cpus = ruling.cpus
-    mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, blocks))
+        pooled_placement = Placement(wish.pool, CpuSet(), mems, reasons, within=wish.within, nodes=wish.nodes)
+        return with_grants(pooled_placement, granted)
+    cpus = granted.cpus
+    mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, granted.blocks))
     where = named(state.node.machine.nodes_of(cpus))
     if cpus == state.had(f"{pod.key}/{name}"):
         why = f"{wish.why}; keeps the CPUs of its earlier attempt"
@@ -372,4 +389,4 @@ def _placed(
         why = f"{wish.why}; {listed(cpus)} on {where}, set aside for its pod"
     else:
         why = f"{wish.why}; picked {listed(cpus)} on {where}"
-    return Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard, blocks, ruling.devices)
+    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard), granted)

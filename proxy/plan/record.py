@@ -10,7 +10,7 @@ from proxy.model.quoting import printable
 from proxy.model.wording import listed
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
-from proxy.plan.desk import ANYWHERE, Ruling
+from proxy.plan.desk import ANYWHERE, TopologyDecision
 from proxy.plan.state import NodeState
 from proxy.plan.wanted import in_pool
 from proxy.pools.claims import whole_cpus
@@ -26,7 +26,7 @@ def explain(
     attempt: int,
     request: Request,
     verdict: Verdict,
-    ruling: Ruling | None = None,
+    decision: TopologyDecision | None = None,
     placement: Placement | None = None,
     after: NodeState | None = None,
     lacks: tuple[Lack, ...] = (),
@@ -40,12 +40,12 @@ def explain(
         attempt: Its attempt.
         request: What the CRI says.
         verdict: Admit or refuse.
-        ruling: What the topology manager decided; None where it was not asked.
+        decision: What the topology manager decided; None where it was not asked.
         placement: What came of it; None on a refusal.
         after: The state afterwards.
         lacks: What would have made it fit, on a refusal.
     """
-    weighed = ruling or Ruling(verdict, ANYWHERE)
+    weighed = decision or TopologyDecision(verdict, ANYWHERE)
     cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
         own = placement.own & after.node.machine.online  # what is away may come back

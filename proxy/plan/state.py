@@ -8,18 +8,20 @@ goes and carried along otherwise: most containers own nothing, and placing them 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.model.asks import Kind
+from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.table import Table
-from proxy.model.workload import Container, Phase, Pod, Pool
-from proxy.place.devices.state import DeviceState
+from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
+from proxy.place.memory.accounts import inits_before
 from proxy.place.memory.state import MemoryState
-from proxy.plan.accounts import charged, devices_of, entries_of, let_go
+from proxy.place.providers.memory import MemoryProvider
+from proxy.place.providers.provider import Provider
 from proxy.plan.admission import decided_cpus, summed
 from proxy.plan.node import Node
 from proxy.plan.owners import owners_of
@@ -36,7 +38,7 @@ class NodeState:
         containers: Containers by id (by token while a create is in flight).
         owners: Who owns CPUs, by ``Container.owner``.
         pools: What is left for the others.
-        memory: The memory of the nodes and who holds it; None where it is not counted.
+        providers: The providers of the topology manager, with what containers hold.
         kubelet: Whom kubelet's CPU manager gave CPUs, by its own account.
         be_limit: CPUs to which BE is suppressed; None where it is not.
     """
@@ -46,14 +48,14 @@ class NodeState:
     containers: Table[Container]
     owners: Mapping[str, Owner]
     pools: Pools
-    memory: MemoryState | None = None
+    providers: tuple[Provider, ...] = ()
     kubelet: Held = field(default_factory=dict)
     be_limit: CpuSet | None = None
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
         """The state of a node with nothing on it."""
-        return cls(node, Table(), Table(), {}, _pools(node, {}), node.memory)
+        return cls(node, Table(), Table(), {}, _pools(node, {}), node.providers)
 
     @classmethod
     def of(
@@ -70,10 +72,16 @@ class NodeState:
         held = kubelet or {}
         owners = owners_of(node, there.values(), held, known.values())
         pools = _pools(node, owners, be_limit)
-        memory = node.memory
-        if memory is not None:
-            memory = charged(memory, known, there, entries_of(known.values(), there.values()))
-        return cls(node, known, there, owners, pools, memory, held, be_limit)
+        providers = node.providers
+        if node.accounts:
+            pods, containers = list(known.values()), list(there.values())
+            providers = tuple(each.account(known, there, pods, containers) for each in providers)
+        return cls(node, known, there, owners, pools, providers, held, be_limit)
+
+    @property
+    def memory(self) -> MemoryState | None:
+        """The memory of the NUMA nodes and what containers hold of it; None where it is not counted."""
+        return next((each.state for each in self.providers if isinstance(each, MemoryProvider)), None)
 
     def under(self, node: Node) -> NodeState:
         """Give the state under other rules, or on a machine where CPUs came or went."""
@@ -162,12 +170,12 @@ class NodeState:
             if before is not None:
                 touched.append(before)
                 owners_change |= before.placement.pool is Pool.OWN
-        memory = self._charged(self.pods, containers, (), touched)
+        providers = self._accounted(self.pods, containers, (), touched)
         if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
-            return self._with(containers, memory)
-        return dataclasses.replace(self, containers=containers, memory=memory)._anew()
+            return self._with(containers, providers)
+        return dataclasses.replace(self, containers=containers, providers=providers)._anew()
 
-    def _with(self, containers: Table[Container], memory: MemoryState | None) -> NodeState:
+    def _with(self, containers: Table[Container], providers: tuple[Provider, ...]) -> NodeState:
         """Give the state with other containers, where that changes neither owners nor pools."""
         return NodeState(
             self.node,
@@ -175,17 +183,18 @@ class NodeState:
             containers,
             self.owners,
             self.pools,
-            memory,
+            providers,
             self.kubelet,
             self.be_limit,
         )
 
-    def _charged(
-        self, pods: Table[Pod], there: Table[Container], some: Iterable[Pod], touched: Iterable[Container]
-    ) -> MemoryState | None:
-        if self.memory is None:
-            return None
-        return charged(self.memory, pods, there, entries_of(some, touched))
+    def _accounted(
+        self, pods: Table[Pod], there: Table[Container], some: Sequence[Pod], touched: Sequence[Container]
+    ) -> tuple[Provider, ...]:
+        """Return the providers after pods and containers came, changed or went."""
+        if not self.node.accounts:
+            return self.providers
+        return tuple(each.account(pods, there, some, touched) for each in self.providers)
 
     def renamed(self, old_id: str, container: Container) -> NodeState:
         """Give the state after a container got its id; without an old id, after one that owns nothing came.
@@ -198,16 +207,16 @@ class NodeState:
         if not old_id and container.pod.uid in self.kubelet:
             return self.changed(put=(container,))
         containers = self.containers.drop(old_id) if old_id else self.containers
-        return self._with(containers.put(container.id, container), self.memory)
+        return self._with(containers.put(container.id, container), self.providers)
 
     def with_pod(self, pod: Pod) -> NodeState:
         """Give the state after a sandbox came, or changed."""
         before = self.pods.get(pod.sandbox_id)
         pods = self.pods.put(pod.sandbox_id, pod)
         # Whether a container that has ended still holds memory depends on its sandbox.
-        inside = self.in_sandbox(pod.sandbox_id) if before is None and self.memory is not None else ()
-        memory = self._charged(pods, self.containers, [p for p in (before, pod) if p], inside)
-        after = dataclasses.replace(self, pods=pods, memory=memory)
+        inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
+        providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
+        after = dataclasses.replace(self, pods=pods, providers=providers)
         return after._recounted(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
@@ -216,9 +225,9 @@ class NodeState:
         if gone is None:
             return self
         pods = self.pods.drop(sandbox_id)
-        ended = self.in_sandbox(sandbox_id) if self.memory is not None else ()
-        memory = self._charged(pods, self.containers, (gone,), ended)
-        after = dataclasses.replace(self, pods=pods, memory=memory)
+        ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
+        providers = self._accounted(pods, self.containers, (gone,), ended)
+        after = dataclasses.replace(self, pods=pods, providers=providers)
         return after._recounted(gone)
 
     def _recounted(self, *pods: Pod | None) -> NodeState:
@@ -234,20 +243,57 @@ class NodeState:
         return dataclasses.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:
-        """Give the state after a container has started: init containers before it let go of their memory."""
-        if self.memory is None:
-            return self
-        sandbox_id = container.pod.sandbox_id
-        known = self.pods.get(sandbox_id)
-        if container.pod.asks is None and (known is None or known.asks is None):
-            return self  # nobody can tell an init container; and most pods are like that
-        pod, others = let_go(known, self.in_sandbox(sandbox_id), container)
-        after = self.changed(put=others) if others else self
-        return after if pod is None else after.with_pod(pod)
+        """Return the state after a container has started: init containers before it release what they held.
 
-    def devices(self) -> DeviceState:
-        """Give the devices that we give out ourselves, and who holds them."""
-        return devices_of(self.node.devices, self.pods.values(), self.containers.values())
+        Only those that have ended; what each of them keeps is for the providers to say.
+        """
+        if not self.node.accounts:
+            return self
+        pod = self.pods.get(container.pod.sandbox_id)
+        asks = container.pod.asks or (pod.asks if pod else None)
+        if asks is None:
+            return self  # init containers cannot be told from others; most pods are like that
+        return self._released(container.pod.sandbox_id, pod, inits_before(asks, container.name))
+
+    def _released(self, sandbox_id: str, pod: Pod | None, ended: Collection[str]) -> NodeState:
+        """Return the state after init containers released what they held, and what was set aside for them."""
+        changed: list[Container] = []
+        for each in self.in_sandbox(sandbox_id):
+            if each.name in ended and each.phase is Phase.EXITED:
+                placement = with_grants(each.placement, self._kept(grants_of(each.placement)))
+                if placement != each.placement:
+                    changed.append(dataclasses.replace(each, placement=placement))
+        after = self.changed(put=changed) if changed else self
+        aside = pod.aside if pod else None
+        if pod is None or aside is None:
+            return after
+        parts = tuple(self._part_kept(part) if part.name in ended else part for part in aside.parts)
+        if parts == aside.parts:
+            return after
+        return after.with_pod(dataclasses.replace(pod, aside=dataclasses.replace(aside, parts=parts)))
+
+    def _part_kept(self, part: Part) -> Part:
+        kept = self._kept(Grants(part.cpus, part.blocks, shares=part.shares))
+        return Part(part.name, kept.cpus, kept.blocks, kept.shares)
+
+    def _kept(self, grants: Grants) -> Grants:
+        for provider in self.providers:
+            grants = provider.release(grants)
+        return grants
+
+    def exclusive_cpus(self, pod_key: str) -> tuple[dict[str, CpuSet], CpuSet]:
+        """Return exclusive CPUs: those of a pod's containers by name, and those of all other pods.
+
+        CPUs that are set aside for other pods count as theirs.
+        """
+        mine: dict[str, CpuSet] = {}
+        others, prefix = self.aside(pod_key).bits, f"{pod_key}/"
+        for owner, held in self.owners.items():
+            if owner.startswith(prefix):
+                mine[owner.removeprefix(prefix)] = held.cpus
+            else:
+                others |= held.cpus.bits
+        return mine, CpuSet.from_bits(others)
 
     def aside(self, pod_key: str = "") -> CpuSet:
         """Give the CPUs that were set aside for pods other than this one."""
@@ -319,6 +365,16 @@ class NodeState:
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Give the containers of a sandbox."""
         return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]
+
+
+def grants_of(placement: Placement) -> Grants:
+    """Return what was granted to a container, as its placement has it."""
+    return Grants(placement.own, placement.blocks, placement.devices, placement.shares)
+
+
+def with_grants(placement: Placement, grants: Grants) -> Placement:
+    """Return a placement with other memory, devices and shares; its CPUs stay."""
+    return dataclasses.replace(placement, blocks=grants.blocks, devices=grants.devices, shares=grants.shares)
 
 
 def _pools(node: Node, owners: Mapping[str, Owner], be_limit: CpuSet | None = None) -> Pools:

@@ -13,36 +13,37 @@ from collections.abc import Callable
 
 from proxy.model.explanation import Step
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import Policy
 from proxy.model.wording import nodes as named
-from proxy.model.workload import Fault, Note, Pod
-from proxy.plan.desk import Case, Ruling
+from proxy.model.workload import Fault, Note
+from proxy.plan.desk import AdmissionContext, TopologyDecision
 
 VOLCANO = "volcano"
 _STRICTER = (Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 
 
-def wished(case: Case, pod: Pod, decide: Callable[[Case], Ruling]) -> tuple[Ruling, Fault | None]:
+def wished(
+    context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
+) -> tuple[TopologyDecision, Fault | None]:
     """Decide with a pod's wishes, and without them where that fails.
 
     Args:
-        case: What is there.
-        pod: The pod.
-        decide: Decides a case.
+        context: The request and what is there.
+        decide: Decides a request.
 
     Returns:
         The ruling, and what could not be met; None where nothing was wished, or all of it was met.
     """
-    own = case.node.policy
+    pod, own = context.request.pod, context.node.policy
     policy = pod.wish_policy
     if policy is None or _STRICTER.index(policy) <= _STRICTER.index(own):
         policy = None
     nodes = pod.wish_nodes
     if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
-        return decide(case), None
-    there = nodes & case.node.nodes if nodes is not None else None
+        return decide(context), None
+    there = nodes & context.node.nodes if nodes is not None else None
     tries: list[tuple[Policy | None, Mask | None]] = []
     if there:
         tries.append((policy or (Policy.BEST_EFFORT if own is Policy.NONE else None), there))
@@ -51,15 +52,16 @@ def wished(case: Case, pod: Pod, decide: Callable[[Case], Ruling]) -> tuple[Ruli
     why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
     for attempt, (under, on) in enumerate(tries):
         hint = TopologyHint(on, preferred=True) if on else None
-        ruling = decide(dataclasses.replace(case, policy=under, wished=hint))
-        if ruling.verdict.admitted and (not on or _lies_on(case, ruling, on)):
-            return (ruling, None) if not attempt and not why else _told(ruling, _unmet(None, nodes, why))
-        why = why or ruling.verdict.message or "they have too little"
-    return _told(decide(case), _unmet(policy, nodes, why))
+        decision = decide(dataclasses.replace(context, policy=under, wished=hint))
+        if decision.verdict.admitted and (not on or _lies_on(context, decision, on)):
+            met = not attempt and not why
+            return (decision, None) if met else _noted(decision, _unmet(None, nodes, why))
+        why = why or decision.verdict.message or "they have too little"
+    return _noted(decide(context), _unmet(policy, nodes, why))
 
 
-def _told(ruling: Ruling, unmet: Fault) -> tuple[Ruling, Fault]:
-    return dataclasses.replace(ruling, steps=(Step(VOLCANO, unmet), *ruling.steps)), unmet
+def _noted(decision: TopologyDecision, unmet: Fault) -> tuple[TopologyDecision, Fault]:
+    return dataclasses.replace(decision, steps=(Step(VOLCANO, unmet), *decision.steps)), unmet
 
 
 def _unmet(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
@@ -68,9 +70,8 @@ def _unmet(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
     return Fault(f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", Note.WISH)
 
 
-def _lies_on(case: Case, ruling: Ruling, nodes: Mask) -> bool:
+def _lies_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
     """Tell whether all that was given is on some nodes."""
-    machine = case.node.machine
-    memory = Mask.from_bits(union(block.affinity.bits for block in ruling.blocks))
-    cpus = ruling.cpus or CpuSet()
-    return machine.nodes_of(cpus) <= nodes and memory <= nodes
+    machine = context.node.machine
+    memory = Mask.from_bits(union(block.affinity.bits for block in decision.blocks))
+    return machine.nodes_of(decision.cpus) <= nodes and memory <= nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.model.asks import Ask, PodAsk
+from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
 from proxy.model.memory import Block
@@ -111,6 +113,19 @@ CONTAINER = Container(
     Placement(Pool.OWN, CpuSet([1]), Mask([0]), ("why",), True, (BLOCK,)),
     Phase.RUNNING,
 )
+
+
+def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> None:
+    assert "'shares'" not in str(dump(CONTAINER))
+    granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
+    aside = SetAside(None, False, CpuSet(), parts=(Part("c", CpuSet(), shares=granted),), shares=granted[:1])
+    pod = dataclasses.replace(POD, aside=aside)
+    placement = dataclasses.replace(CONTAINER.placement, shares=granted)
+    container = dataclasses.replace(CONTAINER, pod=pod, placement=placement)
+    assert load_container(json.loads(json.dumps(dump(container)))) == container
+    wrong = dump(container)
+    wrong["placement"]["shares"] = [["l3", "l3-ways", "2", None]]  # type: ignore[index]
+    assert load_container(wrong) is None, "an amount that is no number"
 
 
 def test_what_kubelet_told_is_asked_for_again_and_not_stored() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import pytest
 
@@ -24,7 +25,11 @@ from proxy.model.workload import (
 )
 from proxy.place.cpu_policy import CpuState
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.cases import asks_of, case_of
+from proxy.place.providers.cpu import CpuProvider
+from proxy.place.providers.memory import MemoryProvider
+from proxy.place.providers.provider import Provider, ProviderRequest
+from proxy.plan.cases import asks_of, context_of
+from proxy.plan.desk import AdmissionContext
 from proxy.plan.node import Node
 from proxy.plan.place import place
 from proxy.plan.state import NodeState
@@ -32,6 +37,8 @@ from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # CPUs 0-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
+COUNTING = dataclasses.replace(NODE, reserved_memory={0: {"memory": 1}})
+P = TypeVar("P", bound=Provider)
 RUNNING, EXITED = Phase.RUNNING, Phase.EXITED
 
 
@@ -57,9 +64,15 @@ def aside(cpus: str, *parts: tuple[str, str]) -> SetAside:
     )
 
 
+def provider(context: AdmissionContext, kind: type[P]) -> P:
+    (found,) = (each for each in context.providers if isinstance(each, kind))
+    return found
+
+
 def cpu(state: NodeState, name: str, wanted: int, pod: Pod = POD) -> CpuState:
     asks = asks_of(pod, name, Request(), wanted)
-    return case_of(state, pod, asks, name, wanted, Request(), owns=True).cpu
+    request = ProviderRequest(pod, asks, name, Request(), exclusive=True, cpus=wanted)
+    return provider(context_of(state, request), CpuProvider).state
 
 
 def test_asks_are_what_kubelet_told_or_what_the_cri_carries() -> None:
@@ -83,8 +96,11 @@ def test_memory_that_somebody_has_bound_is_not_given(bound: str, *, whole: bool,
     blocks = (Block(Mask([0]), "memory", 5),) if whole else ()
     pod = dataclasses.replace(POD, aside=SetAside(None, True, CpuSet(), blocks))
     request = Request(cpuset_mems=bound, devices=(Near("x"),))
-    case = case_of(NodeState.empty(NODE), pod, ASKS, "a", 0, request, owns=False)
-    assert (case.binds, case.near, case.owns, case.cpu) == (binds, (Near("x"),), False, CpuState())
+    asked = ProviderRequest(pod, ASKS, "a", request, exclusive=False)
+    context = context_of(NodeState.empty(COUNTING), asked)
+    assert provider(context, MemoryProvider).bound is not binds
+    assert provider(context, CpuProvider).state == CpuState(), "no CPUs are offered where none may be owned"
+    assert context.request.near == (Near("x"),)
 
 
 def test_cpus_of_others_and_set_aside_for_others_are_not_offered() -> None:

@@ -14,8 +14,10 @@ from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device
+from proxy.place.providers.devices import assigned_hints, nodes_of_devices
+from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admit import admit
-from proxy.plan.desk import near_hints, nodes_of, refused
+from proxy.plan.desk import refused
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
@@ -152,12 +154,12 @@ NEAR2 = dataclasses.replace(GPU0, least=1), dataclasses.replace(GPU1, least=1)
 def test_devices_that_somebody_gave_are_where_they_are(
     near: tuple[Near, ...], hints: dict[str, tuple[Mask, bool]]
 ) -> None:
-    assert near_hints(near, Mask([0, 1])) == {r: (TopologyHint(*h),) for r, h in hints.items()}
+    assert assigned_hints(near, Mask([0, 1])) == {r: (TopologyHint(*h),) for r, h in hints.items()}
 
 
 def test_nodes_of_devices() -> None:
-    assert nodes_of([NOWHERE]) is None
-    assert nodes_of([GPU0, NOWHERE, NIC1]) == Mask([0, 1])
+    assert nodes_of_devices([NOWHERE]) is None
+    assert nodes_of_devices([GPU0, NOWHERE, NIC1]) == Mask([0, 1])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -311,6 +313,6 @@ def test_who_may_go_without_named_cpus_still_gets_counted_memory() -> None:
 
 
 def test_refusals_are_kubelets() -> None:
-    verdict = refused(ValueError("not enough"))
+    verdict = refused(AllocationRefusedError("not enough"))
     assert (verdict.code, verdict.reason) == (9, "UnexpectedAdmissionError")
     assert verdict.message == "Allocate failed due to not enough, which is unexpected"

@@ -13,6 +13,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Pod, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device
+from proxy.place.providers.devices import devices_held
 from proxy.plan.admit import admit
 from proxy.plan.node import Node
 from proxy.plan.place import place
@@ -99,7 +100,7 @@ def test_devices_of_our_own() -> None:
     state = taken("4-5", devices=GPUS)
     first = Pod("s-f", "f", "ns", "f", asks=PodAsk("f", (ask("c", 1, gpus=1),)))
     state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
-    assert state.devices().available("gpu") == {"b", "c"}
+    assert devices_held(GPUS, state.pods.values(), state.containers.values()).available("gpu") == {"b", "c"}
     assert lacks(state, whole(7), ask("c", 7, gpus=2)) == (cpus(1, 7, 6),)
     assert lacks(state, whole(8), ask("c", 8, gpus=1)) == (cpus(1, 8, 6),)
     assert lacks(state, whole(7), ask("c", 7, gpus=1)) == (Lack("gpu", Mask([0]), 1, 0),), "no CPU is missing"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 from proxy.place.cputopo import CpuTopology
+from proxy.place.refusal import AllocationRefusedError
 
 ARM = frozenset({"aarch64", "arm64", "arm"})
 """Names of architectures on which only ``FullPCPUs`` and ``NUMANodeLevel`` are offered."""
@@ -23,8 +24,10 @@ _OF_NODE = {
 }
 
 
-class BindError(ValueError):
+class BindError(AllocationRefusedError):
     """CPUs cannot be bound as wished; ``str()`` begins with the reason in Koordinator's words."""
+
+    reason = "CPUBindPolicyError"
 
 
 class SmtAlignmentError(BindError):

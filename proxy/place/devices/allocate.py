@@ -24,12 +24,13 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.wording import nodes as named
 from proxy.place.devices.state import DeviceState
+from proxy.place.refusal import AllocationRefusedError
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 """Asks a plugin: ids to choose from, ids among them that must be included, how many in all; gives ids."""
 
 
-class DeviceRefused(ValueError):  # noqa: N818 - reads as what it is, in kubelet's words
+class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
     """The device manager refuses; the message is kubelet's."""
 
 

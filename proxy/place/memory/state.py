@@ -24,9 +24,10 @@ from proxy.model.asks import HUGE_PAGES, MEMORY
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
 from proxy.model.memory import Block, Blocks
+from proxy.place.refusal import AllocationRefusedError
 
 
-class MemoryRefused(ValueError):  # noqa: N818 - reads as what it is, in kubelet's words
+class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
     """The memory manager refuses; the message is kubelet's.
 
     Attributes:

@@ -1,12 +1,12 @@
-"""Who holds which memory and which devices: a function of the pods and containers that are there.
+"""Which container holds which memory: a function of the pods and containers that exist.
 
 Theory. A container holds its memory while it lives. One that has ended holds it as long as it may come back,
-which kubelet alone knows: where the pod's containers are known, until its pod goes (an ordinary init
-container: until a later one starts); where they are not, it has let go. What was set aside for a pod counts
-until the container that it is for is there.
+which only kubelet knows: where the pod's containers are known, until its pod goes (an ordinary init
+container: until a later one starts); where they are not, it has released it. What was reserved for a pod
+counts until the container that it is for exists.
 
 The memory of the nodes is carried from state to state and changed only where an entry has changed: charging
-a few hundred containers anew for every create would cost more than all the rest.
+a few hundred containers again for every create would cost more than all the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from proxy.model.asks import Kind, PodAsk
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Pod
-from proxy.place.devices.state import Device, DeviceState
 from proxy.place.memory.state import MemoryState, Node
 
 Entry = tuple[str, str]
@@ -26,7 +25,7 @@ Entry = tuple[str, str]
 
 
 def entries_of(pods: Iterable[Pod], containers: Iterable[Container]) -> set[Entry]:
-    """Name the entries that these pods and containers may have, or may end."""
+    """Return the entries that these pods and containers may have, or may end."""
     found = {(c.pod.key, c.name) for c in containers if _may_hold(c)}
     for pod in pods:
         if pod.aside is not None:
@@ -37,7 +36,7 @@ def entries_of(pods: Iterable[Pod], containers: Iterable[Container]) -> set[Entr
 
 
 def _may_hold(container: Container) -> bool:
-    """Tell whether a container may hold memory, or end what an earlier attempt or its pod held for it."""
+    """Return whether a container may hold memory, or end what an earlier attempt or its pod held for it."""
     if container.placement.blocks or container.pod.aside is not None:
         return True
     return container.pod.kube_qos is KubeQos.GUARANTEED
@@ -49,11 +48,11 @@ def charged(
     containers: Mapping[str, Container],
     entries: Collection[Entry],
 ) -> MemoryState:
-    """Bring the memory of the nodes in line with what some entries hold now."""
+    """Return the memory of the nodes with what some entries hold now: new blocks charged, others released."""
     if not entries:
         return memory
     keys = {key for key, _ in entries}
-    # What one container takes over, an init container of its pod holds no more.
+    # What a container takes over is no longer held by the init container of its pod.
     entries = {*entries, *((key, name) for key in keys for name in memory.assignments.get(key, ()))}
     now = _held(pods, containers, keys)
     plain = True
@@ -68,14 +67,14 @@ def charged(
             plain = plain and _is_plain(memory, block, gone=False)
             memory = _with(memory, block)
         memory = memory.with_blocks(key, name, after or None)
-    return memory if plain else _anew(memory)
+    return memory if plain else _recharged(memory)
 
 
 def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
-    """Tell whether a block comes or goes without a trace.
+    """Return whether charging and releasing a block leaves the tables as they were.
 
-    What runs already is taken in although its nodes may lack the memory, or serve another group. Then less is
-    charged than is held, and taking a block away again would take away what others hold.
+    A running container is adopted although its nodes may lack the memory, or serve another group. Then less
+    is charged than is held, and releasing the block would release what others hold.
     """
     nodes = [memory.nodes[i] for i in block.affinity if i in memory.nodes]
     if len(nodes) < len(block.affinity):
@@ -89,15 +88,15 @@ def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
 
 
 def _with(memory: MemoryState, block: Block) -> MemoryState:
-    # Of nodes that were taken out, the others of the group bear what is held.
+    # Where a node was taken out, the other nodes of its group carry what is held.
     there = Mask(node for node in block.affinity if node in memory.nodes)
     if not there:
         return memory
     return memory.charged(dataclasses.replace(block, affinity=there), block.size)
 
 
-def _anew(memory: MemoryState) -> MemoryState:
-    """Charge everything that is held, in one order, from the beginning."""
+def _recharged(memory: MemoryState) -> MemoryState:
+    """Charge everything that is held from the beginning, in one order."""
     nodes = {
         i: Node(
             {name: dataclasses.replace(t, reserved=0, free=t.allocatable) for name, t in node.tables.items()},
@@ -126,7 +125,7 @@ def _held(
     attempts: dict[Entry, int] = {}
     known: dict[str, PodAsk] = {}
     for container in containers.values():
-        # Most are of other pods, and the uid alone tells so.
+        # Most are of other pods, and comparing the uid is enough.
         if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
             continue
         entry = container.pod.key, container.name
@@ -142,7 +141,11 @@ def _held(
 
 
 def _take_over(found: dict[Entry, Blocks], key: str, asks: PodAsk) -> None:
-    """Take from init containers what later ones have taken over on the same nodes (reference D)."""
+    """Subtract from init containers what later ones have taken over on the same nodes.
+
+    Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``updatePodReusableMemory`` and
+    ``updateInitContainersMemoryBlocks``.
+    """
     inits: list[Entry] = []
     for ask in asks.containers:
         entry = key, ask.name
@@ -166,39 +169,8 @@ def _holds(container: Container, pods: Mapping[str, Pod]) -> bool:
     return container.pod.asks is not None and container.pod.sandbox_id in pods
 
 
-def let_go(
-    pod: Pod | None, siblings: Iterable[Container], started: Container
-) -> tuple[Pod | None, list[Container]]:
-    """Take memory back from ordinary init containers that have ended, once a later container has started.
-
-    Source: kubelet 1.36, reference D.
-
-    Args:
-        pod: The pod as it is known now.
-        siblings: The containers of its sandbox.
-        started: The container that has started.
-
-    Returns:
-        The pod, and the containers, that are changed by it; None and an empty list where nothing is.
-    """
-    asks = started.pod.asks or (pod.asks if pod else None)
-    if asks is None:
-        return None, []
-    ended = inits_before(asks, started.name)
-    changed = [
-        dataclasses.replace(c, placement=dataclasses.replace(c.placement, blocks=()))
-        for c in siblings
-        if c.name in ended and c.phase is Phase.EXITED and c.placement.blocks
-    ]
-    aside = pod.aside if pod else None
-    if pod is None or aside is None or not any(p.blocks for p in aside.parts if p.name in ended):
-        return None, changed
-    parts = tuple(dataclasses.replace(p, blocks=()) if p.name in ended else p for p in aside.parts)
-    return dataclasses.replace(pod, aside=dataclasses.replace(aside, parts=parts)), changed
-
-
 def inits_before(asks: PodAsk, name: str) -> set[str]:
-    """Name the ordinary init containers that have ended when a container is made."""
+    """Return the names of the ordinary init containers that have ended when a container is created."""
     found: set[str] = set()
     for ask in asks.containers:
         if ask.name == name:
@@ -206,19 +178,3 @@ def inits_before(asks: PodAsk, name: str) -> set[str]:
         if ask.kind is Kind.INIT:
             found.add(ask.name)
     return set()
-
-
-def devices_of(
-    registered: Mapping[str, Mapping[str, Device]], pods: Iterable[Pod], containers: Iterable[Container]
-) -> DeviceState:
-    """Tell who holds the devices that we give out."""
-    state = DeviceState(registered)
-    if not registered:
-        return state
-    there = {pod.key for pod in pods}
-    for container in containers:
-        if container.phase is Phase.EXITED and container.pod.key not in there:
-            continue
-        for resource, ids in container.placement.devices:
-            state = state.give(container.pod.key, container.name, resource, frozenset(ids))
-    return state

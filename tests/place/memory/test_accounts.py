@@ -11,7 +11,8 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import Device, DeviceState
+from proxy.place.providers.devices import DeviceProvider, devices_held
 from proxy.plan.adopt import adopt
 from proxy.plan.node import Node
 from proxy.plan.place import place
@@ -65,6 +66,10 @@ def end(state: NodeState, key: str) -> NodeState:
 def run(state: NodeState, key: str) -> NodeState:
     container = state.containers[key].in_phase(RUNNING)
     return state.changed(put=[container]).started(container)
+
+
+def held_devices(state: NodeState) -> DeviceState:
+    return devices_held(state.node.devices, state.pods.values(), state.containers.values())
 
 
 POD = asking("p", ("init", Kind.INIT, 80), ("app", Kind.APP, 60))
@@ -232,11 +237,12 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
         )
         for name, phase, device in (("init", EXITED, "a"), ("app", RUNNING, "b"))
     ]
-    there = NodeState.of(node, [POD], containers).devices()
+    there = held_devices(NodeState.of(node, [POD], containers))
     assert there.available("gpu") == {"c"}
     assert there.of_container("p", "init", "gpu") == {"a"}
-    assert NodeState.of(node, (), containers).devices().available("gpu") == {"a", "c"}
-    assert NodeState.of(NODE, (), containers).devices().held == {}
+    assert held_devices(NodeState.of(node, (), containers)).available("gpu") == {"a", "c"}
+    providers = NodeState.of(NODE, (), containers).providers
+    assert not any(isinstance(each, DeviceProvider) for each in providers), "a node without devices"
 
 
 def test_a_part_ends_with_its_container_whatever_class_that_turns_out_to_have() -> None:

@@ -1,9 +1,10 @@
-"""Koordinator's bind policies at work: which CPUs a container or a pod gets that owns some.
+"""Which CPUs an owner gets where Koordinator's bind policies apply.
 
-Where neither the pod nor the node says how CPUs are to be bound, the CPU manager's options decide (``desk``).
-Where one of them does, Koordinator's accumulator chooses, with the policy that holds for the pod (reference
-e.1): what the pod requires, else what the node prescribes, else what the pod prefers. NUMA nodes that the
-topology policy has decided on come first, as far as they have enough.
+Where neither the pod nor the node says how CPUs are bound, the options of the CPU manager decide
+(``proxy.place.cpu_static``). Where one of them does, Koordinator's accumulator chooses, under the policy that
+applies to the pod: what the pod requires, else what the node prescribes, else what the pod prefers
+(koordinator v1.8, pkg/scheduler/plugins/nodenumaresource). NUMA nodes of the merged hint come first, as far
+as they have enough.
 """
 
 from __future__ import annotations
@@ -20,7 +21,21 @@ from proxy.place.binding.shares import CPU, InsufficientError, cpu_unit, divide,
 from proxy.place.binding.wish import Allocated, BindError, BindWish, effective, fitted
 from proxy.place.cpu_request import MILLI
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.node import Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeBinding:
+    """What a node says about the binding of CPUs.
+
+    Attributes:
+        policy: Koordinator's cpu-bind-policy of the node.
+        strategy: Its numa-allocate-strategy.
+        architecture: Of the machine; empty where it is not known.
+    """
+
+    policy: NodeBindPolicy = NodeBindPolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.NONE
+    architecture: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,37 +43,35 @@ class Binding:
     """How CPUs are chosen for one pod.
 
     Attributes:
-        wish: What holds for it.
-        taken: What others have, as far as that matters for it.
-        architecture: Of the machine: not every one offers every policy. Empty where nobody tells.
-        even: Whether the CPUs are divided evenly over the NUMA nodes that were decided on.
+        wish: The bind policy, exclusive policy and strategy that apply.
+        taken: What other pods have, as far as it matters for this pod.
+        architecture: Of the machine, because some do not offer every policy; empty where it is not known.
     """
 
     wish: BindWish
     taken: Allocated
     architecture: str = ""
-    even: bool = False
 
 
-def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding | None:
-    """Find out how the CPUs of a pod are to be bound; None where nobody says.
+def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> Binding | None:
+    """Return how the CPUs of a pod are bound; None where neither the pod nor the node says.
 
     Args:
-        node: The node with what it prescribes.
+        node: What the node prescribes.
         pod: The pod with what it asks for.
-        containers: All that are there; whose CPUs were got exclusively matters only to such pods.
+        containers: All containers of the node; read only for a pod with an exclusive policy.
 
     Raises:
         PolicyConflictError: Pod and node require different policies.
     """
     said = pod.bind_required or pod.bind_preferred or pod.exclusive or pod.aligned
-    prescribed = node.bind is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
+    prescribed = node.policy is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
     if not said and not prescribed:
         return None
-    policy, required = effective(pod.bind_required, pod.bind_preferred, node.bind, BindPolicy.FULL_PCPUS)
+    policy, required = effective(pod.bind_required, pod.bind_preferred, node.policy, BindPolicy.FULL_PCPUS)
     strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
     wish = BindWish(policy, required, pod.exclusive, strategy)
-    architecture = node.machine.architecture
+    architecture = node.architecture
     if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
         wish = dataclasses.replace(wish, exclusive=ExclusivePolicy.NONE)
         return Binding(wish, Allocated(), architecture)
@@ -75,7 +88,14 @@ def binding_of(node: Node, pod: Pod, containers: Iterable[Container]) -> Binding
 
 
 def choose(
-    topology: CpuTopology, free: CpuSet, count: int, binding: Binding, nodes: Mask | None, steps: list[str]
+    topology: CpuTopology,
+    free: CpuSet,
+    count: int,
+    binding: Binding,
+    nodes: Mask | None,
+    steps: list[str],
+    *,
+    even: bool = False,
 ) -> CpuSet:
     """Choose CPUs.
 
@@ -83,12 +103,13 @@ def choose(
         topology: The machine.
         free: CPUs to choose from.
         count: How many.
-        binding: How.
-        nodes: NUMA nodes that were decided on; None for any.
-        steps: What was done is added here in words.
+        binding: How they are bound.
+        nodes: NUMA nodes of the merged hint; None for any.
+        steps: Sentences about what was done are added here.
+        even: Whether the CPUs are divided evenly over those NUMA nodes.
 
     Raises:
-        NotEnoughCpus, BindError: They cannot be had so, or the machine does not offer what is required.
+        NotEnoughCpus, BindError: There are too few such CPUs, or the machine does not offer what is required.
     """
     wish, changed = fitted(binding.wish, binding.architecture, topology)
     steps += changed
@@ -96,7 +117,7 @@ def choose(
     if nodes is not None:
         inside = free & CpuSet.from_bits(union(topology.nodes.get(node, 0) for node in nodes))
         if len(inside) >= count:
-            if not binding.even or len(nodes) < 2:
+            if not even or len(nodes) < 2:
                 return bind(topology, inside, count, wish, binding.taken, steps)
             return _evenly(topology, inside, count, wish, binding.taken, nodes, steps)
         steps.append(f"{named(nodes)} had only {len(inside)} free")
@@ -112,7 +133,7 @@ def _evenly(
     nodes: Mask,
     steps: list[str],
 ) -> CpuSet:
-    """Choose an even part of the CPUs on each node (reference e.4)."""
+    """Choose an even part of the CPUs on each NUMA node."""
     candidates = usable(topology, free, wish, count)
     has = {node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes}
     whole = wish.required and wish.policy is BindPolicy.FULL_PCPUS

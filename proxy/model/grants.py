@@ -1,0 +1,42 @@
+"""What the providers of the topology manager granted to one container."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.memory import Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An amount of a resource that is neither CPUs, memory nor devices.
+
+    Attributes:
+        provider: Name of the provider that granted it and that accounts for it.
+        resource: Name of the resource.
+        amount: How much, in the unit of the provider.
+        nodes: NUMA nodes on which it lies; None where it lies on none in particular.
+    """
+
+    provider: str
+    resource: str
+    amount: int
+    nodes: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Everything that was granted to one container.
+
+    Attributes:
+        cpus: Exclusive CPUs; empty where it gets none.
+        blocks: Memory by NUMA nodes.
+        devices: Resource and device ids, for devices that topoproxy assigns itself.
+        shares: What providers of other resources granted.
+    """
+
+    cpus: CpuSet = field(default_factory=CpuSet)
+    blocks: Blocks = ()
+    devices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    shares: tuple[Share, ...] = ()

@@ -1,0 +1,16 @@
+"""The error with which a provider refuses an allocation."""
+
+from __future__ import annotations
+
+UNEXPECTED = "UnexpectedAdmissionError"
+"""kubelet's reason for every refusal without a reason of its own."""
+
+
+class AllocationRefusedError(ValueError):
+    """A provider cannot allocate what a container asks for; the text becomes the message of the verdict.
+
+    Attributes:
+        reason: Reason of the verdict, as kubelet's (``SMTAlignmentError``).
+    """
+
+    reason = UNEXPECTED
