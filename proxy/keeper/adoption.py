@@ -1,7 +1,7 @@
 """Taking in containers that we do not know: made behind our back, or before we came.
 
 What the list says of them is not enough (it has neither CPUs nor a cgroup), so each is asked about, some
-at a time; then ``plan.adopt`` lets them have what they run on, and the journal keeps it.
+at a time; then ``plan.adoption`` lets them have what they run on, and the journal keeps it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Fault, KubeQos, Phase, Pod, Pool, Request
 from proxy.plan.admission import summed
-from proxy.plan.adopt import adopt
+from proxy.plan.adoption import adopt
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
 

@@ -1,7 +1,7 @@
 """Following what is prescribed for the node while it runs: the Node object, kubelet, our configuration.
 
 It is looked at in each comparison, the Node object in a worker. What has changed is put into force at once,
-without touching who owns CPUs (``proxy.plan.enact``); what cannot be is told, the old value stays, and it is
+without touching who owns CPUs (``proxy.plan.node_policy``); what cannot be is told, the old value stays, and it is
 tried again each time, since owners come and go.
 """
 
@@ -14,10 +14,8 @@ from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
-from proxy.plan.enact import enact
 from proxy.plan.node import Node
-from proxy.plan.prescribe import prescribe
-from proxy.plan.prescribed import Prescribed, Value
+from proxy.plan.node_policy import Prescribed, Value, enact, prescribe
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper

@@ -25,7 +25,7 @@ from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, Phase, Pod
-from proxy.plan.recount import beyond, recounted
+from proxy.plan.adoption import beyond, recounted
 from proxy.plan.state import NodeState
 
 UNIMPLEMENTED = 12

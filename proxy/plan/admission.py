@@ -21,13 +21,13 @@ import dataclasses
 from proxy.model.admission import BeyondLimit, Breach, ResourceStatusMode, Rule
 from proxy.model.idset import CpuSet
 from proxy.model.wording import counted, cpus
-from proxy.model.workload import Fault, Note, Pod, QosClass, Request, Verdict
+from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass, Request, Verdict
 from proxy.place.asks import together
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.node import Node
-from proxy.plan.owning import owning_problem
+from proxy.pools import standing
 from proxy.pools.annotations import RESOURCE_STATUS
-from proxy.pools.claims import MOST_SHARES, STRICT
+from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
 
 FAILED_PRECONDITION = 9
 CLAIMING = (*STRICT, QosClass.SYSTEM)
@@ -124,6 +124,21 @@ def summed(requests: list[Request]) -> Request:
     quotas = [request.cpu_quota * _PERIOD_US // (request.cpu_period or _PERIOD_US) for request in requests]
     quota = sum(quotas) if all(each > 0 for each in quotas) else shares * _PERIOD_US // _SHARES
     return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=_PERIOD_US)
+
+
+def owning_problem(pod: Pod, total: Request) -> str:
+    """Tell why a pod may not own CPUs; empty where it may."""
+    if pod.asks is not None:
+        return standing.owning_problem(pod.qos, pod.asks)
+    limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
+    if limited and whole_cpus(total):
+        return ""
+    wants = total.cpu_shares * MILLI // 1024
+    may = f"{total.cpu_quota * MILLI // (total.cpu_period or 100_000)}m" if total.cpu_quota > 0 else "nothing"
+    return (
+        f"{pod.qos} pod: its containers request about {wants}m CPU together and are limited to {may}; "
+        "both must be the same number of whole CPUs"
+    )
 
 
 def _names(pod: Pod) -> bool:

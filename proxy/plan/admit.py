@@ -31,8 +31,7 @@ from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.place.policies import UNALIGNED
 from proxy.place.providers.provider import ProviderRequest
 from proxy.place.refusal import AllocationRefusedError
-from proxy.plan.admission import believed, rejection, rejects, shared_instead
-from proxy.plan.aligned import bound, shared_milli, wants
+from proxy.plan.admission import believed, owning_problem, rejection, rejects, shared_instead
 from proxy.plan.cases import asks_of, context_of, for_container
 from proxy.plan.desk import (
     ANYWHERE,
@@ -46,7 +45,8 @@ from proxy.plan.desk import (
 from proxy.plan.lacks import shortfall
 from proxy.plan.limits import beyond, headroom
 from proxy.plan.node import Node
-from proxy.plan.owning import owned_asks, owned_cpus, owning_problem, owns_as_a_whole, tells
+from proxy.plan.numa_alignment import bound, judge_aligned, shared_milli, wants
+from proxy.plan.owners import owned_asks, owned_cpus, owns_as_a_whole, tells
 from proxy.plan.record import explain
 from proxy.plan.state import NodeState
 from proxy.plan.wishes import wished
@@ -229,8 +229,6 @@ def _decided(context: AdmissionContext) -> TopologyDecision:
 
 def _aligned(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
     """Decide a pod by its own policy, and allocate for its containers."""
-    from proxy.plan.alignment import judge_aligned  # most nodes never see such a pod
-
     try:
         decision = judge_aligned(state, context, milli)
     except AllocationRefusedError as error:

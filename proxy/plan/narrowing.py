@@ -24,8 +24,8 @@ from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.wording import listed
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Placement
+from proxy.plan.pool_placement import unhooked
 from proxy.plan.state import NodeState
-from proxy.plan.wanted import unhooked
 
 _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
 _BY = " by hook "

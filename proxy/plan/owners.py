@@ -1,19 +1,29 @@
-"""Who owns CPUs: the containers that are here, and those that only kubelet's CPU manager knows of.
+"""Which containers and pods own CPUs.
 
-kubelet gives CPUs when it admits a pod, before there is a sandbox, and takes them back when the pod is gone.
-So what its state file holds for a container that is not here is as good as owned: the container may come at
-any moment, with these CPUs in its request, or come back after a crash.
+Owners are the containers that exist, and those that only kubelet's CPU manager knows of. kubelet assigns CPUs
+when it admits a pod, before there is a sandbox, and takes them back when the pod is gone. So what its state
+file holds for a container that does not exist here is as good as owned: the container may come at any moment,
+with these CPUs in its request, or come back after a crash.
+
+LSE and LSR pods for which no scheduler chose CPUs own some as a whole. Koordinator assigns CPUs to pods, not
+to containers; LSE and LSR pods request whole CPUs, and exactly as many as their limits allow (koordinator
+v1.8, apis/extension/qos.go and docs "QoS"). A pod that requests otherwise is refused, because it would rather
+not run than share. What runs together is counted: app containers and sidecars; init containers run before
+them. The node decides only where its CPU manager policy is ``static``; else such pods share CPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from proxy.model.asks import MEMORY, Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import Held
-from proxy.model.workload import Container, Phase, Pod, Pool, QosClass
+from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.plan.admission import believed
 from proxy.plan.node import Node
+from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import Owner
 
 NOT_KUBELETS = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
@@ -80,3 +90,30 @@ def _coming(
                 found[f"{uid}/{name}"] = Owner(free, hard=True)
                 taken |= free
     return found
+
+
+def owns_as_a_whole(node: Node, pod: Pod) -> bool:
+    """Tell whether the node is to choose CPUs for a pod as a whole."""
+    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
+    return node.static and pod.qos in STRICT and undecided
+
+
+def tells(pod: Pod, total: Request) -> bool:
+    """Tell whether it is known what the pod asks for."""
+    return pod.asks is not None or total.cpu_shares > NO_SHARES
+
+
+def owned_cpus(pod: Pod, total: Request) -> int:
+    """Give how many CPUs a pod owns."""
+    if pod.asks is None:
+        return whole_cpus(total)
+    return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR)) // MILLI
+
+
+def owned_asks(pod: Pod, total: Request, count: int) -> PodAsk:
+    """Give what a pod asks for as if it were one container; counted memory only where it is Guaranteed."""
+    amounts = {CPU: count * MILLI}
+    if pod.kube_qos is KubeQos.GUARANTEED:
+        amounts |= {MEMORY: total.memory_limit, **dict(total.huge_pages)}
+    amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    return PodAsk(pod.key, (Ask("", Kind.APP, amounts, amounts),))

@@ -48,9 +48,9 @@ from proxy.plan.lacks import shortfall
 from proxy.plan.limits import beyond, headroom
 from proxy.plan.moves import moves
 from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
+from proxy.plan.pool_placement import constrained, pooled, unmet
 from proxy.plan.quotas import unlimited, without_quota
 from proxy.plan.record import explain, moved
-from proxy.plan.sharing import constrained, pooled, unmet
 from proxy.plan.state import NodeState, with_grants
 from proxy.plan.wishes import wished
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus

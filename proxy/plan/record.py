@@ -11,8 +11,8 @@ from proxy.model.wording import listed
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.plan.desk import ANYWHERE, TopologyDecision
+from proxy.plan.pool_placement import in_pool
 from proxy.plan.state import NodeState
-from proxy.plan.wanted import in_pool
 from proxy.pools.claims import whole_cpus
 
 MOVED = 20

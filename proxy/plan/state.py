@@ -25,7 +25,7 @@ from proxy.place.providers.provider import Provider
 from proxy.plan.admission import decided_cpus, summed
 from proxy.plan.node import Node
 from proxy.plan.owners import owners_of
-from proxy.plan.wanted import in_pool, unhooked
+from proxy.plan.pool_placement import in_pool, unhooked
 from proxy.pools.pools import Owner, Pools, pools_of
 
 

@@ -16,7 +16,7 @@ ours, with Kubernetes' own classes beside it:
    CPUs), kubelet's choice stands. All others share.
 
 LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
-(``plan.owning``); where that could not be done, their containers are treated as rule 4 says.
+(``plan.owners``); where that could not be done, their containers are treated as rule 4 says.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import QosClass
-from proxy.plan.prescribe import node_reservation
+from proxy.plan.node_policy import node_reservation
 from proxy.pools.nodekeys import (
     NUMA_RESERVATION,
     RESERVATION,

@@ -46,7 +46,7 @@ def files_of(room: str, names: str) -> list[str]:
 
 CALLS = files_of("cri", "interceptors pod_calls create_calls container_calls trips rewrite")
 HOOKED = files_of("cri/hooked", "calls following lines updates way")
-NARROWED = ["proxy/keeper/hooked.py", *files_of("plan", "narrowing wanted")]
+NARROWED = ["proxy/keeper/hooked.py", *files_of("plan", "narrowing pool_placement")]
 ENGINE_TESTS = "claims errors breaker checks asking telling runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "place": [(["proxy/place"], ["tests/place"])],

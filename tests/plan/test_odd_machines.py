@@ -24,12 +24,11 @@ from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.admit import admit
-from proxy.plan.adopt import adopt
-from proxy.plan.enact import enact
+from proxy.plan.adoption import adopt
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
+from proxy.plan.node_policy import enact, prescribe
 from proxy.plan.place import place
-from proxy.plan.prescribe import prescribe
 from proxy.plan.state import NodeState
 from proxy.pools import nodekeys
 from proxy.pools.facts import pod_facts

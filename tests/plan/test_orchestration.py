@@ -28,7 +28,7 @@ from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.admit import admit
-from proxy.plan.adopt import adopt
+from proxy.plan.adoption import adopt
 from proxy.plan.invariants import violations
 from proxy.plan.moves import moves
 from proxy.plan.node import Node

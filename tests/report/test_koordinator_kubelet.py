@@ -7,7 +7,7 @@ import pytest
 from proxy.kubelet.checkpoints import Checkpoint, read_cpu
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
-from proxy.plan.prescribe import node_reservation
+from proxy.plan.node_policy import node_reservation
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.nodekeys import RESERVATION
 from proxy.pools.rule import ManagerPolicy

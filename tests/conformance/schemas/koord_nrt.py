@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
 from proxy.model.quantity import parse_quantity
-from proxy.plan.prescribe import node_reservation
+from proxy.plan.node_policy import node_reservation
 from proxy.pools.nodekeys import RESERVATION, SYSTEM_QOS, SystemQos
 from proxy.pools.rule import MANAGER_POLICY, SHARED_POOLS
 from proxy.pools.seats import Seat

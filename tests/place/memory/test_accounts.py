@@ -13,7 +13,7 @@ from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device, DeviceState
 from proxy.place.providers.devices import DeviceProvider, devices_held
-from proxy.plan.adopt import adopt
+from proxy.plan.adoption import adopt
 from proxy.plan.node import Node
 from proxy.plan.place import place
 from proxy.plan.state import NodeState

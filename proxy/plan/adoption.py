@@ -1,13 +1,19 @@
-"""Taking in a container that exists already: created behind our back, or before we came.
+"""Adopting a container that exists already: created without topoproxy, or before it started.
 
 Nothing moves that need not: a container that may own CPUs owns those that it runs on, if they are as many as
-it asks for and nobody else's. What cannot be adopted so runs on a pool, and the plan says why. A container is
-never refused here; it is there.
+it asks for and belong to no other owner. A container that cannot be adopted so runs on a pool, and the plan
+says why. It is never refused, because it exists.
+
+The ledger records the memory that was promised when a container was placed. Where memory was not counted then
+(other settings, an older version), a container that is bound to NUMA nodes uses their memory all the same,
+and it is counted here. Running containers are never refused, so after a change of ``reservedMemory`` more may
+be promised than there is.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
@@ -16,8 +22,8 @@ from proxy.plan.admission import shared_instead
 from proxy.plan.moves import moves
 from proxy.plan.nodes import named_mems
 from proxy.plan.place import Plan, admissible, place
+from proxy.plan.pool_placement import constrained, pooled
 from proxy.plan.quotas import unlimited, without_quota
-from proxy.plan.sharing import constrained, pooled
 from proxy.plan.state import NodeState
 from proxy.pools.claims import Claim, claim
 
@@ -142,3 +148,45 @@ def memory_of(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Block
         return ()
     amounts = (("memory", request.memory_limit), *request.huge_pages)
     return tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
+
+
+def recounted(state: NodeState) -> NodeState:
+    """Count the memory of bound containers that were promised none; the same state where there are none."""
+    if state.memory is None:
+        return state
+    late = tuple(after for c in state.containers.values() if (after := _counted(state, c)) is not c)
+    return state.changed(put=late) if late else state
+
+
+def _counted(state: NodeState, container: Container) -> Container:
+    aside, placement = container.pod.aside, container.placement
+    promised = aside is not None and (aside.blocks or any(part.blocks for part in aside.parts))
+    if placement.blocks or promised or container.phase is Phase.EXITED:
+        return container
+    blocks = memory_of(state, container.pod, container.request, placement.mems)
+    return (
+        dataclasses.replace(container, placement=dataclasses.replace(placement, blocks=blocks))
+        if blocks
+        else container
+    )
+
+
+def beyond(state: NodeState) -> dict[str, tuple[int, int]]:
+    """Give the resources of which more is promised than the nodes have: bytes promised, and bytes there.
+
+    Only what could not be charged to any node is noticed, so the two are of the whole machine.
+    """
+    if state.memory is None:
+        return {}
+    promised: Counter[str] = Counter()
+    for pod in state.memory.assignments.values():
+        for blocks in pod.values():
+            for block in blocks:
+                promised[block.resource] += block.size
+    charged: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for node in state.memory.nodes.values():
+        for resource, table in node.tables.items():
+            charged[resource] += table.reserved
+            there[resource] += table.allocatable
+    return {name: (size, there[name]) for name, size in sorted(promised.items()) if size > charged[name]}

@@ -10,11 +10,9 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import CpuOptions, Policy, Scope, TopologyOptions
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.enact import Enacted, enact
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.prescribe import prescribe
-from proxy.plan.prescribed import Prescribed
+from proxy.plan.node_policy import Enacted, Prescribed, enact, prescribe
 from proxy.plan.state import NodeState
 from proxy.pools.nodekeys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described

@@ -14,10 +14,9 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.enact import enact
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.prescribe import prescribe
+from proxy.plan.node_policy import enact, prescribe
 from proxy.plan.state import NodeState
 from proxy.pools.nodekeys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described

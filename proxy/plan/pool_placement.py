@@ -1,15 +1,20 @@
-"""A place in a pool: whole, or narrowed to some CPUs or NUMA nodes.
+"""Containers that own no CPUs: their pool, or the part of it to which they are limited.
 
-A pool is narrowed for a pod that the scheduler has bound to NUMA nodes, and for one that wants
-``ConstrainedBurst``: its threads stay on as few NUMA nodes as have shared CPUs for its limit (see
-``proxy.place.binding.burst``). All containers of a pod are narrowed alike: by what kubelet told of the pod's
-limits, else by the limit of the first container that came.
+A pool is limited for a pod by CPUs or by NUMA nodes: because a scheduler has bound it to NUMA nodes, or
+because it wants ``ConstrainedBurst`` and its threads stay on as few NUMA nodes as have shared CPUs for its
+limit (see ``proxy.place.binding.burst``). All containers of a pod are limited alike: by the limits that
+kubelet reported for the pod, else by the limit of the first container that came. Hooks may limit what is left
+further.
+
+As the pool shrinks and grows the container follows, within its limit. Where nothing of the pool is left
+within it, the limit is ignored, that of hooks first: a container is never without CPUs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
@@ -18,9 +23,42 @@ from proxy.model.wording import nodes as named
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.place.binding.burst import burst_nodes
 from proxy.place.cpu_request import CPU, MILLI
-from proxy.plan.state import NodeState
-from proxy.plan.wanted import limit_of
+from proxy.plan.node import Node
 from proxy.pools.claims import Claim
+from proxy.pools.pools import Pools
+
+if TYPE_CHECKING:
+    from proxy.plan.state import NodeState
+
+
+def limit_of(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
+    """Give the CPUs to which a pool is narrowed by CPUs or by NUMA nodes; None where it is not."""
+    return within if nodes is None else node.machine.cpus_of(nodes)
+
+
+def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
+    """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any.
+
+    Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
+    """
+    pool = pools.of(placement.pool)
+    limit = limit_of(node, placement.within, placement.nodes)
+    hooked = placement.narrowed
+    if limit is None and hooked is None:
+        return pool
+    whole = pools.be if placement.pool is Pool.BE else pool
+    if hooked is not None:
+        both = hooked if limit is None else hooked & limit
+        if found := (pool & both or whole & both) | placement.beyond & node.machine.online:
+            return found
+    return pool if limit is None else pool & limit or whole & limit or pool
+
+
+def unhooked(placement: Placement) -> Placement:
+    """Give a placement as it was before hooks narrowed it."""
+    if placement.narrowed is None:
+        return placement
+    return dataclasses.replace(placement, narrowed=None, beyond=CpuSet())
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,34 +1,39 @@
-"""Pods that want to be aligned by themselves: Koordinator's ``numa-topology-spec`` at work on a node.
+"""Pods that are aligned by themselves: Koordinator's ``numa-topology-spec`` applied on a node.
 
-Theory (reference koordinator e.4, e.5). Such a pod is decided as a whole when its sandbox is made, whatever
-the node's scope is; where a scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are
-tried by size; those that have what the pod asks for are hints, with a score that says how full or how empty
-they would be; the pod's policy makes one of the hints of CPUs, memory and devices. The pod's policy and the
-node's must be the same where both have one. A pod may also keep apart: one that spans nodes from nodes with
-pods on one node only, and the other way round.
+Such a pod is decided as a whole when its sandbox is created, whatever the scope of the node is; where a
+scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are tried by size. Those that
+have what the pod asks for are hints, with a score that says how full or how empty they would be; the policy
+of the pod merges one hint from those of CPUs, memory and devices. The policies of pod and node must be the
+same where both have one. A pod may also keep apart: one that spans NUMA nodes from nodes with pods on one
+node only, and the other way round.
 
-CPUs of its own are then divided evenly over the chosen nodes. A pod that shares CPUs is bound to the part of
-its pool that lies on them: free are all CPUs of that part, for what others use of it is not known here.
+Exclusive CPUs are then divided evenly over the chosen nodes. A pod that shares CPUs is bound to the part of
+its pool that lies on them. All CPUs of that part count as free, because what others use of it is not known
+here.
+
+Source: koordinator v1.8, pkg/scheduler/plugins/nodenumaresource (hints and amounts) and
+pkg/scheduler/frameworkext/topologymanager (policies and merge).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from proxy.model.asks import in_bytes
+from proxy.model.asks import Kind, in_bytes
 from proxy.model.explanation import Merge
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import KUBERNETES, NumaStrategy
+from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
 from proxy.model.options import Scope
-from proxy.model.workload import Phase, Pod, Pool, Verdict
+from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
 from proxy.place.binding.bind import usable
 from proxy.place.binding.hints import Answer, ScoredHint
 from proxy.place.binding.merging import Tenancy, align
 from proxy.place.binding.offers import node_status, offers, policy_of, score_of
-from proxy.place.binding.shares import CPU, Amounts
-from proxy.place.cpu_request import MILLI
+from proxy.place.binding.shares import Amounts
+from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.place.memory import request as memory_request
 from proxy.place.policies import UNALIGNED
 from proxy.place.providers.cpu import CpuProvider
@@ -39,6 +44,27 @@ from proxy.place.samples import say
 from proxy.plan.desk import AdmissionContext, TopologyDecision
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
+
+
+def wants(pod: Pod) -> bool:
+    """Tell whether the node is to align a pod by what the pod itself says."""
+    undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
+    return pod.aligned is not NumaPolicy.NONE and undecided
+
+
+def shared_milli(pod: Pod, total: Request) -> int:
+    """Give what a pod that shares CPUs asks for, in thousandths; 0 where nobody tells."""
+    if pod.asks is not None:
+        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
+    return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
+
+
+def bound(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
+    """Give a pod that shares CPUs as it is bound to the nodes of a hint; to no part where that is all."""
+    if hint.affinity is None or hint.affinity == nodes:
+        return pod
+    return dataclasses.replace(pod, nodes=hint.affinity)
+
 
 P = TypeVar("P", bound=Provider)
 _KOORDINATORS = {kubernetes: own for own, kubernetes in KUBERNETES.items()}

@@ -7,7 +7,7 @@ import pytest
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.adopt import adopt
+from proxy.plan.adoption import adopt
 from proxy.plan.node import Node
 from proxy.plan.place import place
 from proxy.plan.state import NodeState

@@ -14,8 +14,7 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy, Scope
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
-from proxy.plan.prescribe import prescribe
-from proxy.plan.prescribed import Prescribed
+from proxy.plan.node_policy import Prescribed, prescribe
 from proxy.pools import nodekeys
 from proxy.topology.build import described
 

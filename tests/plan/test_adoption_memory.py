@@ -9,9 +9,8 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.adopt import adopt
+from proxy.plan.adoption import adopt, beyond, recounted
 from proxy.plan.node import Node
-from proxy.plan.recount import beyond, recounted
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
 

@@ -1,0 +1,400 @@
+"""The policy of a node: what the Node object, kubelet and our configuration say, and how it is applied.
+
+Precedence. What an operator writes at the Node object comes first, and our configuration next. Where neither
+says anything, the corresponding setting of kubelet applies, so that a node that is taken over from kubelet
+goes on as before: ``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is
+``DistributeEvenly``, the policy of its topology manager applies with its scope, and the CPUs that its static
+policy reserves are owned by no container. Koordinator's code lets kubelet's ``full-pcpus-only`` win over a
+label (pkg/scheduler/plugins/nodenumaresource/topology_options.go); its documentation has the order used here,
+with the configuration of the scheduler, which is for all nodes, last.
+
+``None`` in a label is an answer: nothing is prescribed, whatever kubelet and the configuration say. An empty
+text is not. A value that cannot be read counts as absent, and its problem is kept beside the value that
+applies instead. Koordinator knows the scope ``pod`` only; with a label the scope of our configuration is
+kept.
+
+Change at run time. The policy may change at any moment while containers run. Owners keep their CPUs, also
+those that are reserved from now on: taking CPUs from a running owner would break a promise, and they return
+when it ends. Pools follow at once. So a reservation that is possible on an empty node may leave the shared
+pool empty on this one; then it is rejected, tried again as owners go, and the old reservation stays in
+effect. The same holds for class SYSTEM; each is applied by itself if both together are not possible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import KUBERNETES, NodeBindPolicy, NumaPolicy, NumaStrategy
+from proxy.model.kubelet import CpuManager
+from proxy.model.machine import Machine
+from proxy.model.nodeobject import NodeMeta
+from proxy.model.options import Policy, Scope, TopologyOptions, check_cpu_options, check_topology_options
+from proxy.model.workload import Phase, Placement, Pool
+from proxy.place.binding.wish import ARM
+from proxy.place.cputopo import CpuTopology
+from proxy.place.packed import NotEnoughCpus, take_packed
+from proxy.plan.node import Node
+from proxy.plan.state import NodeState
+from proxy.pools.nodekeys import (
+    AMPLIFICATION,
+    BIND_POLICY,
+    NUMA_POLICY,
+    NUMA_RESERVATION,
+    NUMA_STRATEGY,
+    RESERVATION,
+    SYSTEM_QOS,
+    Reservation,
+    amplification_ratios,
+    read_label,
+    reservation,
+    system_qos,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Value(Generic[T_co]):
+    """One value that holds.
+
+    Attributes:
+        value: The value.
+        source: Who says so, in words.
+        problem: What is wrong with what somebody else says, in words; empty where nothing is.
+    """
+
+    value: T_co
+    source: str = DEFAULT
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prescribed:
+    """What holds on a node.
+
+    Attributes:
+        bind: How CPUs of owners are bound.
+        strategy: Which NUMA nodes are filled first.
+        policy, scope: Of the topology manager.
+        reserved: CPUs that nobody owns (``reservedSystemCPUs``).
+        reservation: CPUs that neither pools nor owners use.
+        apply_policy: What a scheduler does with the reservation; the node keeps the CPUs in any case.
+        system: CPUs of class SYSTEM.
+        system_alone: Whether nobody else uses them.
+        amplification: Resource to how many times a scheduler counts it.
+        numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
+    """
+
+    bind: Value[NodeBindPolicy]
+    strategy: Value[NumaStrategy]
+    policy: Value[Policy]
+    scope: Value[Scope]
+    reserved: Value[CpuSet]
+    reservation: Value[CpuSet]
+    apply_policy: Value[str]
+    system: Value[CpuSet]
+    system_alone: Value[bool]
+    amplification: Value[Mapping[str, float]]
+    numa_reservation: Value[bool]
+
+    def on(self, node: Node) -> Node:
+        """Give a node with these rules."""
+        return dataclasses.replace(
+            node,
+            bind=self.bind.value,
+            strategy=self.strategy.value,
+            policy=self.policy.value,
+            scope=self.scope.value,
+            reserved=self.reserved.value,
+            reservation=self.reservation.value,
+            system=self.system.value,
+            system_alone=self.system_alone.value,
+            alike=dict[object, Placement](),
+        )
+
+    def named(self) -> dict[str, Value[object]]:
+        """Give all values under the names that people know them by."""
+        return {
+            "cpuBindPolicy": self.bind,
+            "numaAllocateStrategy": self.strategy,
+            "topologyManagerPolicy": self.policy,
+            "topologyManagerScope": self.scope,
+            "reservedSystemCPUs": self.reserved,
+            "reservedCPUs": self.reservation,
+            "applyPolicy": self.apply_policy,
+            "systemCPUs": self.system,
+            "systemCPUsExclusive": self.system_alone,
+            "amplification": self.amplification,
+            "numaReservation": self.numa_reservation,
+        }
+
+
+APPLY = ("", "Default", "ReservedCPUsOnly")
+"""Values of a reservation's ``applyPolicy``."""
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+"""As kubelet reads its options."""
+
+
+def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuManager | None) -> Prescribed:
+    """Find out what holds.
+
+    Args:
+        base: The node as our configuration has it. CPUs for a reservation that only tells how many are chosen
+            on its machine, so that they stay the same when others go offline.
+        machine: The machine as it is now.
+        meta: The Node object; None where there is none.
+        kubelet: What its CPU and topology managers do; None where nobody tells.
+    """
+    said, told = meta or NodeMeta(), kubelet or CpuManager()
+    policy, scope = _policy(base, said, told)
+    kept, apply_policy = _reservation(base, machine, said)
+    system, alone = _system(base, machine, said)
+    ratios, no_ratios = amplification_ratios(said.annotations)
+    return Prescribed(
+        _bind(base, said, told),
+        _strategy(base, said, told),
+        policy,
+        scope,
+        _reserved(base, machine, told),
+        kept,
+        apply_policy,
+        system,
+        alone,
+        Value(ratios or {}, _annotation(AMPLIFICATION) if ratios else DEFAULT, no_ratios),
+        _numa_reservation(said),
+    )
+
+
+def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[Reservation, str]:
+    """Read the node's reservation, with CPUs where it only tells how many; and what is wrong with it.
+
+    The CPUs are those that kubelet would choose for a reserve of as many (reference koordinator d).
+    """
+    found, problem = reservation(annotations)
+    if found.text:
+        return found.with_cpus(found.cpus), problem
+    try:
+        return found.with_cpus(take_packed(topology, topology.cpus, found.count)), problem
+    except NotEnoughCpus as error:
+        return found.with_cpus(CpuSet()), problem or f"cannot choose CPUs for the node's reservation: {error}"
+
+
+def _bind(base: Node, said: NodeMeta, told: CpuManager) -> Value[NodeBindPolicy]:
+    value, key, problem = read_label(NodeBindPolicy, BIND_POLICY, said.labels)
+    whole = NodeBindPolicy.FULL_PCPUS_ONLY
+    if key:
+        if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
+            arch = base.machine.architecture
+            problem = f"{value} cannot be had on {arch}: pods that own CPUs are refused"
+        return Value(value, _label(key), problem)
+    if base.bind is NodeBindPolicy.NONE and _option(told, "full-pcpus-only"):
+        return Value(whole, _kubelets("full-pcpus-only", told, "options"), problem)
+    return Value(base.bind, _configured("koordinator.cpuBindPolicy", base.bind), problem)
+
+
+def _whole_cores_only(base: Node) -> bool:
+    return base.machine.architecture in ARM and base.topology.cpus_per_core > 1
+
+
+def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> Value[NumaStrategy]:
+    value, key, problem = read_label(NumaStrategy, NUMA_STRATEGY, said.labels)
+    if key:
+        return Value(value, _label(key))
+    if base.strategy is NumaStrategy.NONE and _option(told, "distribute-cpus-across-numa"):
+        source = _kubelets("distribute-cpus-across-numa", told, "options")
+        return Value(NumaStrategy.DISTRIBUTE_EVENLY, source, problem)
+    return Value(base.strategy, _configured("koordinator.numaAllocateStrategy", base.strategy), problem)
+
+
+def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[Value[Policy], Value[Scope]]:
+    value, key, problem = read_label(NumaPolicy, NUMA_POLICY, said.labels)
+    scope = Value(base.scope, _configured("topologyManagerScope", base.scope is not Scope.CONTAINER))
+    if key:
+        return Value(KUBERNETES[value], _label(key)), scope
+    kubelets = told.topology_policy
+    if base.policy is Policy.NONE and kubelets in tuple(Policy) and kubelets != Policy.NONE:
+        if told.topology_scope in tuple(Scope):
+            source = _kubelets("topologyManagerScope", told, "topology_scope")
+            scope = Value(Scope(told.topology_scope), source)
+        source = _kubelets("topologyManagerPolicy", told, "topology_policy")
+        return Value(Policy(kubelets), source, problem), scope
+    own = base.policy is not Policy.NONE
+    return Value(base.policy, _configured("topologyManagerPolicy", own), problem), scope
+
+
+def _reserved(base: Node, machine: Machine, told: CpuManager) -> Value[CpuSet]:
+    own = _configured("reservedSystemCPUs, or the amounts,", base.reserved)
+    kubelets = told.reserved & machine.present
+    if base.reserved or told.policy != "static" or not kubelets:
+        return Value(base.reserved, own)
+    return Value(kubelets, _kubelets("reserve", told, "reserved"))
+
+
+def _reservation(base: Node, machine: Machine, said: NodeMeta) -> tuple[Value[CpuSet], Value[str]]:
+    found, problem = node_reservation(said.annotations, base.topology)
+    cpus, absent = _there(found.cpus, machine, RESERVATION)
+    problem = problem or absent
+    apply_policy = Value(APPLY[1])
+    if found.policy in APPLY[1:]:
+        apply_policy = Value(found.policy, _annotation(RESERVATION))
+    elif found.policy:
+        wrong = f"{found.policy!r:.60} is not one of {', '.join(APPLY[1:])}"
+        apply_policy = Value(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {wrong}")
+    if cpus:
+        return Value(cpus, _annotation(RESERVATION), problem), apply_policy
+    source = _configured("koordinator.reservedCPUs", base.reservation)
+    return Value(base.reservation, source, problem), apply_policy
+
+
+def _system(base: Node, machine: Machine, said: NodeMeta) -> tuple[Value[CpuSet], Value[bool]]:
+    found, problem = system_qos(said.annotations)
+    cpus, absent = _there(found.cpus, machine, SYSTEM_QOS)
+    problem = problem or absent
+    if cpus:
+        alone = Value(found.exclusive, _annotation(SYSTEM_QOS))
+        return Value(cpus, _annotation(SYSTEM_QOS), problem), alone
+    source = _configured("koordinator.systemCPUs", base.system)
+    alone = Value(base.system_alone, _configured("koordinator.systemCPUsExclusive", not base.system_alone))
+    return Value(base.system, source, problem), alone
+
+
+def _there(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
+    """Give the CPUs that the machine has, offline ones too, and tell of others."""
+    absent = cpus - machine.present
+    problem = f"annotation {key}: there is no CPU {absent} here (CPUs: {machine.present})"
+    return cpus & machine.present, problem if absent else ""
+
+
+def _numa_reservation(said: NodeMeta) -> Value[bool]:
+    text = said.labels.get(NUMA_RESERVATION, "")
+    if text in ("true", "false"):
+        return Value(text == "true", _label(NUMA_RESERVATION))
+    problem = f"label {NUMA_RESERVATION}: {text!r:.60} is neither true nor false" if text else ""
+    return Value(value=False, problem=problem)
+
+
+def _option(told: CpuManager, name: str) -> bool:
+    # Of a policy that is not in force its options say nothing (reference koordinator e.1).
+    return told.policy == "static" and told.options.get(name) in TRUE
+
+
+def _label(key: str) -> str:
+    return f"label {key} of the Node object"
+
+
+def _annotation(key: str) -> str:
+    return f"annotation {key} of the Node object"
+
+
+def _kubelets(name: str, told: CpuManager, attribute: str) -> str:
+    where = told.sources.get(attribute, "")
+    return f"kubelet's {name} ({where})" if where else f"kubelet's {name}"
+
+
+def _configured(name: str, given: object) -> str:
+    return f"{name} of the configuration" if given else DEFAULT
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Enacted:
+    """What came of new rules.
+
+    Attributes:
+        state: The state under those that are in force.
+        told: Those that are in force, with what is wrong with others.
+        notes: Who keeps CPUs that are kept back now, one sentence each.
+    """
+
+    state: NodeState
+    told: Prescribed
+    notes: tuple[str, ...] = ()
+
+
+def enact(state: NodeState, told: Prescribed, before: Prescribed, options: TopologyOptions) -> Enacted:
+    """Put rules into force.
+
+    Args:
+        state: The node as it is.
+        told: What is prescribed.
+        before: What is in force.
+        options: Of the topology manager, as our configuration has them.
+    """
+    problem = _misfit(told.on(state.node), options)
+    if problem:
+        told = dataclasses.replace(told, policy=_kept(before.policy, problem), scope=before.scope)
+    if told.on(state.node) == state.node:
+        return Enacted(state, told)
+    after = state.under(told.on(state.node))
+    if _starved(after):
+        told = _possible(state, told, before)
+        if told.on(state.node) == state.node:
+            return Enacted(state, told)
+        after = state.under(told.on(state.node))
+    return Enacted(after, told, tuple(_keeping(state, after)))
+
+
+def _possible(state: NodeState, told: Prescribed, before: Prescribed) -> Prescribed:
+    """Give what can be in force of rules that cannot be as a whole."""
+    parts = (
+        ("reserved", (), "keep CPUs {} from those who share (strict-cpu-reservation)"),
+        ("reservation", (), "keep CPUs {} back"),
+        ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
+    )
+    names = [name for main, more, _ in parts for name in (main, *more)]
+    found = dataclasses.replace(told, **{name: getattr(before, name) for name in names})
+    for main, more, what in parts:
+        new = dataclasses.replace(found, **{name: getattr(told, name) for name in (main, *more)})
+        if not _starved(state.under(new.on(state.node))):
+            found = new
+            continue
+        words = f"cannot {what.format(getattr(told, main).value)}: they would leave the shared pool empty"
+        found = dataclasses.replace(found, **{main: _kept(getattr(before, main), words)})
+    return found
+
+
+def _kept(before: Value[T], problem: str) -> Value[T]:
+    stays = str(before.value) or "none"
+    return dataclasses.replace(before, problem=f"{problem} (what was in force stays: {stays})")
+
+
+def _starved(state: NodeState) -> bool:
+    """Tell whether containers that own nothing would have no CPU, now or when promises are kept."""
+    # On a node whose CPUs are all kept back, all are shareable: somebody has to have some.
+    return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
+
+
+def _misfit(node: Node, options: TopologyOptions) -> str:
+    """Tell why a topology policy cannot be on this machine, or with our other settings; empty if it can."""
+    machine = node.machine
+    count = len(machine.nodes)
+    distances = all(len(each.distance) == count for each in machine.nodes)
+    try:
+        check_cpu_options(node.options, node.policy, len(machine.packages), count)
+        check_topology_options(options, node.policy, count, distances=distances)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _keeping(before: NodeState, after: NodeState) -> list[str]:
+    """Name owners of CPUs that are kept back now and were not before."""
+    new = after.node.withheld - before.node.withheld
+    held: dict[str, CpuSet] = {}
+    for container in after.containers.values():
+        clash = container.placement.own & new
+        if clash and container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+            held[container.ref] = clash
+    return [
+        f"CPUs {cpus} are kept back now, and {ref} owns them: it keeps them until it ends"
+        for ref, cpus in sorted(held.items())
+    ]
