@@ -16,6 +16,7 @@ from proxy.config.schema import Config, Mode, OnError, Partitions
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
+from proxy.model.mode import NodeMode
 from proxy.topology.presence import is_same
 from proxy.topology.reader import read_machine
 
@@ -101,7 +102,7 @@ def _listen_to_writes(keeper: Keeper) -> None:
     from proxy.apply.inotify import InotifyWrites
 
     root = getattr(keeper.enforcer.cgroups, "root", None)
-    if not keeper.options.enforce or not isinstance(root, Path):
+    if not keeper.store.mode.enforces or not isinstance(root, Path):
         return
     try:
         keeper.drift.watch.use(InotifyWrites(root))
@@ -209,7 +210,7 @@ def _options(config: Config) -> Options:
     from proxy.keeper.options import Options
 
     return Options(
-        enforce=config.mode is Mode.ENFORCE,
+        mode=NodeMode(config.mode.value),
         refuse_on_error=config.on_error is OnError.REFUSE,
         call_timeout=config.call_timeout,
         settle_per_second=config.settle.per_second if config.settle.enabled else 0,

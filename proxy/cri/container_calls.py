@@ -121,7 +121,7 @@ class ContainerCalls:
 
     def _go_update(self, call: Call, container_id: str, asked: pb.ResourceFacts, fence: Fence | None) -> None:
         container = self.keeper.state.containers[container_id]
-        if not self.keeper.options.enforce or container.phase is Phase.EXITED:
+        if not self.keeper.store.mode.enforces or container.phase is Phase.EXITED:
             call.release()
             self.keeper.spawn(self.keeper.lasting.fencing.drop(fence))
             return

@@ -95,19 +95,19 @@ class CreateCalls:
             self._decide(call, pod, name, attempt, request)
 
     def _decide(self, call: Call, pod: Pod, name: str, attempt: int, request: Request) -> None:
-        if self.keeper.enforcer.paused:
+        if self.keeper.store.mode.is_leaving:
             call.release()
             return
         self.keeper.sandboxes.moved_on(pod, name)
         plan = self.keeper.place(pod, name, attempt, request)
         if plan.container is None:
-            if self.keeper.options.enforce:
+            if self.keeper.store.mode.enforces:
                 call.refuse(plan.verdict.code, plan.verdict.message)
             else:
                 call.release()
             return
         call.state = Trip(target=plan.container.id)
-        if not self.keeper.options.enforce:
+        if not self.keeper.store.mode.enforces:
             call.release()
         elif "pre_create_container" in self.hooked.points:
             self.hooked.create(call, plan.container, self._go_create)
@@ -131,7 +131,7 @@ class CreateCalls:
         current = keeper.state.containers.get(container.id)
         if call.done:
             return
-        if current is None or keeper.enforcer.paused:
+        if current is None or keeper.store.mode.is_leaving:
             call.release()
         else:
             # The pools may have changed during the write: the runtime saves what the request says now.

@@ -76,7 +76,7 @@ class Interceptors:
 
     def request(self, call: Call) -> None:
         """A call is held: decide, and send it on now or later."""
-        if self.keeper.enforcer.paused:
+        if self.keeper.store.mode.is_leaving:
             call.release()  # the node is released: this is only a relay
         elif self.awaited is None and self.keeper.synced.is_set():
             self._handle(call)
@@ -91,7 +91,7 @@ class Interceptors:
         keeper.attention.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
-        if keeper.enforcer.paused or not keeper.options.enforce:
+        if keeper.store.mode.is_leaving or not keeper.store.mode.enforces:
             return None
         return UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
@@ -147,7 +147,7 @@ class Interceptors:
         keeper.counters["requests_undecodable"] += 1
         keeper.problems.note(f"cannot decode a {call.method} request: {error}")
         keeper.attention.set()
-        if call.method in MAKING and keeper.options.enforce and self._is_strict(call):
+        if call.method in MAKING and keeper.store.mode.enforces and self._is_strict(call):
             call.refuse(INTERNAL, f"cannot place what {call.method} asks for: the request cannot be decoded")
         else:
             call.release()
@@ -157,8 +157,8 @@ class Interceptors:
         self.keeper.attention.set()
         if isinstance(call.state, Trip):
             self.keeper.saved.pop(call.state.target, None)  # it passes without our set: not what we meant
-        options = self.keeper.options
-        must_refuse = options.enforce and (options.refuse_on_error or self._is_strict(call))
+        strict = self.keeper.options.refuse_on_error or self._is_strict(call)
+        must_refuse = self.keeper.store.mode.enforces and strict
         if call.method == "CreateContainer" and must_refuse:
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             call.refuse(INTERNAL, message)
@@ -183,7 +183,7 @@ class Interceptors:
         except TimeoutError:
             self.keeper.problems.note(f"{call.method} passed undecided: not in step with the runtime yet")
             self.keeper.attention.set()
-            if call.method == "CreateContainer" and self.keeper.options.enforce and self._is_strict(call):
+            if call.method == "CreateContainer" and self.keeper.store.mode.enforces and self._is_strict(call):
                 call.refuse(UNAVAILABLE, "cannot place the container: not in step with the runtime yet")
                 return
             call.release()

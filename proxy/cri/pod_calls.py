@@ -62,7 +62,7 @@ class PodCalls:
             self._goes(call, Trip(pod=pod))
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)
-        if not verdict.admitted and keeper.options.enforce:
+        if not verdict.admitted and keeper.store.mode.enforces:
             call.refuse(verdict.code, verdict.message)
             return
         # From here on the call's end, whatever it is, frees what was set aside or gives it to the sandbox.

@@ -144,7 +144,7 @@ class Confinement:
         Returns:
             The calls that are not in the way of an owner of the CPUs any more.
         """
-        if not flights or self._keeper.enforcer.paused:
+        if not flights or self._keeper.store.mode.is_leaving:
             return set()
         done = {flight for flight in flights if await self._fence(flight, mine)}
         done |= await self._narrow([flight for flight in flights if flight.is_start])

@@ -57,7 +57,6 @@ class Enforcer:
     Attributes:
         cgroups: Where.
         pauses: Writes the groups of sandboxes.
-        paused: True while nothing is to be written: what is queued already does nothing either.
         first: What is done before anybody is written.
     """
 
@@ -67,6 +66,7 @@ class Enforcer:
         state: Callable[[], NodeState],
         busy: Callable[[str], bool] = lambda container_id: False,
         confined: Callable[[str], bool] = lambda container_id: False,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
         """Write nothing yet.
 
@@ -77,11 +77,12 @@ class Enforcer:
                 its group then is nobody's doing but ours.
             confined: Tells whether a container has a group before its start has been answered
                 (``confinement``).
+            paused: Tells whether nothing is to be written; jobs that are queued already ask, too.
         """
         self.cgroups = cgroups
         self._busy = busy
         self._confined = confined
-        self.paused = False
+        self._paused = paused
         self._state = state
         self._paths: dict[str, str] = {}
         self._missed: dict[str, int] = {}
@@ -106,7 +107,7 @@ class Enforcer:
 
     def _enforce(self, state: NodeState, some: list[Container]) -> Enforced:
         done = Enforced()
-        if self.paused:
+        if self._paused():
             return done
         self.first()
         left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
@@ -131,7 +132,7 @@ class Enforcer:
         done = self._enforce(
             state, [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
         )
-        if not self.paused:
+        if not self._paused():
             done.notes += self.pauses.follow(self._state())
         return done
 
@@ -147,11 +148,11 @@ class Enforcer:
 
     def enforce_sandboxes(self) -> Enforced:
         """Have sandboxes leave CPUs that are owned."""
-        return Enforced(notes=[] if self.paused else self.pauses.leave(self._state()))
+        return Enforced(notes=[] if self._paused() else self.pauses.leave(self._state()))
 
     def enforce_groups(self) -> Enforced:
         """Give the groups of BestEffort what those in them are to have, also who is not started yet."""
-        return Enforced(notes=[] if self.paused else self._be_groups.follow(self._state(), self._paths))
+        return Enforced(notes=[] if self._paused() else self._be_groups.follow(self._state(), self._paths))
 
     def make_room(self, container: Container) -> Enforced:
         """Have the groups above a container that could not start hold its CPUs, whoever has narrowed them.
@@ -161,7 +162,7 @@ class Enforcer:
         """
         done = Enforced()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
-        if self.paused or self.cgroups.version != 1 or path is None:
+        if self._paused() or self.cgroups.version != 1 or path is None:
             return done
         try:
             had, wanted = self.cgroups.cpus(path), self._state().wanted(container)

@@ -102,13 +102,13 @@ class Keeper(Household):
         self.health = Health(self.problems.note, self._goes_on)
         self.recorder = Worker("ledger", self.broken)
         self.journal = Journal(
-            ledger if options.enforce else None,
+            ledger if options.mode.enforces else None,
             self.recorder,
             self.complain,
             self.counters,
             options.call_timeout,
         )
-        self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken)
+        self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
         store.subscribe(self)
         self.saved, self.lost, self.unsettled = store.saved, store.lost, store.unsettled
         self.news, self.flights, self.retries = store.news, store.flights, store.retries
@@ -133,7 +133,13 @@ class Keeper(Household):
         self.entrusted = Entrusted(self)
         self._put_off = set[str]()
         self.kernel = Worker("kernel", self.broken)
-        self.enforcer = Enforcer(cgroups, lambda: self.state, self.flights.busy, self.flights.is_confined)
+        self.enforcer = Enforcer(
+            cgroups,
+            lambda: store.state,
+            self.flights.busy,
+            self.flights.is_confined,
+            lambda: store.mode.is_leaving,
+        )
         self.health.watch(self.kernel, STUCK_S, vital=True)
         self.health.watch(self.recorder, STUCK_S, vital=True)
         self.health.watch(self.scout.worker)
@@ -345,7 +351,7 @@ class Keeper(Household):
 
     def later(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""
-        if not self.options.enforce:
+        if not self.store.mode.enforces:
             return
         if self.synced.is_set():
             self.spawn(self.follow(ids))

@@ -44,7 +44,7 @@ class Launch:
 
     def is_fresh(self, container: Container) -> bool:
         """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
-        if not self._keeper.options.enforce:
+        if not self._keeper.store.mode.enforces:
             return True
         return not self._is_below_class(container) and self._is_told(container)
 
@@ -74,7 +74,7 @@ class Launch:
             UnavailableError, RuntimeCallError: The runtime did not take the set.
         """
         keeper = self._keeper
-        if not keeper.options.enforce:
+        if not keeper.store.mode.enforces:
             return ""
         known = keeper.state.containers.get(container_id)
         if known is not None and known.phase is Phase.CREATED and self._is_below_class(known):

@@ -119,7 +119,7 @@ class MemoryNodes:
     def _look(self, some: list[Container]) -> Looked:
         looked = Looked()
         for container in some:
-            if self._keeper.enforcer.paused:
+            if self._keeper.store.mode.is_leaving:
                 break
             try:
                 self._one(container, looked)

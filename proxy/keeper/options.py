@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proxy.model.mode import NodeMode
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How the keeper behaves.
 
     Attributes:
-        enforce: False to decide and change nothing (``mode: observe``).
+        mode: The mode in which the node begins: to enforce, or only to observe.
         refuse_on_error: Refuse a create that we could not decide, instead of letting it pass as it came.
         call_timeout: Seconds that one wait inside a held call may take.
         settle_per_second: How many moved containers a second are made lasting at the runtime; 0 for none.
@@ -19,7 +21,7 @@ class Options:
         history: How many decisions about what is gone are remembered.
     """
 
-    enforce: bool = True
+    mode: NodeMode = NodeMode.ENFORCE
     refuse_on_error: bool = False
     call_timeout: float = 5.0
     settle_per_second: float = 10.0

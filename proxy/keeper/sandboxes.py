@@ -89,7 +89,7 @@ class Sandboxes:
         keeper.store.change(
             keeper.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
         )
-        if keeper.options.enforce and keeper.state.owners:
+        if keeper.store.mode.enforces and keeper.state.owners:
             keeper.spawn(keeper.clear_sandboxes())
 
     def moved_on(self, pod: Pod, name: str) -> None:

@@ -57,7 +57,7 @@ class Settler:
     async def _settle(self, container_id: str) -> bool:
         keeper = self._keeper
         container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.RUNNING or not keeper.options.enforce:
+        if container is None or container.phase is not Phase.RUNNING or not keeper.store.mode.enforces:
             return False
         if keeper.state.node.erases(container.placement):
             return False  # what its groups have is all that it is to have

@@ -33,6 +33,7 @@ from proxy.keeper.journal import Journal, Record
 from proxy.keeper.news import News
 from proxy.keeper.retries import Retries
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.plan.moves import moves
 from proxy.plan.state import NodeState
 
@@ -102,15 +103,23 @@ class NodeStore:
         to_settle: Set when ``unsettled`` has got more.
     """
 
-    def __init__(self, state: NodeState, journal: Journal, fault: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        journal: Journal,
+        fault: Callable[[BaseException], None],
+        mode: NodeMode = NodeMode.ENFORCE,
+    ) -> None:
         """Begin with a state that nothing depends on yet.
 
         Args:
             state: The node at the start.
             journal: Has changes written to the ledger.
             fault: Called with what an observer raises.
+            mode: What is done with the node at first.
         """
         self._state = state
+        self._mode = mode
         self.journal = journal
         self._fault = fault
         self._observers: list[StateObserver] = []
@@ -130,6 +139,15 @@ class NodeStore:
     def state(self) -> NodeState:
         """The node as it is now."""
         return self._state
+
+    @property
+    def mode(self) -> NodeMode:
+        """What is done with the node now. May be read from any thread."""
+        return self._mode
+
+    def enter(self, mode: NodeMode) -> None:
+        """Change what is done with the node. Jobs that are queued for the kernel follow it, too."""
+        self._mode = mode
 
     def subscribe(self, observer: StateObserver) -> None:
         """Notify an observer of changes from now on, after those that have subscribed before."""

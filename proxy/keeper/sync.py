@@ -183,7 +183,7 @@ class Sync:
         keeper.watching.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
             keeper.onlooker.listed(listing.pods, listing.containers, began)
-        if keeper.options.enforce:
+        if keeper.store.mode.enforces:
             await keeper.confinement.recall()
             await self._repair(listing, began)
         keeper.counters["passes"] += 1

@@ -1,7 +1,7 @@
 """The release in the daemon: one way out, cut into steps that a crash cannot break.
 
 Order. The keeper rests (from that moment no call is held and nobody is moved, also by what is queued
-already: ``Enforcer.paused``); the record goes into the ledger; CFS quotas and BE suppression are given
+already: ``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE suppression are given
 back; everybody's cpuset is widened in the kernel; then the runtime is told, one container at a time, so
 that what it has saved agrees. A call that was at the runtime when this began may bring a set of ours to a
 container afterwards, so such calls are waited for, and at the end everybody is looked at once more: it is
@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import Given, give_back
 from proxy.release.making import KEY
 from proxy.release.targets import target_of
 from proxy.release.telling import Progress, Telling
 
-RELEASING, RELEASED = "releasing", "released"
+RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value
 PER_SECOND = 10.0
 """How many containers a second are told where the configuration does not settle at all."""
 PAUSES = Backoff(0.1, 30.0)
@@ -36,22 +36,17 @@ PAUSES = Backoff(0.1, 30.0)
 PASS_LIMIT_S = 10.0
 
 
-def rest(keeper: Keeper, *, resting: bool) -> None:
-    """Have a keeper hold no call and move nobody, or place again."""
-    keeper.enforcer.paused = resting
+def enter(keeper: Keeper, mode: NodeMode) -> None:
+    """Have a keeper hold no call and move no container, or place again."""
+    keeper.store.enter(mode)
     keeper.enforcer.forget()
     keeper.mems.forget()
-    keeper.quotas.leaving = resting
-    if keeper.partitions is not None:
-        keeper.partitions.jobs.leaving = resting
-    keeper.options = dataclasses.replace(keeper.options, enforce=not resting)
 
 
 class Release:
     """Gives everything back, and stays out of the way until it is undone.
 
     Attributes:
-        stage: ``releasing``, ``released``, or empty.
         since: When that began, seconds since the epoch.
     """
 
@@ -70,8 +65,13 @@ class Release:
         self._one = asyncio.Lock()
         self._lasting = True
         self._telling = Telling(keeper, self._worker, Progress())
-        self.stage = ""
         self.since = 0.0
+
+    @property
+    def stage(self) -> str:
+        """``releasing``, ``released``, or empty."""
+        mode = self._keeper.store.mode
+        return mode.value if mode.is_leaving else ""
 
     @property
     def progress(self) -> Progress:
@@ -84,9 +84,8 @@ class Release:
         """Go on where the last daemon ended; before the keeper takes anybody in."""
         stage, since = record.get("stage"), record.get("since")
         # A record that cannot be read is one of a release: nobody's containers are moved on a guess.
-        self.stage = RELEASED if stage == RELEASED else RELEASING
+        enter(self._keeper, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
         self.since = float(since) if isinstance(since, int | float) else self._keeper.wall()
-        rest(self._keeper, resting=True)
         self._keeper.voice.warn(
             f"the node is {self.stage}: containers are not placed, although the mode is enforce"
             " (topoproxy release --undo)"
@@ -111,9 +110,9 @@ class Release:
         async with self._one:
             if not self.stage:
                 self._lasting = lasting
-                self.stage, self.since = RELEASING, self._keeper.wall()
+                self.since = self._keeper.wall()
                 self._telling.progress = Progress()
-                rest(self._keeper, resting=True)
+                enter(self._keeper, NodeMode.RELEASING)
                 await self._record(self.stage)
                 self._keeper.voice.info(
                     "release: every container gets back what it would have had without us"
@@ -131,10 +130,10 @@ class Release:
                 raise InputError("cannot undo the release: the node is not released")
             await self._end()
             keeper = self._keeper
-            self.stage, self._telling.progress = "", Progress()
-            await self._record(self.stage)
+            self._telling.progress = Progress()
+            await self._record("")
             keeper.synced.clear()
-            rest(keeper, resting=False)
+            enter(keeper, NodeMode.ENFORCE)
             keeper.attention.set()
             keeper.voice.info("release undone: containers are placed again")
 
@@ -215,7 +214,7 @@ class Release:
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
-        self.stage = RELEASED  # what is told is on the disk
+        keeper.store.enter(NodeMode.RELEASED)  # what is told is on the disk
         keeper.voice.info(f"released: {len(progress.told)} containers were told at the runtime")
         return True
 

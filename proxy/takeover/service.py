@@ -161,7 +161,7 @@ class Takeover:
             shareable=state.node.shareable,
             configured="static" if self._static else "none",
             ready=ready,
-            enforce=self._keeper.options.enforce,
+            enforce=self._keeper.store.mode.enforces,
         )
         return await self._worker.run(self._look, scene)
 

@@ -13,6 +13,7 @@ from proxy.keeper.page import node_page
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode, Rule
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Pool
 from proxy.report.answer import history_page
 from proxy.report.metrics import metrics
@@ -304,7 +305,7 @@ def test_in_mode_observe_a_rejection_is_reported_and_the_call_goes_on(live: Any)
         assert call.sent == call.body
         assert any("names 15 CPUs" in line for line in world.said)
 
-    live(day, rules=RULES, enforce=False)
+    live(day, rules=RULES, mode=NodeMode.OBSERVE)
 
 
 def test_the_old_behaviour_can_be_had_back(live: Any) -> None:

@@ -14,6 +14,7 @@ from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimeP
 from proxy.keeper.settle import Settler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.plan.invariants import violations
 
@@ -583,7 +584,7 @@ def test_observe_never_refuses_because_the_runtime_was_not_compared(live) -> Non
         call = await w.call("CreateContainer", request)
         assert call.refused is None, call.refused
 
-    live(day, synced=False, enforce=False, call_timeout=0.5)
+    live(day, synced=False, mode=NodeMode.OBSERVE, call_timeout=0.5)
 
 
 def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> None:
@@ -596,7 +597,7 @@ def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> 
         call = await w.call("CreateContainer", request)
         assert call.refused is None, call.refused
 
-    live(day, enforce=False)
+    live(day, mode=NodeMode.OBSERVE)
 
 
 # -- bad input --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
@@ -103,11 +104,11 @@ def test_who_is_to_start_finds_room_in_the_groups_above(tmp_path: Path, version:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
     given = one("c", pod("a"), narrowed=CpuSet((1,)), beyond=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
-    ours = Enforcer(cgroups, lambda: state)
-    ours.paused = True
+    modes = [NodeMode.RELEASED]
+    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)
     assert ours.enforce_groups().notes == []
     assert on(cgroups, ROOT) == "0-7"
-    ours.paused = False
+    modes.append(NodeMode.ENFORCE)
     assert ours.enforce_groups().notes == []
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
 
@@ -199,11 +200,11 @@ def test_who_could_not_start_finds_room_in_groups_that_somebody_has_narrowed(
     state = NodeState.of(node, [pod("a")], [one("c", pod("a")).in_phase(Phase.CREATED), owner("0-1")])
     for path in (f"{ROOT}/poda", ROOT):
         cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
-    ours, waiting = Enforcer(cgroups, lambda: state), state.containers["c"]
-    ours.paused = True
+    modes, waiting = [NodeMode.RELEASED], state.containers["c"]
+    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)
     ours.make_room(waiting)
     assert on(cgroups, f"{ROOT}/poda") == "0,2"
-    ours.paused = False
+    modes.append(NodeMode.ENFORCE)
     assert ours.make_room(waiting).notes == []
     expected = "0,2-7" if version == 1 else "0,2"  # v2 refuses nobody
     assert on(cgroups, f"{ROOT}/poda") == on(cgroups, ROOT) == expected

@@ -18,6 +18,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import confinement
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 
 TENANTS = {"admission": AdmissionRules(name_others=False)}
@@ -401,7 +402,7 @@ def test_where_the_pods_group_cannot_be_limited_the_containers_is_narrowed(live:
 def test_a_daemon_that_is_leaving_confines_nothing(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         start = await HangingStart.of(w)
-        w.keeper.enforcer.paused = True
+        w.keeper.store.enter(NodeMode.RELEASED)
         flights = w.keeper.flights.of(start.id)
         assert await w.keeper.confinement.confine(flights, CpuSet.parse("0-3")) == set()
         assert w.on(start.id) == "0-15"

@@ -10,6 +10,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
@@ -439,7 +440,7 @@ def test_observe_changes_nothing(live) -> None:
         assert [line for line in w.log if not line.startswith("forward")] == []
         assert any("placed ns/lse/c on 0-3" in line for line in w.said)
 
-    live(day, enforce=False)
+    live(day, mode=NodeMode.OBSERVE)
 
 
 def test_a_new_sandbox_of_a_pod_ends_what_the_old_one_held(live) -> None:

@@ -19,6 +19,7 @@ from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.keeper.settle import Settler
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
+from proxy.model.mode import NodeMode
 
 if TYPE_CHECKING:
     import pytest
@@ -274,7 +275,7 @@ def test_whoever_has_gone_is_watched_no_more(live: Callable[..., None]) -> None:
         await w.sync.once()
         assert writes.watched() == {ls}
         assert drift(w).page()["watched"] == 1
-        w.keeper.enforcer.paused = True  # released
+        w.keeper.store.enter(NodeMode.RELEASED)  # released
         scribble(w, writes, ls)
         await asyncio.sleep(0.1)
         await w.quiet()

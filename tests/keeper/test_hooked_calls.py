@@ -21,6 +21,7 @@ from proxy.hooks.hook import Outcome, Policy
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
@@ -683,12 +684,12 @@ def test_nobody_is_asked_where_only_is_looked_on_and_on_a_released_node(live) ->
             h.listen()
             call = await w.begin(await w.pod("ls", "LS"))
             assert call.sent == call.body
-            w.keeper.enforcer.paused = True
+            w.keeper.store.enter(NodeMode.RELEASED)
             call = await w.begin("s-ls", "other")
             assert call.sent == call.body
             assert not seen
 
-    live(day, enforce=False)
+    live(day, mode=NodeMode.OBSERVE)
 
 
 def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
@@ -696,7 +697,7 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
         async with hooks(w) as h:
 
             def release(event: Any) -> Adjustment:
-                w.keeper.enforcer.paused = True
+                w.keeper.store.enter(NodeMode.RELEASED)
                 return Adjustment(envs={"A": "1"})
 
             h.add(pre_create_container=release)
@@ -750,11 +751,11 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             one = await w.create(await w.pod("ls", "LS"))
 
             def release(event: Any) -> Adjustment:
-                w.keeper.enforcer.paused = True
+                w.keeper.store.enter(NodeMode.RELEASED)
                 return Adjustment(annotations={"a": "b"})
 
             def start(event: Any) -> None:
-                w.keeper.enforcer.paused = True
+                w.keeper.store.enter(NodeMode.RELEASED)
 
             h.add(pre_update_container_resources=release, pre_start_container=start)
             call = await w.call(
@@ -766,7 +767,7 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             sent = pb.UpdateContainerResourcesRequest.FromString(call.sent)
             assert (sent.linux.cpuset_cpus, sent.annotations["a"]) == ("7", "b")
             w.wire.finished(call, 0)
-            w.keeper.enforcer.paused = False
+            w.keeper.store.enter(NodeMode.ENFORCE)
             call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
             assert (call.refused, call.sent) == (None, call.body)
             assert call.state is None, "no start of ours is watched"

@@ -17,6 +17,7 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.events import Synchronize
 from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.topology.build import described
 
 
@@ -229,12 +230,12 @@ def test_nothing_is_told_of_a_released_node_and_all_when_it_is_ours_again(live) 
             await h.hears(
                 "post_run_pod_sandbox s-ls", f"post_create_container {one}", f"post_start_container {one}"
             )
-            w.keeper.enforcer.paused = True
+            w.keeper.store.enter(NodeMode.RELEASED)
             w.end(one)
             await w.sync.once()
             await h.hears()
             assert h.resumed == 0
-            w.keeper.enforcer.paused = False
+            w.keeper.store.enter(NodeMode.ENFORCE)
             await w.sync.once()
             assert h.resumed == 1
             await w.sync.once()

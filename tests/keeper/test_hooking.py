@@ -20,6 +20,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.hooking import Hooking, may_be_hooks
 from proxy.keeper.onlooker import NOBODY
 from proxy.model.errors import UnavailableError
+from proxy.model.mode import NodeMode
 
 HEAD = """
 API_VERSION = 1
@@ -141,9 +142,9 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             assert len(times) == 3
             before = len(folders.told())
             assert "hooks lack labels and annotations" in w.keeper.problems.page()[0]["what"]
-            w.keeper.enforcer.paused = True
+            w.keeper.store.enter(NodeMode.RELEASED)
             await w.sync.once()
-            w.keeper.enforcer.paused = False
+            w.keeper.store.enter(NodeMode.ENFORCE)
             await w.sync.once()
             await w.until(lambda: len(folders.told()) == before + 1)
             assert folders.told()[-1] == "['listed']", "a node that is ours again is told of as a whole"

@@ -17,6 +17,7 @@ from proxy.keeper.systemd.masks import backwards
 from proxy.keeper.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 
 ALL = "0-15"
 OWNED = "8-11"
@@ -616,7 +617,7 @@ def test_who_is_given_back_his_cpus_has_them_as_a_property(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
-        world.keeper.enforcer.paused = True
+        world.keeper.store.enter(NodeMode.RELEASED)
         await world.keeper.lasting.give(ls, cpus_of(ALL), Mask.parse("0-1"))
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True

@@ -12,6 +12,7 @@ from proxy.keeper.systemd.fencing import Fence, _Standing
 from proxy.keeper.systemd.ports import UnitSets
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 
 ALL, REST = CpuSet.parse("0-15"), CpuSet.parse("4-15")
@@ -187,7 +188,7 @@ def test_who_is_suspected_on_a_node_that_is_released_does_not_gather(live: Live)
         assert w.keeper.drift._suspected == set()
         assert not w.keeper.drift.hints
 
-    live(day, enforce=False)
+    live(day, mode=NodeMode.OBSERVE)
 
 
 def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:

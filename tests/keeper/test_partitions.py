@@ -19,7 +19,8 @@ from proxy.keeper.partitions.ports import PartitionState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.release.service import rest
+from proxy.model.mode import NodeMode
+from proxy.release.service import enter
 
 
 @dataclass
@@ -291,13 +292,13 @@ def test_a_release_ends_all(live: Callable[..., None]) -> None:
         partitions, kernel = with_partitions(w)
         await owner(w)
         await w.until(lambda: kernel.states)
-        rest(w.keeper, resting=True)
+        enter(w.keeper, NodeMode.RELEASED)
         await partitions.once()
         assert partitions.jobs.records == {}
         assert kernel.states == {}
         await partitions.once()
         assert kernel.states == {}
-        rest(w.keeper, resting=False)
+        enter(w.keeper, NodeMode.ENFORCE)
         await w.sync.once()
         assert len(kernel.states) == 1
 

@@ -14,6 +14,7 @@ from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
+from proxy.model.mode import NodeMode
 
 TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 SEVERAL = {"rules": {"keep_quota": KeepQuota.SEVERAL_CONTAINERS}}
@@ -439,7 +440,7 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Call
         assert at(w, pod) == 200_000
         assert w.ledger.entries == {}
 
-    live(watch, enforce=False)
+    live(watch, mode=NodeMode.OBSERVE)
 
 
 @pytest.mark.parametrize("value", [{}, {"quota": "x"}, {"quota": 0}, {"quota": 5, "group": 1}])

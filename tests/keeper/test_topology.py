@@ -17,6 +17,7 @@ from proxy.keeper.ports import Given
 from proxy.keeper.runtime_ports import RuntimePod
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Phase
 from proxy.plan.invariants import violations
@@ -561,7 +562,7 @@ def test_observing_changes_nothing(live) -> None:
         assert w.ledger.entries == {}
         assert not [line for line in w.log if not line.startswith("forward")]
 
-    live(day, rules=BY_POD, enforce=False)
+    live(day, rules=BY_POD, mode=NodeMode.OBSERVE)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import field
 from proxy.keeper.runtime_ports import RuntimeContainer
+from proxy.model.mode import NodeMode
 from proxy.model.options import Policy
 
 ODD = b"\xff\xfe\xc3\x28"
@@ -151,7 +152,7 @@ def test_in_observe_mode_everything_is_forwarded(live: Callable[..., None]) -> N
         for method in ("CreateContainer", "RunPodSandbox"):
             assert (await w.call(method, Raw(DEEP))).sent == DEEP
 
-    live(day, enforce=False)
+    live(day, mode=NodeMode.OBSERVE)
 
 
 def test_an_entry_that_cannot_be_read_does_not_cost_the_container_its_cpus(live: Callable[..., None]) -> None:

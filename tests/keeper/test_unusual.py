@@ -3,6 +3,7 @@
 import pytest
 
 from proxy.cri.trips import UNIMPLEMENTED
+from proxy.model.mode import NodeMode
 from proxy.relay.events import Unusual
 
 SERVICE = "/runtime.v1.RuntimeService/"
@@ -39,10 +40,10 @@ def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
         assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
 
     async def released(world):
-        world.keeper.enforcer.paused = True
+        world.keeper.store.enter(NodeMode.RELEASED)
         assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
 
-    live(day, enforce=False)
+    live(day, mode=NodeMode.OBSERVE)
     live(released)
 
 

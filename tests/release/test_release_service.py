@@ -358,7 +358,7 @@ def test_a_release_that_is_asked_for_while_one_is_undone_comes_after_it(live: Ca
             await asyncio.sleep(0.05)
             answers.set()
             await both
-            assert (release.stage, w.keeper.options.enforce) == ("releasing", False)
+            assert (release.stage, w.keeper.store.mode.enforces) == ("releasing", False)
             w.runtime.update_error = None
             await over(w, release)
             assert w.on(lse) == w.runtime.specs[lse] == ALL

@@ -182,10 +182,10 @@ class Hooked:
         self._way.narrow(token, outcome, offered)
         if body is not call.body:
             call.change(body)
-        if keeper.state is state and not keeper.enforcer.paused:
+        if keeper.state is state and not keeper.store.mode.is_leaving:
             return placed  # nothing has happened since
         container = keeper.state.containers.get(token)
-        if container is None or keeper.enforcer.paused:
+        if container is None or keeper.store.mode.is_leaving:
             call.release()
             return None
         keeper.saved[token] = keeper.state.wanted(container)

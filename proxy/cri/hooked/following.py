@@ -146,7 +146,7 @@ class Following:
     def tell(self, kind: type[Point], make: Callable[[], Point]) -> None:
         """Tell hooks of something, if any of them wants to know."""
         keeper = self._keeper
-        if kind.NAME not in self._asking.points or keeper.enforcer.paused:
+        if kind.NAME not in self._asking.points or keeper.store.mode.is_leaving:
             return
         try:
             self._asking.tell(make())
@@ -222,7 +222,7 @@ class Following:
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Onlooker``."""
         state, news = self._keeper.state, self._keeper.news
-        rested, self._rested = self._rested, self._keeper.enforcer.paused
+        rested, self._rested = self._rested, self._keeper.store.mode.is_leaving
         if rested and not self._rested:
             self._resumed()
         for sandbox_id in [i for i in self.stopped if i not in pods and news.none(i, since)]:

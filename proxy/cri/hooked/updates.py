@@ -141,7 +141,7 @@ class Updates:
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
         """Do what is wanted of one container; tells whether that has to wait on."""
         keeper = self._keeper
-        if keeper.enforcer.paused or (container := self._find(container_id, wanted.by)) is None:
+        if keeper.store.mode.is_leaving or (container := self._find(container_id, wanted.by)) is None:
             return False
         cpus = wanted.fields.pop("cpus", LEAVE)
         if cpus is not LEAVE:

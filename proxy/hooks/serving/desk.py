@@ -96,7 +96,7 @@ class Desk:
         Raises:
             RefusedError: It is not to be.
         """
-        if self._keeper.enforcer.paused:
+        if self._keeper.store.mode.is_leaving:
             return container_echo(asked)  # the node is released
         try:
             await self.under_way.settle_creates()  # who was made may run already, where others are to leave
@@ -203,7 +203,7 @@ class Desk:
         words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
         keeper.problems.note(words)
         keeper.attention.set()
-        if keeper.options.enforce and (keeper.options.refuse_on_error or self.is_strict(asked)):
+        if keeper.store.mode.enforces and (keeper.options.refuse_on_error or self.is_strict(asked)):
             raise RefusedError(UNAVAILABLE, words)
         return container_echo(asked)
 

@@ -172,9 +172,8 @@ class Server:
         """Answer after a fault of ours: as it is, unless the container would rather not run."""
         if isinstance(asked, pb.PodSandboxHookRequest):
             return pod_echo(asked)
-        options = self._keeper.options
-        strict = options.refuse_on_error or self._desk.is_strict(asked)
-        if name == "PreCreateContainerHook" and options.enforce and strict:
+        strict = self._keeper.options.refuse_on_error or self._desk.is_strict(asked)
+        if name == "PreCreateContainerHook" and self._keeper.store.mode.enforces and strict:
             what = f"{type(error).__name__}: {error}"
             raise RefusedError(INTERNAL, f"cannot place the container: internal error: {what}")
         return container_echo(asked)

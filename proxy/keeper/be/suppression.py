@@ -118,7 +118,7 @@ class Suppression:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
                     await self.quota.give_back()
-                if not self._keeper.options.enforce:
+                if not self._keeper.store.mode.enforces:
                     await self._give_back("the node is released")
                 elif settings.mode is SuppressMode.OFF:
                     if not self.quota.written:

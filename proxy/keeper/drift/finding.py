@@ -59,7 +59,7 @@ class Drift:
 
     def start(self) -> None:
         """Begin to listen, and to compare by the clock."""
-        if self._keeper.options.enforce:
+        if self._keeper.store.mode.enforces:
             self.watch.start()
             self._keeper.tend(self._tick)
 
@@ -70,7 +70,7 @@ class Drift:
             author: Who may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: Whose sets; all containers' if None.
         """
-        if not self._keeper.options.enforce:
+        if not self._keeper.store.mode.enforces:
             return  # nobody would look, and those who are suspected would gather
         there = self._keeper.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]
@@ -139,7 +139,7 @@ class Drift:
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the groups that are known; gives whose are watched from now on."""
         enforcer, fought = self._keeper.enforcer, self.fought()
-        if enforcer.paused or self.watch.writes is None:
+        if self._keeper.store.mode.is_leaving or self.watch.writes is None:
             return []
         groups = [(c.id, path) for c in live if c.id not in fought and (path := enforcer.known_path(c))]
         return self.watch.arm(groups, again=again)
@@ -150,7 +150,7 @@ class Drift:
         found: dict[str, CpuSet] = {}
         for container in live:
             want, path = state.wanted(container), enforcer.known_path(container)
-            if path is None or enforcer.paused or enforcer.given(container.id) != want:
+            if path is None or self._keeper.store.mode.is_leaving or enforcer.given(container.id) != want:
                 continue
             try:
                 cpus = enforcer.cgroups.cpus(path)

@@ -141,7 +141,7 @@ class Hotplug:
         """Give owners CPUs in place of those that are away, and take them back when those have returned."""
         keeper = self._keeper
         async with self._mending:
-            if keeper.options.enforce and not keeper.enforcer.paused:
+            if keeper.store.mode.enforces and not keeper.store.mode.is_leaving:
                 if self._looks:
                     self._looks -= 1
                     await keeper.mems.once()

@@ -57,7 +57,6 @@ class Jobs:
 
     Attributes:
         asked: ``root`` or ``isolated``; empty to end what is there.
-        leaving: True while all are ended, whoever owns CPUs.
         records: What is there, by the container's id; changed in the event loop only.
         over: Ids of those that have been ended.
     """
@@ -67,14 +66,13 @@ class Jobs:
         self._kernel = kernel
         self._bell = bell
         self.asked = asked
-        self.leaving = False
         self.records: dict[str, Record] = {}
         self.over: set[str] = set()
 
     def wanted(self, state: NodeState, container_id: str) -> CpuSet | None:
         """Give the CPUs of a container that may be a partition; None where it may not be one."""
         container = state.containers.get(container_id)
-        if container is None or not self.asked or self.leaving or self._kernel.lack:
+        if container is None or not self.asked or self._kernel.lack or self._keeper.store.mode.is_leaving:
             return None
         if container.phase is not Phase.RUNNING or container.placement.pool is not Pool.OWN:
             return None

@@ -82,7 +82,7 @@ class OwnersPartitions:
     async def once(self) -> None:
         """End what is not wanted, compare what is there, and make what is missing."""
         keeper = self._keeper
-        if not (keeper.options.enforce or self.jobs.leaving):
+        if not keeper.store.mode.writes:
             return
         async with self._lock:
             self._forget()
@@ -105,7 +105,7 @@ class OwnersPartitions:
     async def _make(self, container: Container) -> None:
         keeper, state = self._keeper, self._keeper.state
         if self.jobs.wanted(state, container.id) is None:
-            if self.jobs.asked and not self.jobs.leaving and not self._kernel.lack:
+            if self.jobs.asked and not keeper.store.mode.is_leaving and not self._kernel.lack:
                 self.why[container.id] = shared_with(state, container, state.wanted(container))
             return
         record = await keeper.kernel.run(self.jobs.plan, container.id)

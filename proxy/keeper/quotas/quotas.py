@@ -52,7 +52,6 @@ class Quotas:
         groups: The cpu controller's tree; None where there is none: then nothing is done.
         records: What was there, by the ledger's key.
         untold: Ids of containers whose quota the runtime must still be told.
-        leaving: True while all quotas are put back, whoever owns CPUs.
     """
 
     def __init__(self, keeper: Keeper, groups: CpuGroups | None = None) -> None:
@@ -60,7 +59,6 @@ class Quotas:
         self.groups = groups
         self.records: dict[str, Record] = {}
         self.untold: set[str] = set()
-        self.leaving = False
         self._lock = asyncio.Lock()
         self._taking, self._giving = PassRetries(), PassRetries()
         self._stirred = False
@@ -68,7 +66,7 @@ class Quotas:
     @property
     def active(self) -> bool:
         """True where quotas are written at all."""
-        return self.groups is not None and (self._keeper.options.enforce or self.leaving)
+        return self.groups is not None and self._keeper.store.mode.writes
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over what the ledger holds; the first pass compares it."""
@@ -84,7 +82,7 @@ class Quotas:
 
     def off(self, container: Container) -> bool:
         """Tell whether a container's quota is to be off now."""
-        if not self.active or self.leaving or container.phase is Phase.EXITED:
+        if not self.active or self._keeper.store.mode.is_leaving or container.phase is Phase.EXITED:
             return False
         state = self._keeper.state
         pod = state.pods.get(container.pod.sandbox_id) or container.pod

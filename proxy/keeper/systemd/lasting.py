@@ -137,12 +137,12 @@ class Lasting:
     def is_unit(self, container: Container) -> bool:
         """Tell whether a container is a scope of systemd's, or is to be one."""
         keeper = self._keeper
-        if self.units is None or keeper.enforcer.cgroups.version != 2 or not keeper.options.enforce:
+        if self.units is None or keeper.enforcer.cgroups.version != 2 or not keeper.store.mode.enforces:
             return False
         parent, path = container.pod.cgroup_parent, keeper.enforcer.known_path(container) or ""
         erased = keeper.state.node.erases(container.placement)  # it has what its pod's slice has
         is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
-        return is_one and not erased and not keeper.enforcer.paused
+        return is_one and not erased and not keeper.store.mode.is_leaving
 
     def changed(self, ids: Iterable[str]) -> None:
         """Have the units of some containers compared, soon."""
@@ -221,7 +221,7 @@ class Lasting:
         has, nodes = await self._worker.run(self._read, path)
         self._caught_up()
         container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or keeper.enforcer.paused:
+        if container is None or container.phase is Phase.EXITED or keeper.store.mode.is_leaving:
             self._known.pop(container_id, None)
             return False
         want = keeper.state.wanted(container)

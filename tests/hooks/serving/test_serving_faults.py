@@ -21,6 +21,7 @@ from proxy.hooks.serving.call import ForeignCall
 from proxy.hooks.serving.finding import Finder
 from proxy.hooks.serving.server import Server
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos, Phase
 
 LSE = PodSpec("lse", "LSE", cpuset="2-3", cpus=2)
@@ -583,7 +584,7 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
 
 def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
-        node.keeper.enforcer.paused = True
+        node.keeper.store.enter(NodeMode.RELEASED)
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
         assert not node.under_way.creates

@@ -1,0 +1,35 @@
+"""What the daemon does with the node: one value instead of switches that must agree."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class NodeMode(StrEnum):
+    """The mode of the node. A release goes from ``enforce`` over ``releasing`` to ``released``."""
+
+    PASSTHROUGH = "passthrough"
+    """All calls are relayed, and nothing is decided."""
+    OBSERVE = "observe"
+    """Containers are placed in the state only; nothing is changed."""
+    ENFORCE = "enforce"
+    """Containers are placed, and their cpusets are written."""
+    RELEASING = "releasing"
+    """Containers get back the cpusets that they would have without us; calls are only relayed."""
+    RELEASED = "released"
+    """All containers have got them back; calls are only relayed."""
+
+    @property
+    def enforces(self) -> bool:
+        """Report whether decisions take effect."""
+        return self is NodeMode.ENFORCE
+
+    @property
+    def is_leaving(self) -> bool:
+        """Report whether containers get back what they would have without us, or have got it back."""
+        return self in (NodeMode.RELEASING, NodeMode.RELEASED)
+
+    @property
+    def writes(self) -> bool:
+        """Report whether cgroups are written, to enforce or to give back."""
+        return self.enforces or self.is_leaving
