@@ -22,6 +22,7 @@ from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
 from proxy.keeper.ending import CLOSE_S, Ending
 from proxy.keeper.tending import tended
+from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import Notifier
 from proxy.topology.reader import read_machine
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from proxy.release.making import Leaving
     from proxy.takeover.making import Late
 
-NO_ROOM = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.EROFS, *FULL)
 """Why a state folder cannot take a lock although it is named rightly."""
 
 SETTLE_LIMIT_S = 3.0

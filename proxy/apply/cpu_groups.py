@@ -29,13 +29,13 @@ from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
 from proxy.apply.values import quota_of, quota_text
 from proxy.apply.words import explain
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
 UNLIMITED = -1
 _V1_NAMES = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 _V1_FILE = "cpu.cfs_quota_us"
 _V2_FILE = "cpu.max"
-_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 class KernelCpuGroups:
@@ -119,7 +119,7 @@ class KernelCpuGroups:
             words = ""
         said = f"{words} ({errno.errorcode[number]})" if words else explain(number)
         return CgroupError(
-            f"cannot {what} cgroup /{path}: {said}", errno.ENOENT if number in _GONE else number
+            f"cannot {what} cgroup /{path}: {said}", errno.ENOENT if number in GONE else number
         )
 
 

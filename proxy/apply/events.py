@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from proxy.apply.pb import containerd_events_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import NO_ANSWER
 
 if TYPE_CHECKING:
     import grpc
@@ -39,8 +40,6 @@ MESSAGE_LIMIT = 64 << 10
 _EXIT, _START, _DELETE = "/tasks/exit", "/tasks/start", "/containers/delete"
 _SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 _VERSION = "/containerd.services.version.v1.Version/Version"
-_CANCELLED, _DEADLINE_EXCEEDED, _UNAVAILABLE = 1, 4, 14
-_NO_ANSWER = (_CANCELLED, _DEADLINE_EXCEEDED, _UNAVAILABLE)
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
@@ -133,7 +132,7 @@ class ContainerdEvents:
         number, name = error.code().value[0], error.code().name
         details = " ".join((error.details() or "no reason given").split())
         words = f"cannot listen to events of {self._path}: {details} ({name})"
-        return UnavailableError(words) if number in _NO_ANSWER else RuntimeCallError(words, number)
+        return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)
 
     def close(self) -> None:
         """End the stream, whoever reads it."""

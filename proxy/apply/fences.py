@@ -11,11 +11,11 @@ from pathlib import Path
 
 from proxy.apply.files import OsFiles
 from proxy.apply.words import explain
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 
 _FILE = "cpuset.cpus"
-_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 class KernelFences:
@@ -37,7 +37,7 @@ class KernelFences:
             number = error.errno or 0
             raise CgroupError(
                 f"cannot set CPUs to {cpus} in cgroup /{path}: {explain(number)}",
-                errno.ENOENT if number in _GONE else number,
+                errno.ENOENT if number in GONE else number,
             ) from None
         except ValueError as error:
             raise CgroupError(f"cannot read CPUs of cgroup /{path}: {error}") from None

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from proxy.atomic_write import write_file
 from proxy.model.idset import CpuSet
 
 PARTITION, EXCLUSIVE, ISOLATED = "cpuset.cpus.partition", "cpuset.cpus.exclusive", "cpuset.cpus.isolated"
@@ -78,9 +79,8 @@ def load(root: Path) -> Table:
 
 def save(root: Path, table: Table) -> None:
     """Keep them."""
-    new = root / f"{TABLE}.new"
-    new.write_text(json.dumps({path: asdict(entry) for path, entry in table.items()}))
-    new.replace(root / TABLE)
+    text = json.dumps({path: asdict(entry) for path, entry in table.items()})
+    write_file(root / TABLE, text.encode(), mode=0o644, sync=False)
 
 
 def furniture(path: str, *, exclusive: bool) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from proxy.apply import folder_cpu, folder_partitions
 from proxy.apply.files import OsFiles
+from proxy.atomic_write import write_file
 from proxy.model.idset import CpuSet, IdSet, Mask
 
 MARKER = "folder-tree.json"
@@ -219,10 +220,8 @@ class FolderFiles:
 
     def _store(self, path: str, name: str, text: str) -> None:
         """Replace a file's text in one step, so that a reader without the lock never sees half of it."""
-        folder = self._root / path
-        new = folder / f".{name}.new"
-        new.write_text(f"{text}\n" if text or name != "cgroup.procs" else "")
-        new.replace(folder / name)
+        whole = f"{text}\n" if text or name != "cgroup.procs" else ""
+        write_file(self._root / path / name, whole.encode(), mode=0o644, sync=False)
 
     def furnish(self, path: str) -> None:
         """Put the files into a new group, with the kernel's defaults: empty lists, no quota (lock held)."""

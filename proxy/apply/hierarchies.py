@@ -8,11 +8,11 @@ v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under ano
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proxy.apply.mounts import Mount, mounted_v1, mounted_v2, parse_mounts
+from proxy.model.errnos import UNREADABLE_PROC
 
 USUAL = Path("/sys/fs/cgroup")
 
@@ -22,7 +22,7 @@ def read_mounts(procfs: Path) -> list[Mount]:
     try:
         return parse_mounts((procfs / "self/mountinfo").read_text(errors="surrogateescape"))
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ESRCH):
+        if error.errno in UNREADABLE_PROC:
             return []
         raise
 

@@ -19,6 +19,7 @@ import os
 import struct
 from pathlib import Path
 
+from proxy.model.errnos import ABSENT
 from proxy.model.errors import CgroupError
 
 _MODIFY, _OVERFLOW, _IGNORED = 0x2, 0x4000, 0x8000
@@ -63,7 +64,7 @@ class InotifyWrites:
         file = os.fsencode(f"{self._root}/{path}/{_FILE}")
         watch = self._libc.inotify_add_watch(self._fd, file, _MODIFY)
         if watch < 0:
-            if ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV):
+            if ctypes.get_errno() in ABSENT:
                 return False
             raise _error("watch cpusets for writes by others")
         known = self._watches.get(path)

@@ -33,10 +33,9 @@ from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
 from proxy.apply.words import explain
 from proxy.keeper.kernel_ports import CpusetValue
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet, Mask
-
-_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 class KernelCgroups:
@@ -290,7 +289,7 @@ class KernelCgroups:
     def _error(what: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         return CgroupError(
-            f"cannot {what} cgroup /{path}: {explain(number)}", errno.ENOENT if number in _GONE else number
+            f"cannot {what} cgroup /{path}: {explain(number)}", errno.ENOENT if number in GONE else number
         )
 
 

@@ -11,11 +11,11 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.texts import Keys, identity, text
 from proxy.keeper.runtime_ports import SOURCE, Listed, RuntimeContainer, RuntimePod
 from proxy.model.errors import RuntimeCallError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.facts import POD_KEYS
 
 _Entry = TypeVar("_Entry")
 
-_INTERNAL = 13
 _KEYS = Keys((*POD_KEYS, SOURCE))
 _STATES = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
 _FIRST = 0x0A
@@ -42,7 +42,7 @@ def entries_of(
     except DecodeError as error:
         words = f"cannot read the runtime's list of {what} entries: {error}"
         unread(words)
-        raise RuntimeCallError(words, _INTERNAL) from None
+        raise RuntimeCallError(words, GrpcStatus.INTERNAL) from None
     found, lacking = list[_Entry](), set[str]()
     for piece in pieces:
         try:

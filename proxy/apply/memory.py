@@ -14,7 +14,6 @@ Theory (Linux cgroup-v1/memory.rst, cgroup-v2.rst, hugetlb.rst; what moves was m
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from proxy.apply.hierarchies import elsewhere, has, mounted
 from proxy.apply.mounts import mounted_v1
 from proxy.apply.search import Finder
 from proxy.keeper.kernel_ports import MemoryUse
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
 _NODE = re.compile(r"N([0-9]{1,5})=([0-9]{1,19})")
@@ -108,7 +108,7 @@ class KernelMemory:
         try:
             text = read_whole(self.root / path / _STAT)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV) and not (self.root / path).is_dir():
+            if error.errno in GONE and not (self.root / path).is_dir():
                 return None
             raise CgroupError(f"cannot read {_STAT} of cgroup /{path}: {error.strerror}") from None
         return parse_use(text, self.version, self._huge_text(path))

@@ -39,12 +39,12 @@ from proxy.apply.files import Files, OsFiles
 from proxy.apply.kernel import KernelCgroups
 from proxy.apply.words import explain
 from proxy.keeper.partitions.ports import MEMBER, PartitionState
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 
 PARTITION, EXCLUSIVE, CPUS = "cpuset.cpus.partition", "cpuset.cpus.exclusive", "cpuset.cpus"
 EFFECTIVE = "cpuset.cpus.effective"
-_GONE = (errno.ENOENT, errno.ENODEV)
 _STATE = re.compile(r"(?P<kind>member|root|isolated)(?P<bad> invalid)?(?: \((?P<why>.*)\))?")
 OLD = "this kernel has no cpuset.cpus.exclusive (Linux 6.7), so all groups above would have to be partitions"
 NO_WORD = "another group names some of its CPUs, or those above no longer lend them"
@@ -106,7 +106,7 @@ class KernelPartitions:
         try:
             return CpuSet.parse(self._files.read(path, file))
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 return None
             raise self._error(f"read {file} of", path, error) from None
         except ValueError as error:
@@ -172,7 +172,7 @@ class KernelPartitions:
             why = "another group beside it or beside one above names some of these CPUs (EINVAL)"
         else:
             why = explain(number)
-        number = errno.ENOENT if number in _GONE else number
+        number = errno.ENOENT if number in GONE else number
         return CgroupError(f"cannot {what} cgroup /{path}: {why}", number)
 
 

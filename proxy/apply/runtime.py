@@ -20,6 +20,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.texts import text
 from proxy.keeper.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _SERVICES = ("runtime.v1", "runtime.v1alpha2")
-_CANCELLED, _INVALID_ARGUMENT, _DEADLINE_EXCEEDED = 1, 3, 4
-_UNIMPLEMENTED, _INTERNAL, _UNAVAILABLE = 12, 13, 14
-_NO_ANSWER = (_CANCELLED, _DEADLINE_EXCEEDED, _UNAVAILABLE)
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),  # as kubelet's; some runtimes check it
     ("grpc.enable_http_proxy", 0),
@@ -79,7 +77,7 @@ class GrpcRuntime:
         try:
             answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
         except RuntimeCallError as error:
-            if error.code != _UNIMPLEMENTED:
+            if error.code != GrpcStatus.UNIMPLEMENTED:
                 raise
             return ""
         if not answer.HasField("linux"):
@@ -102,7 +100,7 @@ class GrpcRuntime:
             return found
         if found.unread & {container_id, ""}:
             words = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
-            raise RuntimeCallError(words, _INTERNAL)
+            raise RuntimeCallError(words, GrpcStatus.INTERNAL)
         # The interface lets a runtime match by prefix; we mean this one.
         return Listed(item for item in found if item.id == container_id)
 
@@ -119,7 +117,7 @@ class GrpcRuntime:
         """
         what = f"update the cpuset of container {container_id}"
         if not cpus or (mems is not None and not mems):
-            raise RuntimeCallError(f"cannot {what}: the set is empty", _INVALID_ARGUMENT)
+            raise RuntimeCallError(f"cannot {what}: the set is empty", GrpcStatus.INVALID_ARGUMENT)
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = str(cpus)
         if mems is not None:
@@ -182,7 +180,7 @@ class GrpcRuntime:
         except DecodeError as error:
             words = f"cannot {what} at {self._path}: {error}"
             self.unread(words)
-            raise RuntimeCallError(words, _INTERNAL) from None
+            raise RuntimeCallError(words, GrpcStatus.INTERNAL) from None
 
     def _call(self, what: str, method: str, request: Message) -> bytes:
         """Make a call; gives the answer undecoded."""
@@ -213,4 +211,4 @@ class GrpcRuntime:
         number, name = error.code().value[0], error.code().name
         details = " ".join((error.details() or "no reason given").split())  # runc's words come with line ends
         words = f"cannot {what} at {self._path}: {details} ({name})"
-        return UnavailableError(words) if number in _NO_ANSWER else RuntimeCallError(words, number)
+        return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)

@@ -13,7 +13,6 @@ again. What can be done with two readings is in ``proxy.keeper.be.rates``.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from proxy.apply import names
 from proxy.apply.hierarchies import elsewhere, mounted
 from proxy.apply.values import cpu_usage
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading
+from proxy.model.errnos import ABSENT
 from proxy.model.errors import CgroupError
 
 _OPEN = 1024
@@ -135,7 +135,7 @@ class CgroupUsage:
                         os.close(fd)
             except OSError as error:
                 self._close(path)
-                if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):
+                if error.errno not in ABSENT:
                     raise CgroupError(
                         f"cannot read the CPU time of cgroup /{path}: {error.strerror}", error.errno or 0
                     ) from None

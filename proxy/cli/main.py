@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 import click
 
 from proxy import __version__
+from proxy.model.errnos import FULL
 from proxy.model.errors import TopoproxyError
 
 if TYPE_CHECKING:
@@ -154,8 +155,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
 
 def _no_room(error: Exception) -> TypeGuard[OSError]:
     """Tell whether our own output found no room; an error that names a file is about that file."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return isinstance(error, OSError) and error.filename is None and error.errno in full
+    return isinstance(error, OSError) and error.filename is None and error.errno in (errno.EFBIG, *FULL)
 
 
 def _drop_output() -> None:

@@ -9,12 +9,13 @@ from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
 from proxy.cri.texts import text
-from proxy.cri.trips import FAILED_PRECONDITION, NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
+from proxy.cri.trips import Call, Finished, Hold, Request, Trip
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
 from proxy.keeper.systemd.fencing import Fence
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
 
 
@@ -65,7 +66,9 @@ class ContainerCalls:
                 obstacle = str(error)
             if obstacle:
                 self.keeper.problems.note(obstacle)
-                call.refuse(FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}")
+                call.refuse(
+                    GrpcStatus.FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}"
+                )
                 return
         if not call.done:
             self._go_start(call, container_id, fence)
@@ -87,7 +90,7 @@ class ContainerCalls:
         if status is None:
             self.launch.stray(trip.flight)
         else:
-            self.launch.started(trip.flight, ok=status == OK)
+            self.launch.started(trip.flight, ok=status == GrpcStatus.OK)
 
     def _update(self, call: Call) -> None:
         if "pre_update_container_resources" in self.hooked.points:
@@ -157,8 +160,8 @@ class ContainerCalls:
         if status is None:
             self.launch.stray(trip.flight)
         else:
-            self.launch.landed(trip.flight, trip.flight.carries if status == OK else None)
-            if status == OK and trip.body and self.hooked.active:
+            self.launch.landed(trip.flight, trip.flight.carries if status == GrpcStatus.OK else None)
+            if status == GrpcStatus.OK and trip.body and self.hooked.active:
                 self.hooked.updated(trip)
 
     def _container_ref(self, call: Call) -> None:
@@ -170,13 +173,13 @@ class ContainerCalls:
             call.release()
 
     def _stopped(self, trip: Trip, status: int | None) -> None:
-        if status in (OK, NOT_FOUND):
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.phase(trip.target, Phase.EXITED)
         else:
             self.keeper.attention.set()
 
     def _removed(self, trip: Trip, status: int | None) -> None:
-        if status in (OK, NOT_FOUND):
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.removed([trip.target])
         else:
             self.keeper.attention.set()

@@ -9,11 +9,12 @@ from proxy.cri.given import given_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import create_suffix
 from proxy.cri.texts import identity, text
-from proxy.cri.trips import FAILED_PRECONDITION, OK, Call, Hold, Trip
+from proxy.cri.trips import Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of, with_total
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
 from proxy.keeper.siblings import holders, see_ended
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.admit import as_decided
 from proxy.plan.write_errors import ELSEWHERE
@@ -168,7 +169,7 @@ class CreateCalls:
             self.keeper.problems.note(obstacle.words)
             self.keeper.failed(container.id)
             words = clearing.answer(obstacle)
-            call.refuse(FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {words}")
+            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {words}")
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
         cpus = self.keeper.state.wanted(container)
@@ -190,7 +191,9 @@ class CreateCalls:
     def _create_done(self, trip: Trip, status: int | None) -> None:
         if trip.named:
             return
-        if status is None or status == OK:  # OK without an id that can be read: the list says what was made
+        if (
+            status is None or status == GrpcStatus.OK
+        ):  # OK without an id that can be read: the list says what was made
             self.keeper.uncertain(trip.target)
         else:
             self.keeper.failed(trip.target)

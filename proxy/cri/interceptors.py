@@ -24,11 +24,12 @@ from proxy.cri.create_calls import CreateCalls
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.pod_calls import PodCalls
 from proxy.cri.texts import text
-from proxy.cri.trips import INTERNAL, UNAVAILABLE, UNIMPLEMENTED, Call, Trip
+from proxy.cri.trips import Call, Trip
 from proxy.cri.views import pod_of
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.options import Policy
 from proxy.model.workload import KubeQos, Pod
 from proxy.pools.claims import STRICT
@@ -93,7 +94,7 @@ class Interceptors:
             return None
         if keeper.store.mode.is_leaving or not keeper.store.mode.enforces:
             return None
-        return UNIMPLEMENTED, f"cannot place the container: the request {kind}"
+        return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
     def response(self, call: Call, message: bytes) -> None:
         """The answer's message passes on its way up."""
@@ -148,7 +149,10 @@ class Interceptors:
         keeper.problems.note(f"cannot decode a {call.method} request: {error}")
         keeper.attention.set()
         if call.method in MAKING and keeper.store.mode.enforces and self._is_strict(call):
-            call.refuse(INTERNAL, f"cannot place what {call.method} asks for: the request cannot be decoded")
+            call.refuse(
+                GrpcStatus.INTERNAL,
+                f"cannot place what {call.method} asks for: the request cannot be decoded",
+            )
         else:
             call.release()
 
@@ -161,7 +165,7 @@ class Interceptors:
         must_refuse = self.keeper.store.mode.enforces and strict
         if call.method == "CreateContainer" and must_refuse:
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
-            call.refuse(INTERNAL, message)
+            call.refuse(GrpcStatus.INTERNAL, message)
         else:
             call.release()
 
@@ -184,7 +188,9 @@ class Interceptors:
             self.keeper.problems.note(f"{call.method} passed undecided: not in step with the runtime yet")
             self.keeper.attention.set()
             if call.method == "CreateContainer" and self.keeper.store.mode.enforces and self._is_strict(call):
-                call.refuse(UNAVAILABLE, "cannot place the container: not in step with the runtime yet")
+                call.refuse(
+                    GrpcStatus.UNAVAILABLE, "cannot place the container: not in step with the runtime yet"
+                )
                 return
             call.release()
             return

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.texts import identity, text
-from proxy.cri.trips import NOT_FOUND, OK, Call, Finished, Hold, Request, Trip
+from proxy.cri.trips import Call, Finished, Hold, Request, Trip
 from proxy.cri.views import pod_of, total_of
 from proxy.keeper.keeper import Keeper
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 from proxy.model.workload import Request as Containers
 from proxy.plan.admit import concerns
@@ -83,7 +84,7 @@ class PodCalls:
         trip.target = identity(pb.Identity.FromString(message).id)
 
     def _run_pod_done(self, trip: Trip, status: int | None) -> None:
-        if status == OK and trip.target and trip.pod is not None:
+        if status == GrpcStatus.OK and trip.target and trip.pod is not None:
             pod = dataclasses.replace(trip.pod, sandbox_id=trip.target)
             self.keeper.sandboxes.running(pod, trip.token)
             if trip.body and self.hooked.active:
@@ -100,9 +101,9 @@ class PodCalls:
             call.release()
 
     def _pod_stopped(self, trip: Trip, status: int | None) -> None:
-        if status in (OK, NOT_FOUND):
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.sandboxes.stopped(trip.target)
 
     def _pod_removed(self, trip: Trip, status: int | None) -> None:
-        if status in (OK, NOT_FOUND):
+        if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.keeper.sandboxes.removed(trip.target)

@@ -26,6 +26,7 @@ from typing import Self
 from proxy.config.endpoint import PATH_LIMIT, parse_endpoint
 from proxy.cri.activation import adopt, path_of
 from proxy.cri.lock import Lock
+from proxy.model.errnos import DENIED
 from proxy.model.errors import CannotCreateError, ConfigError, PermissionDeniedError
 
 __all__ = [
@@ -161,11 +162,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
         listening.close()
         with contextlib.suppress(OSError):
             beside.unlink()
-        kind = (
-            PermissionDeniedError
-            if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}
-            else CannotCreateError
-        )
+        kind = PermissionDeniedError if error.errno in (errno.EROFS, *DENIED) else CannotCreateError
         raise kind(f"cannot listen on {path}: {error.strerror or error}") from error
     except BaseException:
         listening.close()

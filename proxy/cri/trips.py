@@ -9,9 +9,6 @@ from typing import Protocol
 from proxy.keeper.flights import Flight
 from proxy.model.workload import Pod
 
-OK, NOT_FOUND, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 5, 9, 12, 13, 14
-"""gRPC status codes."""
-
 
 class Call(Protocol):
     """One held call; see ``proxy.cri.wire``."""

@@ -11,11 +11,10 @@ from proxy.demo.parts import Parts
 from proxy.demo.performance import Performance, Step, told
 from proxy.demo.snapshot import DemoError
 from proxy.model.errors import RuntimeCallError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.wording import cpus as named
 from proxy.model.workload import KubeQos
-
-_CODES = {3: "INVALID_ARGUMENT", 9: "FAILED_PRECONDITION"}
 
 
 class Troubles:
@@ -32,8 +31,13 @@ class Troubles:
 
         def act() -> list[str]:
             return [
-                self._refusal(PodSpec("greedy", "LSE", KubeQos.GUARANTEED, str(absent)), 3),
-                self._refusal(PodSpec("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse)), 9),
+                self._refusal(
+                    PodSpec("greedy", "LSE", KubeQos.GUARANTEED, str(absent)), GrpcStatus.INVALID_ARGUMENT
+                ),
+                self._refusal(
+                    PodSpec("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse)),
+                    GrpcStatus.FAILED_PRECONDITION,
+                ),
             ]
 
         return Step(
@@ -45,14 +49,14 @@ class Troubles:
             at_once=True,
         )
 
-    def _refusal(self, spec: PodSpec, code: int) -> str:
+    def _refusal(self, spec: PodSpec, code: GrpcStatus) -> str:
         pod = self._stage.client.run_pod(spec)
         try:
             self._stage.client.create(pod)
         except RuntimeCallError as error:
             if error.code != code:
                 raise
-            return f"{_CODES[code]}: {error}"
+            return f"{code.name}: {error}"
         finally:
             self._stage.client.end_pod(pod)
         raise DemoError(f"{spec.name} was created, it should have been refused")
@@ -122,7 +126,7 @@ class Troubles:
             rival = PodSpec("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
             return [
                 f"Process {pid} was killed, nothing moved; {proxy.pid} answered {seconds:.1f} s later.",
-                f"It still knows who owns what: {self._refusal(rival, 9)}",
+                f"It still knows who owns what: {self._refusal(rival, GrpcStatus.FAILED_PRECONDITION)}",
             ]
 
         return Step(

@@ -6,13 +6,13 @@ Each write asks for the newest state, not for the one that was planned when the 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from proxy.keeper.be.groups import BeGroups
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.pauses import SELDOM, TRIES, Pauses
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
@@ -264,7 +264,7 @@ class Enforcer:
             written = self.cgroups.write(path, want, None)
             self._holds(container.id, want, done, written=written)
         except CgroupError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):
+            if error.errno not in GONE:
                 done.errors.append(str(error))
                 done.refused[container.id] = error
                 return

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.plan.admit import EVENT
-from proxy.plan.desk import FAILED_PRECONDITION
 from proxy.plan.narrowing import Narrowing, lost, narrowed, within_its_own
 from proxy.plan.record import explain
 
@@ -51,7 +51,7 @@ def narrow(keeper: Keeper, container_id: str, wish: Narrowing, seen: CpuSet | No
 
 def refused_pod(keeper: Keeper, pod: Pod, message: str) -> None:
     """Remember that hooks have refused a pod's sandbox, for who asks why; nothing was decided for it."""
-    verdict = Verdict(FAILED_PRECONDITION, "RefusedByHook", message)
+    verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
     keeper.history.note(keeper.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
 
 

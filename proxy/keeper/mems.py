@@ -19,12 +19,12 @@ group whose parent has fewer nodes than was decided has those of the parent.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.keeper.worker import Worker
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask
 from proxy.model.workload import Container, Phase
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from proxy.keeper.kernel_ports import Memory, MemoryUse
 
 MIB = 1 << 20
-_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 @dataclass(slots=True)
@@ -124,7 +123,7 @@ class MemoryNodes:
             try:
                 self._one(container, looked)
             except CgroupError as error:
-                if error.errno not in _GONE:
+                if error.errno not in GONE:
                     looked.told.append(str(error))
         return looked
 
@@ -197,7 +196,7 @@ class MemoryNodes:
             row["nodes"] = str(enforcer.cgroups.read(path).effective_mems)
             use = self._use(container)
         except CgroupError as error:
-            return None if error.errno in _GONE else {**row, "problem": str(error)}
+            return None if error.errno in GONE else {**row, "problem": str(error)}
         if use is None:
             return {**row, "problem": "the memory controller has no group for it"}
         firm, cache = use.outside(container.placement.mems)

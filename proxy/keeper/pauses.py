@@ -32,6 +32,7 @@ import errno
 from collections.abc import Iterator
 
 from proxy.keeper.kernel_ports import Cgroups
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
@@ -39,7 +40,6 @@ from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
-_GONE = (errno.ENOENT, errno.ENODEV)
 _CRIO, _SCOPE = "crio-", ".scope"
 _MONITOR = "conmon-"
 TRIES, SELDOM = 2, 32
@@ -173,7 +173,7 @@ class Pauses:
     def _failed(self, key: str, pod: Pod, path: str, error: CgroupError, errors: list[str]) -> None:
         self._seen.pop(key, None)
         is_left = error.errno == errno.EOPNOTSUPP and _is_of_crio(path) and not path.endswith(_SCOPE)
-        if error.errno not in _GONE and not is_left:
+        if error.errno not in GONE and not is_left:
             what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
             errors.append(f"cannot move the {what} of {pod.ref}: {error}")
 

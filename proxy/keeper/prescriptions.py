@@ -1,8 +1,8 @@
 """Following what is prescribed for the node while it runs: the Node object, kubelet, our configuration.
 
 It is looked at in each comparison, the Node object in a worker. What has changed is put into force at once,
-without touching who owns CPUs (``proxy.plan.node_policy``); what cannot be is told, the old value stays, and it is
-tried again each time, since owners come and go.
+without moving owners (``proxy.plan.node_policy``). What cannot be applied is reported; the old value stays in
+effect, and it is tried again each time, since owners come and go.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Events(Protocol):
 
         Raises:
             UnavailableError: The runtime cannot be reached, or has gone (by the iterator), or ``close`` came.
-            RuntimeCallError: It refuses; with code 12 (UNIMPLEMENTED) it tells no events.
+            RuntimeCallError: It refuses; with code UNIMPLEMENTED it tells no events.
         """
 
     def close(self) -> None:

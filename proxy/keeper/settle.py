@@ -17,10 +17,10 @@ from proxy.keeper.launch import Launch
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 
-NOT_FOUND = 5
 EXIT_NEWS_S = 0.2
 """A runtime refuses to update a container that has just ended some moments before it lists it as ended."""
 
@@ -87,7 +87,7 @@ class Settler:
             return True
         except RuntimeCallError as error:
             keeper.quotas.refused(container_id)
-            refused = "" if error.code == NOT_FOUND else str(error)
+            refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             keeper.broken(error)
         if refused and await self._runs(container_id):

@@ -24,11 +24,11 @@ from proxy.keeper.turns import Turns
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase, Pod
 from proxy.plan.adoption import beyond, recounted
 from proxy.plan.state import NodeState
 
-UNIMPLEMENTED = 12
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
 ALSO_S = 30.0
@@ -139,7 +139,7 @@ class Sync:
             self.connected, self._waits = False, True
         elif isinstance(error, RuntimeCallError):
             keeper.problems.note(str(error))
-            if error.code == UNIMPLEMENTED:
+            if error.code == GrpcStatus.UNIMPLEMENTED:
                 keeper.in_step()  # there is nothing to wait for
         else:
             keeper.broken(error)

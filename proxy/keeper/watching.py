@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING
 from proxy.keeper.runtime_ports import Events, RuntimeEvent
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Phase
 
 if TYPE_CHECKING:
     from proxy.keeper.adoption import Listing
     from proxy.keeper.keeper import Keeper
 
-UNIMPLEMENTED = 12
 QUEUE_LIMIT = 1024
 """Events that may wait for the loop; more are forgotten, and everything is compared instead."""
 AT_ONCE = 16
@@ -124,7 +124,7 @@ class Watching:
         except UnavailableError:
             pass  # who compares says that the runtime is away
         except RuntimeCallError as error:
-            if error.code == UNIMPLEMENTED:
+            if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._put(Hearing.NOT_OFFERED)
                 return NOT_OFFERED_S
             self._put(Hearing.WAITING)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.kubelet.config_file import ConfigFile
-from proxy.kubelet.errors import TOO_LATE, KubeletError
+from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.manager_settings import ManagerSettings
 from proxy.kubelet.settings import KubeletSettings
 from proxy.kubelet.state_files import CPU_STATE, Seen, StateFile
 from proxy.kubelet.together import Told, put_together
 from proxy.model.backoff import RetryTimes
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.kubelet import CpuManager
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class KubeletBeside:
         try:
             self._live = read_configz(self._settings)
         except KubeletError as error:
-            if error.code == TOO_LATE:
+            if error.code == GrpcStatus.DEADLINE_EXCEEDED:
                 self._hung.failed(CONFIGZ, self._clock())
             else:
                 self._hung.succeeded(CONFIGZ)

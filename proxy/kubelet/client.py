@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from proxy.kubelet.channel import UnixChannel
-from proxy.kubelet.errors import TOO_LATE, UNAVAILABLE, UNIMPLEMENTED, KubeletError
+from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.fetch import fetch_pods
 from proxy.kubelet.podresources import Devices, PodResources
 from proxy.kubelet.pods import PodList
@@ -23,6 +23,7 @@ from proxy.kubelet.settings import KubeletSettings
 from proxy.model.asks import PodAsk
 from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Near
 
 PODS_API, POD_LIST, POD_RESOURCES = (
@@ -116,7 +117,11 @@ class KubeletClient:
         try:
             return self._api.find(uid) if self._api else None
         except KubeletError as error:
-            if self._list is not None and error.code in (UNIMPLEMENTED, UNAVAILABLE, TOO_LATE):
+            if self._list is not None and error.code in (
+                GrpcStatus.UNIMPLEMENTED,
+                GrpcStatus.UNAVAILABLE,
+                GrpcStatus.DEADLINE_EXCEEDED,
+            ):
                 self._no_api_until = self._clock() + NO_API_S
             raise
 
@@ -126,7 +131,7 @@ class KubeletClient:
         try:
             answer = ask()
         except KubeletError as error:
-            if error.code == TOO_LATE:
+            if error.code == GrpcStatus.DEADLINE_EXCEEDED:
                 self._hung.failed(source, self._clock())
             else:
                 self._hung.succeeded(source)

@@ -18,8 +18,8 @@ def read_configz(settings: KubeletSettings) -> ManagerSettings:
     """Ask kubelet.
 
     Raises:
-        KubeletError: It does not answer in time, or not with its configuration; ``code`` is TOO_LATE where it
-            let us wait.
+        KubeletError: It does not answer in time, or not with its configuration; ``code`` is
+            DEADLINE_EXCEEDED where it hangs.
     """
     content = fetch_configz(settings)
     try:

@@ -6,9 +6,6 @@ from typing import ClassVar
 
 from proxy.model.errors import TopoproxyError
 
-UNKNOWN, TOO_LATE, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE = 2, 4, 5, 8, 12, 14
-"""The gRPC status codes that we tell apart."""
-
 
 class KubeletError(TopoproxyError):
     """Kubelet cannot be asked, or its answer is of no use.

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from proxy import lean
-from proxy.kubelet.errors import TOO_LATE, KubeletError
+from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.settings import KubeletSettings
 from proxy.kubelet.small_file import read_small
+from proxy.model.grpc_status import GrpcStatus
 
 if TYPE_CHECKING:
     import http.client
@@ -74,7 +75,7 @@ def fetch_configz(settings: KubeletSettings) -> bytes:
         The body of the answer, at most ``LARGEST`` bytes.
 
     Raises:
-        KubeletError: It cannot be had in time; ``code`` is TOO_LATE where kubelet let us wait.
+        KubeletError: It cannot be had in time; ``code`` is DEADLINE_EXCEEDED where it hangs.
     """
     return _fetch(settings, settings.configz, _CONFIGZ)
 
@@ -87,11 +88,11 @@ def _fetch(settings: KubeletSettings, address: str, page: _Page) -> bytes:
         where = _shown(url)
     except ValueError as error:
         raise KubeletError(f"cannot read {page.what} of kubelet at {address!r}: {error}") from None
-    code = 0
+    code = GrpcStatus.OK
     try:
         return _exchange(settings, url, page)
     except TimeoutError:
-        cause, code = f"no complete answer within {settings.timeout:g} s", TOO_LATE
+        cause, code = f"no complete answer within {settings.timeout:g} s", GrpcStatus.DEADLINE_EXCEEDED
     except (OSError, ValueError, http.client.HTTPException) as error:
         cause = str(error) or type(error).__name__
     raise KubeletError(f"cannot read {page.what} of kubelet at {where}: {cause}", code)

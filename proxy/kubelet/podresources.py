@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from proxy.kubelet.errors import EXHAUSTED, NOT_FOUND, UNIMPLEMENTED, UNKNOWN, KubeletError
+from proxy.kubelet.errors import KubeletError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import Mask
 from proxy.model.workload import Near
 
@@ -105,9 +106,11 @@ class PodResources:
                 request = pb.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
                 return self._call("Get", request, pb.GetPodResourcesResponse).pod_resources
             except KubeletError as error:
-                if error.code == NOT_FOUND or (error.code == UNKNOWN and "not found" in error.details):
+                if error.code == GrpcStatus.NOT_FOUND or (
+                    error.code == GrpcStatus.UNKNOWN and "not found" in error.details
+                ):
                     return None
-                if error.code not in (UNKNOWN, UNIMPLEMENTED):
+                if error.code not in (GrpcStatus.UNKNOWN, GrpcStatus.UNIMPLEMENTED):
                     raise
                 self._list_until = self._clock() + NO_GET_S
         listed = self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
@@ -122,7 +125,7 @@ class PodResources:
             try:
                 return self._channel.call(what, path, request, answer)
             except KubeletError as error:
-                if error.code != EXHAUSTED:
+                if error.code != GrpcStatus.RESOURCE_EXHAUSTED:
                     raise
             time.sleep(_WAIT_S)  # in a worker; kubelet lets 100 questions a second in (reference E)
         return self._channel.call(what, path, request, answer)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from proxy.kubelet.errors import NOT_FOUND, KubeletError
+from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.podspec import CONFIG_HASH, PodSpec, pod_spec
+from proxy.model.grpc_status import GrpcStatus
 
 if TYPE_CHECKING:
     from proxy.kubelet.channel import UnixChannel
@@ -43,7 +44,7 @@ class PodsApi:
                 "ask kubelet for a pod", _GET, pb.GetPodRequest(pod_uid=uid), pb.GetPodResponse
             )
         except KubeletError as error:
-            if error.code == NOT_FOUND:
+            if error.code == GrpcStatus.NOT_FOUND:
                 return None
             raise
         told = answer.pod.metadata

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxy.atomic_write import write_file
 from proxy.kubelet.checkpoints import Checkpoint, CheckpointError, fnv1a, lower, read_cpu, text_of
 from proxy.kubelet.contents import held_cpus
 from proxy.kubelet.small_file import read_small
@@ -164,39 +164,7 @@ def sweep(folder: Path) -> None:
 def replace(path: Path, text: str, beside: Path) -> None:
     """Replace a file by way of one beside it; see ``write_text``."""
     try:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            _fill(fd, path, text.encode())
-            beside.rename(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
-        finally:
-            os.close(fd)
-        _sync(path.parent)
+        write_file(path, text.encode(), draft=beside, keep_owner=True)
     except OSError as error:
         kind = PermissionDeniedError if isinstance(error, PermissionError) else CannotCreateError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _fill(fd: int, path: Path, data: bytes) -> None:
-    os.fchmod(fd, 0o600)
-    with contextlib.suppress(OSError):  # whoever owned it goes on owning it, where we may say so
-        old = path.stat()
-        if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-            os.fchown(fd, old.st_uid, old.st_gid)
-    while data:
-        data = data[os.write(fd, data) :]
-    os.fsync(fd)
-
-
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

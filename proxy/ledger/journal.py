@@ -12,13 +12,13 @@ One process writes at a time; the daemon's lock sees to that.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from proxy.atomic_write import write_file, write_whole
 from proxy.ledger import format as fmt
 from proxy.model.errors import CannotCreateError, RecordError
 
@@ -109,7 +109,7 @@ class FileLedger:
 
     def _append(self, line: bytes) -> None:
         try:
-            _write_whole(self._fd, line)
+            write_whole(self._fd, line)
             if self._sync:
                 os.fdatasync(self._fd)
         except OSError:
@@ -132,23 +132,12 @@ class FileLedger:
         text = fmt.header(self._machine)
         if self._entries:
             text += fmt.batch(1, self._entries)
-        new = self.path.with_name(f"{NAME}.new")
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        fd = os.open(new, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _write_whole(fd, text)
-            os.fsync(fd)
-            new.replace(self.path)
-        except BaseException:
-            os.close(fd)
-            raise
-        old, self._fd = self._fd, fd
+        write_file(self.path, text, draft=self.path.with_name(f"{NAME}.new"))
+        old, self._fd = self._fd, os.open(self.path, _OPEN)
         self._size, self._number = len(text), int(bool(self._entries))
         self._compact_at = max(_COMPACT_BYTES, _COMPACT_FACTOR * self._size)
         if old >= 0:
             os.close(old)
-        _sync_folder(self.path.parent)
 
     def load(self) -> list[str]:
         """Take over what the file holds, or begin a new one; used by ``open_ledger``.
@@ -201,22 +190,6 @@ def _read_all(fd: int) -> bytes:
     while part := os.read(fd, 1 << 20):
         parts.append(part)
     return b"".join(parts)
-
-
-def _write_whole(fd: int, data: bytes) -> None:
-    """Write in one call; a regular file takes less than that only when there is no more room."""
-    if os.write(fd, data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last; a file system that cannot do that is not an error of ours."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def cannot(what: str, path: Path, error: OSError) -> CannotCreateError:

@@ -88,7 +88,7 @@ class RuntimeCallError(TopoproxyError):
     """The container runtime answered one of our own calls with an error.
 
     Attributes:
-        code: The gRPC status code (5: not found).
+        code: The gRPC status code.
     """
 
     def __init__(self, message: str, code: int) -> None:

@@ -318,7 +318,7 @@ class Verdict:
     """Admit or refuse.
 
     Attributes:
-        code: gRPC status code: 0 admit, 3 INVALID_ARGUMENT, 9 FAILED_PRECONDITION.
+        code: gRPC status code: OK admits.
         reason: Short CamelCase reason, as kubelet's (``TopologyAffinityError``).
         message: The sentence that the client is answered with. A pod's events show it, so it names other pods
             only where the configuration allows that.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
@@ -23,10 +24,9 @@ from proxy.place.hint_lists import HintList
 from proxy.place.listing import lists_of
 from proxy.place.merge import Merged, merge
 
-FAILED_PRECONDITION = 9
 """The gRPC status of a refusal."""
 UNALIGNED = Verdict(
-    FAILED_PRECONDITION, TOPOLOGY_AFFINITY, "Resources cannot be allocated with Topology locality"
+    GrpcStatus.FAILED_PRECONDITION, TOPOLOGY_AFFINITY, "Resources cannot be allocated with Topology locality"
 )
 """The refusal of a policy, in kubelet's words."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 
 from proxy.model.admission import BeyondLimit, Breach, ResourceStatusMode, Rule
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.wording import counted, cpus
 from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass, Request, Verdict
@@ -29,7 +30,6 @@ from proxy.pools import standing
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
 
-FAILED_PRECONDITION = 9
 CLAIMING = (*STRICT, QosClass.SYSTEM)
 """Classes that not every namespace may use."""
 _SHARES = 1024
@@ -85,7 +85,7 @@ def rejection(breach: Breach, what: str) -> Verdict:
         breach: The rule.
         what: What cannot be done, such as ``place ns/pod``.
     """
-    return Verdict(FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.words}")
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.words}")
 
 
 def rejects(node: Node) -> bool:

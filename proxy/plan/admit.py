@@ -23,6 +23,7 @@ from proxy.model.admission import Breach, Rule
 from proxy.model.asks import PodAsk
 from proxy.model.explanation import Explanation, Step
 from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.wording import listed
@@ -35,7 +36,6 @@ from proxy.plan.admission import believed, owning_problem, rejection, rejects, s
 from proxy.plan.cases import asks_of, context_of, for_container
 from proxy.plan.desk import (
     ANYWHERE,
-    FAILED_PRECONDITION,
     AdmissionContext,
     TopologyDecision,
     allocate,
@@ -53,7 +53,6 @@ from proxy.plan.wishes import wished
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
-INVALID_ARGUMENT = 3
 AFFINITY = UNALIGNED.reason
 
 
@@ -101,7 +100,9 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         return Admission(Verdict(), known, state.with_pod(known))
     if owns_as_a_whole(state.node, pod) and tells(pod, total):
         if problem := owning_problem(pod, total):
-            verdict = Verdict(INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}")
+            verdict = Verdict(
+                GrpcStatus.INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}"
+            )
             return Admission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
         count = owned_cpus(pod, total)
         return _decide(state, pod, total, owned_asks(pod, total, count), count, owns=True, whole=True)
@@ -195,7 +196,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
         words = f"cannot {what}: the shared pool would be left empty"
-        verdict = Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words)
+        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words)
         return _refuse(state, request, dataclasses.replace(decision, verdict=verdict), context)
     breach = beyond(state, after, promised, "", decision.cpus)
     if breach is not None:

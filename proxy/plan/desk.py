@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from proxy.model.explanation import Merge, Said, Step
 from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.memory import Blocks
@@ -29,7 +30,6 @@ from proxy.place.refusal import UNEXPECTED, AllocationRefusedError
 from proxy.place.samples import merge_of, say
 from proxy.plan.node import Node
 
-FAILED_PRECONDITION = 9
 ANYWHERE = TopologyHint(None, preferred=False)
 """The hint where nothing was merged."""
 
@@ -163,4 +163,4 @@ def refused(error: AllocationRefusedError) -> Verdict:
     text = str(error)
     if error.reason == UNEXPECTED:
         text = f"Allocate failed due to {text}, which is unexpected"
-    return Verdict(FAILED_PRECONDITION, error.reason, text)
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, error.reason, text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from proxy.model.admission import Rule
 from proxy.model.explanation import Lack
 from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.wording import listed
@@ -14,7 +15,7 @@ from proxy.model.workload import Fault, Note, Phase, Placement, Pod, Pool, Reque
 from proxy.place.providers.provider import ProviderRequest
 from proxy.plan.admit import worded
 from proxy.plan.cases import asks_of, context_of
-from proxy.plan.desk import FAILED_PRECONDITION, TopologyDecision, allocate
+from proxy.plan.desk import TopologyDecision, allocate
 from proxy.plan.nodes import bound_to, own_mems
 from proxy.plan.state import NodeState, with_grants
 from proxy.pools.claims import STRICT, Claim, pool_of
@@ -153,8 +154,8 @@ class Obstacle:
         """Give the verdict: ``what`` cannot be done."""
         detail = f"cannot {what}: {self.words}"
         if name_others or not self.public:
-            return Verdict(FAILED_PRECONDITION, self.reason, detail)
-        return Verdict(FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
+            return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, detail)
+        return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
 
 
 def _without(state: NodeState, pod: Pod, wish: Claim, obstacle: Obstacle, ref: str) -> Claim:

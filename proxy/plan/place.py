@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from proxy.model.admission import Breach, Rule
 from proxy.model.explanation import Explanation, Lack
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.wording import listed
@@ -36,7 +37,6 @@ from proxy.plan.admit import AFFINITY, worded
 from proxy.plan.cases import asks_of, context_of
 from proxy.plan.desk import (
     ANYWHERE,
-    FAILED_PRECONDITION,
     AdmissionContext,
     TopologyDecision,
     admit_container,
@@ -54,8 +54,6 @@ from proxy.plan.record import explain, moved
 from proxy.plan.state import NodeState, with_grants
 from proxy.plan.wishes import wished
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
-
-INVALID_ARGUMENT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +269,7 @@ def _exact(pod: Pod, name: str) -> int | None:
 
 def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
     message = f"cannot give CPUs {listed(cpus)} to {ref}: the shared pool would be left empty"
-    return Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", message)
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
 
 
 def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
@@ -311,7 +309,9 @@ def _find(
 ) -> Found:
     ref = f"{pod.ref}/{name}"
     if wish.fatal:
-        raise RefusedError(Verdict(INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}"))
+        raise RefusedError(
+            Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}")
+        )
     if wish.pool is Pool.OWN and wish.cpus is not None:
         given = named_cpus(state, pod, name, request, wish, wish.cpus)
         if isinstance(given, Found):
@@ -321,7 +321,7 @@ def _find(
     nowhere = unmet(state, wish)
     if nowhere and pod.qos in STRICT:
         words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
-        raise RefusedError(Verdict(FAILED_PRECONDITION, "SharedPoolExhausted", words))
+        raise RefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
         context = _context(state, pod, name, request, wish, avoid)
     except AllocationRefusedError as conflict:

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from proxy.model.grpc_status import GrpcStatus
 from proxy.relay import frames
 from proxy.relay.events import Handler, RelayError, Unusual
 from proxy.relay.flow import Books, joined
@@ -41,7 +42,6 @@ from proxy.relay.stream import SENDING, WAITING, Stream
 HELD_BYTES: Final = 64 << 20
 SMALL_BYTES: Final = 1024  # pieces below are gathered: each object costs some sixty bytes more than it holds
 _DEAD_STREAMS: Final = 1024
-_RESOURCE_EXHAUSTED: Final = 8
 _INCOMPLETE: Final = (Unusual.EMPTY, Unusual.CUT)
 
 
@@ -277,7 +277,7 @@ class Streams:
         """Refuse a held request because too much is held."""
         stream.body = []
         message = f"cannot hold the request of {stream.path}: {cause}"
-        self._refuse(stream, _RESOURCE_EXHAUSTED, message)
+        self._refuse(stream, GrpcStatus.RESOURCE_EXHAUSTED, message)
         self.handler.crowded_out(stream.path, message)
 
     def largest(self) -> Stream | None:

@@ -8,7 +8,6 @@ a list of its own has that of its parent already, and is left so.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from proxy.keeper.be.groups import CLASS
 from proxy.keeper.enforce import LIVE, Enforcer
 from proxy.keeper.kernel_ports import Cgroups, CpusetValue
 from proxy.keeper.pauses import idle_groups
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
@@ -23,8 +23,6 @@ from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos
 from proxy.plan.state import NodeState
 from proxy.release.targets import Target
-
-_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Cont
             else:
                 done.due[container.id] = _widen(cgroups, state.node.machine, container.id, path, target, done)
         except CgroupError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 done.due[container.id] = _unborn(cgroups, state.node.machine, container, target)
             else:
                 done.errors.append(str(error))
@@ -112,7 +110,7 @@ def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: Ta
             value = cgroups.read(pod)
             cpus, mems = value.effective_cpus or cpus, value.effective_mems or mems
         except CgroupError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
     if target.cpus is not None:
         cpus = _there(cgroups, machine, target.cpus)
@@ -130,7 +128,7 @@ def _as_above(cgroups: Cgroups, path: str, done: Given) -> None:
         if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
             done.written.append(path)
     except CgroupError as error:
-        if error.errno not in _GONE:
+        if error.errno not in GONE:
             done.errors.append(str(error))
 
 

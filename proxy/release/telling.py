@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import Due, Given
-
-NOT_FOUND = 5
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class Telling:
                 return  # nobody else would be told either
             except RuntimeCallError as error:
                 self._keeper.quotas.refused(container_id)
-                if error.code != NOT_FOUND:
+                if error.code != GrpcStatus.NOT_FOUND:
                     self.progress.left[container_id] = str(error)
             del pending[0]
 

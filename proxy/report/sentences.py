@@ -14,6 +14,7 @@ import textwrap
 from dataclasses import dataclass
 
 from proxy.model.explanation import Explanation, Merge
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Policy
@@ -23,7 +24,6 @@ from proxy.report.words import begun, both, clean, cpus, few, nodes, sentence, s
 
 MOVED_SHOWN = 10
 CLASS = "QoS class"
-_CODES = {3: "INVALID_ARGUMENT", 9: "FAILED_PRECONDITION"}
 _POOLS = {"shared": "the shared pool", "be": "the BE pool", "system": "the SYSTEM pool"}
 
 
@@ -238,6 +238,5 @@ def _verdict(told: Explanation) -> tuple[str, ...]:
     verdict = told.verdict
     if verdict.admitted:
         return ("Admitted.",)
-    status = _CODES.get(verdict.code, "")
-    code = f"gRPC status {verdict.code}{f', {status}' if status else ''}"
+    code = f"gRPC status {verdict.code}, {GrpcStatus(verdict.code).name}"
     return sentences([f"Refused{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])

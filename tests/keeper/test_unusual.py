@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.cri.trips import UNIMPLEMENTED
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.mode import NodeMode
 from proxy.relay.events import Unusual
 
@@ -27,7 +27,7 @@ def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kin
     async def day(world):
         refusal = world.wire.unusual(path, kind)
         if kind in (Unusual.COMPRESSED, Unusual.TRAILERS):
-            assert refusal == (UNIMPLEMENTED, f"cannot place the container: the request {kind}")
+            assert refusal == (GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}")
         else:
             assert refusal is None
         assert world.wire.unusual(f"{SERVICE}UpdateContainerResources", kind) is None

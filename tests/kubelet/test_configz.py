@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from proxy.kubelet.configz import read_configz
-from proxy.kubelet.errors import TOO_LATE, KubeletError
+from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.settings import KubeletSettings
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 
 PATIENT = 60.0
@@ -73,4 +74,4 @@ def test_a_refusal_says_what_to_allow(pods_server: Any, answer: Any) -> None:
 
 def test_a_kubelet_that_hangs_is_known_as_such(pods_server: Any) -> None:
     pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
-    assert failure(configz=pods_server.url, timeout=0.05).code == TOO_LATE
+    assert failure(configz=pods_server.url, timeout=0.05).code == GrpcStatus.DEADLINE_EXCEEDED

@@ -10,11 +10,12 @@ import grpc
 import pytest
 
 from proxy.kubelet.channel import UnixChannel
-from proxy.kubelet.errors import UNAVAILABLE, UNIMPLEMENTED, KubeletError
+from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.pb import pods_pb2 as pb
 from proxy.kubelet.podsapi import PodsApi
 from proxy.kubelet.podspec import pod_spec
 from proxy.model.errors import InputError
+from proxy.model.grpc_status import GrpcStatus
 
 PODS = "v1alpha1.Pods"
 JSON: dict[str, Any] = {
@@ -135,13 +136,13 @@ def test_garbage(api: PodsApi, socket_path: Path, serve: Any) -> None:
 def test_errors_carry_their_code(api: PodsApi, socket_path: Path, serve: Any) -> None:
     with pytest.raises(KubeletError) as caught:
         api.find("u-1")
-    assert caught.value.code == UNAVAILABLE
+    assert caught.value.code == GrpcStatus.UNAVAILABLE
     assert str(caught.value).startswith(f"cannot ask kubelet for a pod at {socket_path}: ")
     serve(socket_path, "v1.Other", GetPod=answering(pb.Pod()))
     other = PodsApi(UnixChannel(str(socket_path), 60.0))
     with pytest.raises(KubeletError) as caught:
         other.find("u-1")
-    assert caught.value.code == UNIMPLEMENTED
+    assert caught.value.code == GrpcStatus.UNIMPLEMENTED
 
 
 def test_a_closed_channel(socket_path: Path) -> None:

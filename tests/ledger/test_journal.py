@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from proxy import atomic_write
 from proxy.ledger import FileLedger, journal, open_ledger
 from proxy.model.errors import CannotCreateError
 
@@ -288,7 +289,7 @@ def test_killed_in_a_compaction(home: Path, monkeypatch: pytest.MonkeyPatch, ste
         elif step == "replace":
             patch.setattr(journal.Path, "replace", die)
         else:
-            patch.setattr(journal, "_sync_folder", die)
+            patch.setattr(atomic_write, "_sync_directory", die)
         with pytest.raises(Killed):
             ledger._compact()
     assert stored(home) == {"a": {"n": 2}, "b": {}}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
+from proxy.atomic_write import write_file
 from proxy.cli.hooks.shipped import TEMPLATE, template
 from proxy.cli.settings import config_option, read_config
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, UsageError
@@ -72,21 +72,11 @@ def make_file(path: Path, text: bytes) -> None:
         UsageError: There is a file already.
         PermissionDeniedError, CannotCreateError: It cannot be made.
     """
-    draft = path.with_name(f".{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
         raise CannotCreateError(f"cannot make {path}: {path.parent} is no folder")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            draft.unlink()
-        with os.fdopen(os.open(draft, flags, 0o644), "wb") as opened:
-            os.fchmod(opened.fileno(), 0o644)
-            opened.write(text)
-        try:
-            os.link(draft, path, follow_symlinks=False)
-        finally:
-            draft.unlink()
+        write_file(path, text, mode=0o644, overwrite=False)
     except FileExistsError as error:
         raise UsageError(f"cannot make {path}: it is there already") from error
     except PermissionError as error:

@@ -24,7 +24,7 @@ from proxy.cri.hooked.lenient import TooManyFieldsError, read
 from proxy.cri.hooked.lines import Lines
 from proxy.cri.hooked.way import Way
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold, Trip
+from proxy.cri.trips import Call, Hold, Trip
 from proxy.cri.views import pod_of
 from proxy.hooks.events import (
     Point,
@@ -38,6 +38,7 @@ from proxy.hooks.events import (
 )
 from proxy.hooks.hook import Outcome
 from proxy.keeper.hooked import refused_pod
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
 
@@ -94,7 +95,7 @@ class Hooked:
             request = read(pb.RunPodSandboxRequest, call.body)
         except TooManyFieldsError as error:
             self._keeper.problems.note(f"cannot show a RunPodSandbox request to hooks: {error}")
-            call.refuse(FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
+            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
             return
         config = pb.RunPodSandboxFacts.FromString(call.body).config
         bounds = self._keeper.state.node.machine.bounds
@@ -174,7 +175,7 @@ class Hooked:
         keeper, token = self._keeper, placed.id
         outcome, body = self._way.written(call, adjusted_create, outcome)
         if outcome.refusal:
-            verdict = Verdict(FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
+            verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
             keeper.history.refused(token, verdict)
             keeper.failed(token)
         if self._way.refuses(call, outcome):

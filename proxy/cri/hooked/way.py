@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.cri.trips import FAILED_PRECONDITION, Call, Hold
+from proxy.cri.trips import Call, Hold
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
 from proxy.keeper.hooked import narrow
 from proxy.model.errors import HookError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.plan.narrowing import Narrowing
 
@@ -94,7 +95,7 @@ class Way:
         if outcome.refusal:
             self._keeper.counters["refused_by_hooks"] += 1
             self._keeper.refusals.say(("hook", outcome.refusal[:80]), f"refused: {outcome.refusal}")
-            call.refuse(FAILED_PRECONDITION, outcome.refusal)
+            call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)
         return False

@@ -13,7 +13,6 @@ the engine's to make (``apply.partitions: isolated``).
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from proxy.apply.names import candidates, parent_path
 from proxy.hooks.facts import PodFacts
 from proxy.hooks.kit.knobs import Put, put
+from proxy.model.errnos import GONE
 from proxy.model.errors import HookError
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -66,7 +66,7 @@ def open_quota(cgroup_root: Path, pod: PodFacts, put: Put = put) -> bool:
             return False
         put(file, none)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENODEV):
+        if error.errno in GONE:
             return False  # the pod has gone
         raise HookError(f"cannot take the quota off {file}: {error.strerror}") from error
     return True

@@ -16,13 +16,13 @@ best: it has to be told on its own (``IRQBALANCE_BANNED_CPULIST``).
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.hooks.kit.knobs import Held, Knobs, Put, put
+from proxy.model.errnos import UNMOVABLE_IRQ, UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
 
@@ -30,7 +30,6 @@ READ_ONLY = (
     "the unit makes it read-only (ProtectKernelTunables=): install the drop-in "
     "systemd/examples/topoproxy.service.d/30-irq-affinity.conf"
 )
-_UNMOVABLE = frozenset((errno.EIO, errno.EINVAL, errno.ENOSPC, errno.EPERM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +165,8 @@ def _judged(held: Held) -> Moved:
         HookError: The files cannot be written.
     """
     for file, error in held.refused.items():
-        if error.errno in (errno.EROFS, errno.EACCES):
+        if error.errno in UNWRITABLE:
             raise HookError(f"cannot move interrupts by {file}: {error.strerror}; {READ_ONLY}")
-        if error.errno not in _UNMOVABLE:
+        if error.errno not in UNMOVABLE_IRQ:
             raise HookError(f"cannot move interrupts by {file}: {error.strerror}")
     return Moved(len(held.written), len(held.refused))

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from proxy.atomic_write import write_file
+
 SIZE_LIMIT = 16 << 20
 Put: TypeAlias = Callable[[Path, str], None]
 
@@ -142,9 +144,7 @@ class Knobs:
         if self._known == self._saved:
             return
         self._state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        beside = self._state.with_name(f".{self._state.name}.new")
-        beside.write_text(json.dumps(self._known))
-        beside.replace(self._state)
+        write_file(self._state, json.dumps(self._known).encode(), mode=0o644)
         self._saved = dict(self._known)
 
 

@@ -7,13 +7,13 @@ time to wake up, 0 for no limit and ``n/a`` for none at all; ``cpufreq/scaling_g
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable
 from pathlib import Path
 
 from proxy.hooks.kit.crio import Wish
 from proxy.hooks.kit.irqs import READ_ONLY
 from proxy.hooks.kit.knobs import Knobs, Put, put
+from proxy.model.errnos import UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
 
@@ -47,7 +47,7 @@ class Power:
         except OSError as error:
             raise HookError(f"cannot remember how CPUs sleep: {error}") from error
         for file, refusal in held.refused.items():
-            more = f"; {READ_ONLY}" if refusal.errno in (errno.EROFS, errno.EACCES) else ""
+            more = f"; {READ_ONLY}" if refusal.errno in UNWRITABLE else ""
             lacks.append(f"cannot write {file}: {refusal.strerror}{more}")
         if lacks:
             raise HookError(lacks[0])

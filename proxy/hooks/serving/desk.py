@@ -27,12 +27,11 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.quotas.quotas import CONTAINER
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.options import Policy
 from proxy.model.workload import KubeQos, Phase
 from proxy.pools.claims import STRICT
 from proxy.pools.facts import pod_facts
-
-FAILED, INTERNAL, UNAVAILABLE = 2, 13, 14
 
 Container = pb.ContainerResourceHookRequest
 ContainerAnswer = pb.ContainerResourceHookResponse
@@ -162,7 +161,7 @@ class Desk:
             elif seen is None:
                 call.lost()
             else:
-                call.over(0 if any(one.state != "CREATED" for one in seen) else FAILED)
+                call.over(0 if any(one.state != "CREATED" for one in seen) else GrpcStatus.UNKNOWN)
         return container_echo(asked)
 
     async def pre_update_container_resources(self, asked: Container) -> ContainerAnswer:
@@ -204,7 +203,7 @@ class Desk:
         keeper.problems.note(words)
         keeper.attention.set()
         if keeper.store.mode.enforces and (keeper.options.refuse_on_error or self.is_strict(asked)):
-            raise RefusedError(UNAVAILABLE, words)
+            raise RefusedError(GrpcStatus.UNAVAILABLE, words)
         return container_echo(asked)
 
     def is_strict(self, asked: Container) -> bool:

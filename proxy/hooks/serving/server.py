@@ -18,10 +18,11 @@ from urllib.parse import quote
 from proxy.hooks.hook import LONGEST_S
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving.call import RefusedError
-from proxy.hooks.serving.desk import FAILED, INTERNAL, UNAVAILABLE, Desk
+from proxy.hooks.serving.desk import Desk
 from proxy.hooks.serving.messages import container_echo, pod_echo
 from proxy.hooks.serving.place import Place
 from proxy.keeper.keeper import Keeper
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ THREADS, AT_ONCE = 8, 256
 """Questions that are answered at a time, and those that may wait with them; others are turned away."""
 SIZE = 16 << 20
 """Largest message in bytes, as kubelet's."""
-DEADLINE_EXCEEDED, CANCELLED = 4, 1
 STOP_S = 1.0
 _MARGIN_S = 5.0
 
@@ -132,7 +132,7 @@ class Server:
             try:
                 job = asyncio.run_coroutine_threadsafe(self._answered(name, answer, asked, limit), self._loop)
             except RuntimeError:  # the loop is closed
-                _refuse(context, UNAVAILABLE, "cannot answer: the daemon stops")
+                _refuse(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
             # Also called when the client goes away; not registered where the client has left already.
             if not context.add_callback(functools.partial(_give_up, job)):
                 job.cancel()
@@ -141,10 +141,10 @@ class Server:
             except RefusedError as error:
                 _refuse(context, error.code, str(error))
             except concurrent.futures.CancelledError:
-                _refuse(context, CANCELLED, "cannot answer: nobody waits any more")
+                _refuse(context, GrpcStatus.CANCELLED, "cannot answer: nobody waits any more")
             except TimeoutError:
                 job.cancel()
-                _refuse(context, DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
+                _refuse(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
 
         return ask
 
@@ -162,7 +162,7 @@ class Server:
             keeper.attention.set()
             words = f"cannot answer {name}: it took longer than {limit:.3g} s"
             keeper.problems.note(words)
-            raise RefusedError(DEADLINE_EXCEEDED, words) from None
+            raise RefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             keeper.broken(error)
             keeper.attention.set()
@@ -175,7 +175,7 @@ class Server:
         strict = self._keeper.options.refuse_on_error or self._desk.is_strict(asked)
         if name == "PreCreateContainerHook" and self._keeper.store.mode.enforces and strict:
             what = f"{type(error).__name__}: {error}"
-            raise RefusedError(INTERNAL, f"cannot place the container: internal error: {what}")
+            raise RefusedError(GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}")
         return container_echo(asked)
 
 
@@ -188,4 +188,4 @@ def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
     import grpc
 
     codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes.get(code, codes[FAILED]), message(words))
+    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

@@ -10,17 +10,16 @@ are made with all CPUs, and on v1 no container can have more than they do. The o
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping
 
 from proxy.keeper.kernel_ports import Cgroups
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pool
 from proxy.plan.state import NodeState
 from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps
 
-_GONE = (errno.ENOENT, errno.ENODEV)
 CLASS = ("besteffort", "-besteffort.slice")
 """How the group of the class is called: by cgroupfs, and at the end by systemd."""
 
@@ -53,7 +52,7 @@ class BeGroups:
                 for step in steps(groups, shall):
                     self._cgroups.write(step.path, step.cpus, None, inner=False)
             except CgroupError as error:
-                if error.errno not in _GONE:  # else it is looked at again with the next write
+                if error.errno not in GONE:  # else it is looked at again with the next write
                     errors.append(str(error))
         return errors
 

@@ -1,0 +1,21 @@
+"""Groups of error numbers that mean one thing where they are met."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+GONE: Final = (errno.ENOENT, errno.ENODEV)
+"""A cgroup has been removed: before its file was opened, or since."""
+ABSENT: Final = (*GONE, errno.ENOTDIR)
+"""The same, also where a part of the path is no directory."""
+DENIED: Final = (errno.EACCES, errno.EPERM)
+"""This process may not do that."""
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""A disk, or this user's part of it, is full."""
+UNREADABLE_PROC: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, *DENIED)
+"""A file of procfs cannot be read: it is not mounted, hidden, or the process has ended."""
+UNWRITABLE: Final = (errno.EROFS, errno.EACCES)
+"""No file of the kernel can be written from here."""
+UNMOVABLE_IRQ: Final = (errno.EIO, errno.EINVAL, errno.ENOSPC, errno.EPERM)
+"""The kernel does not move this interrupt."""
