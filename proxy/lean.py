@@ -103,7 +103,7 @@ def keep_large_blocks() -> bool:
     """Let the allocator keep blocks of up to 8 MiB and up to 16 MiB of free memory.
 
     A read of up to 256 KiB is above glibc's threshold of 128 KiB, from which on every block is mapped,
-    faulted in and unmapped again (reference performance 5.1). A service unit can say the same in its
+    faulted in and unmapped again (mallopt(3), ``M_MMAP_THRESHOLD``). A service unit can say the same in its
     environment (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``); this is for other processes.
 
     Returns:

@@ -1,9 +1,11 @@
 """Names of the cgroups that kubelet makes for pods, and that runtimes make in them.
 
-Theory (reference koordinator c.7). Below the root lies ``kubepods``, in it a group for each of the classes
-Burstable and BestEffort, in these (or in ``kubepods``, for Guaranteed) one for each pod, and in that one for
-each container, its sandbox among them. With the systemd driver all but containers are slices, whose names
-spell out their ancestors and have underscores where a pod's uid has dashes; containers are scopes.
+Theory (kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
+pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd). Below the root lies ``kubepods``, in it a group for each
+of the classes Burstable and BestEffort, in these (or in ``kubepods``, for Guaranteed) one for each pod, and
+in that one for each container, its sandbox among them. With the systemd driver all but containers are slices,
+whose names spell out their ancestors and have underscores where a pod's uid has dashes; containers are
+scopes.
 
 ``proxy.apply.names`` finds a container from what the CRI says of it; here names are made and read from
 Kubernetes' own terms: a class, a uid, ``containerd://ID``. Pure: names in, names out.

@@ -1,9 +1,9 @@
 """Values of cgroup v2 files, in the terms of v1 where users and Koordinator speak in those.
 
-Theory (reference koordinator c.7; Linux cgroup-v2.rst). v2 has one file where v1 has two (``cpu.max`` is
-quota and period), weights where v1 has shares, and microseconds where v1 has nanoseconds. Weights 1 to 10000
-stand for shares 2 to 262144 by the line that kubelet uses, in whole numbers; so a value that goes there and
-back need not come out as it went in.
+Theory (Linux Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files"). v2 has one file where v1 has
+two (``cpu.max`` is quota and period), weights where v1 has shares, and microseconds where v1 has nanoseconds.
+Weights 1 to 10000 stand for shares 2 to 262144 by the line that kubelet uses, in whole numbers; so a value
+that goes there and back need not come out as it went in.
 
 All functions take text as the kernel gives it and raise CgroupError for what it never gives.
 """

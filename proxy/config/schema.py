@@ -289,7 +289,7 @@ class Config:
         """How many CPUs ``kubeReserved`` and ``systemReserved`` keep, rounded up together.
 
         None where neither says it, and where ``reservedSystemCPUs`` names CPUs: that list wins over the
-        amounts (kubelet 1.36, reference C.3).
+        amounts (kubernetes v1.36 cmd/kubelet/app/server.go, run).
         """
         amounts = [part.cpu for part in (self.kube_reserved, self.system_reserved) if part.cpu is not None]
         return None if not amounts or self.reserved_system_cpus else -(-sum(amounts) // 1000)

@@ -1,6 +1,6 @@
 """Kinds of settings that are lists or keys with values, under kubelet's names.
 
-kubelet 1.36, reference B.5, C.1 and E.
+See kubernetes v1.36 staging/src/k8s.io/kubelet/config/v1beta1/types.go, KubeletConfiguration.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def request_of(resources: pb.ResourceFacts) -> Request:
 
 
 def total_of(config: pb.SandboxFacts) -> Request:
-    """Read what the containers of a pod ask for together (reference F: sums, without overhead)."""
+    """Read what the containers of a pod ask for together (sums, without overhead)."""
     return request_of(config.linux.resources)
 
 

@@ -1,1 +1,1 @@
-"""Hooks: points in a call's way where others may look and adjust (DESIGN 2; authors begin at ``api``)."""
+"""Hooks: user code that observes and adjusts CRI calls at defined points; authors begin at ``api``."""

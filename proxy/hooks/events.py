@@ -7,7 +7,7 @@ documentation: docs/hook-points.md is generated from them.
 Points *before* a call (``pre_``) hold it until all their hooks have answered or timed out. Most accept an
 adjustment and may be vetoed. Points *after* a call (``post_``) run beside it, and only if the call succeeded;
 Koordinator's runtime proxy ignores the result of its PostStopPodSandbox hooks and runs them also for a
-failed call (koordinator v1.6.2 pkg/runtimeproxy/server/cri/criserver.go, interceptRuntimeRequest). Points
+failed call (Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest). Points
 that *validate* receive what all hooks together want before any of it is applied, and may only veto.
 """
 

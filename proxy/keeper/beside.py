@@ -1,11 +1,12 @@
 """Living beside kubelet's CPU manager: what it gave is nobody else's.
 
-Theory (kubelet 1.36, reference C.6 and C.9). Under policy ``static`` kubelet gives CPUs when it admits a pod
-and writes them to its state file, before it asks for a sandbox; the container comes later, with these CPUs in
-its request. Between the two only the file tells. So it is looked at in each comparison, and before CPUs are
-chosen for anybody; a look costs a ``stat`` while the file is as it was. What it holds goes into the state of
-the node (``NodeState.beside``): the pools lose these CPUs at once, nobody else is given them, and whoever
-runs there moves away. When kubelet takes an entry back, the pools have the CPUs again.
+Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under policy ``static``
+kubelet gives CPUs when it admits a pod and writes them to its state file, before it asks for a sandbox; the
+container comes later, with these CPUs in its request. Between the two only the file tells. So it is looked at
+in each comparison, and before CPUs are chosen for anybody; a look costs a ``stat`` while the file is as it
+was. What it holds goes into the state of the node (``NodeState.beside``): the pools lose these CPUs at once,
+nobody else is given them, and whoever runs there moves away. When kubelet takes an entry back, the pools have
+the CPUs again.
 
 CPUs that somebody had here first stay his; kubelet, which knows nothing of that, may have given them away all
 the same. Two cannot have them, so it is told, with both names.

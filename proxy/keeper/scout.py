@@ -135,7 +135,9 @@ class Scout:
 
 
 def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | None]]) -> tuple[Near, ...]:
-    """Say of devices on how few nodes as many of their kind could lie (kubelet 1.36, reference A.4).
+    """Say of devices on how few nodes as many of their kind could lie.
+
+    See kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints.
 
     Args:
         near: What a container, or a pod, was given.

@@ -2,8 +2,9 @@
 
 Where the runtime tells no events, only a comparison finds that a container has ended, seconds later; and an
 event may come after what it tells matters. Kubelet makes the next container as soon as an init container has
-ended (kubelet 1.36, reference C.6), and where kubelet does not tell which containers those are, the runtime
-is all there is to ask. So whoever of the pod still holds something is asked about before a decision.
+ended (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, updateCPUsToReuse), and where kubelet does
+not tell which containers those are, the runtime is all there is to ask. So whoever of the pod still holds
+something is asked about before a decision.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Reading the state files of kubelet's CPU and memory managers.
 
-Theory (kubelet 1.36, reference C.9). The files are compact JSON with a checksum: the 32-bit FNV-1a hash of
-a text, which is how a Go printer (spew) shows the structure with checksum 0. The text names Go types for
-fields, not for map keys, values and list items; it shows pointers in maps as ``<*>``, what is null as
-``<nil>`` (the outermost maps are null only where the file says so: left out, they are empty), sorts keys, and
-puts one space between members. The same type name stands in every version, so versions differ in the types of
-entries only:
+Theory (kubernetes v1.36 pkg/kubelet/checkpointmanager/checksum/checksum.go, New; pkg/util/hash/hash.go,
+DeepHashObject). The files are compact JSON with a checksum: the 32-bit FNV-1a hash of a text, which is how a
+Go printer (spew) shows the structure with checksum 0. The text names Go types for fields, not for map keys,
+values and list items; it shows pointers in maps as ``<*>``, what is null as ``<nil>`` (the outermost maps are
+null only where the file says so: left out, they are empty), sorts keys, and puts one space between members.
+The same type name stands in every version, so versions differ in the types of entries only:
 
 - CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
 - memory 2 has also blocks for each pod.

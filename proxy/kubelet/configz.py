@@ -1,4 +1,4 @@
-"""Asking kubelet which configuration it runs with (``/configz``, reference E).
+"""Reading the configuration that kubelet runs with from its endpoint ``/configz``.
 
 This is the best word on it: flags and drop-in files are part of the answer, and a file that was changed and
 not loaded yet is not.

@@ -1,8 +1,8 @@
 """What a state file of kubelet says: who holds which CPUs and which memory.
 
-Theory (kubelet 1.36, reference C.9). The files are hints for us, read at a moment that kubelet does not know
-of: between two writes a set may be in neither place. So what they say is turned into values as it stands,
-and only what is no set, no block or no table is refused.
+Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). The files are hints for us,
+read at a moment that kubelet does not know of: between two writes a set may be in neither place. So what they
+say is turned into values as it stands, and only what is no set, no block or no table is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What kubelet sends over the CRI for a pod: the view that is left of requests, limits and QoS class.
 
-Theory (kubelet 1.36, reference F). Requests do not go over the wire; CPU shares stand for them, rounded:
-1024 shares are a CPU, 2 the least and what nothing asked becomes, 262144 the most. Limits of CPU are a quota
-within a period of 100 ms, 1 ms the least, 0 none. A container without limits of its own gets those of the
-pod itself. The sandbox carries what all containers need together, without overhead.
+Theory (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, calculateLinuxResources;
+pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). Requests do not go over the wire; CPU shares stand for
+them, rounded: 1024 shares are a CPU, 2 the least and what nothing asked becomes, 262144 the most. Limits of
+CPU are a quota within a period of 100 ms, 1 ms the least, 0 none. A container without limits of its own gets
+those of the pod itself. The sandbox carries what all containers need together, without overhead.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def fetch_pods(settings: KubeletSettings) -> bytes:
 
 
 def fetch_configz(settings: KubeletSettings) -> bytes:
-    """Read the configuration that kubelet runs with (reference E).
+    """Read the configuration that kubelet runs with (``/configz``).
 
     Returns:
         The body of the answer, at most ``LARGEST`` bytes.

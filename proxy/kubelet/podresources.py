@@ -1,12 +1,12 @@
 """Asking kubelet's pod-resources API v1 which devices a container was given, and where they are.
 
-Theory (reference E). Devices are given when a pod is admitted, before the first call to the runtime. ``Get``
-tells one pod, ``List`` all of them; kubelets before 1.27 have no ``Get``, and up to 1.33 it is switched off
-and answers an error of no special kind, so ``List`` is asked then, and ``Get`` tried again after a minute.
-Pods go by namespace and name here, there is no uid. App containers and sidecars are listed, init containers
-are not. A device may come in several groups, each with its NUMA nodes; node 0 is an empty message, which is
-not the same as no message. Kubelet answers bursts of 10 calls and 100 a second: who is turned away asks again
-a little later.
+Theory (kubernetes v1.36 pkg/kubelet/apis/podresources/server_v1.go). Devices are given when a pod is
+admitted, before the first call to the runtime. ``Get`` tells one pod, ``List`` all of them; kubelets before
+1.27 have no ``Get``, and up to 1.33 it is switched off and answers an error of no special kind, so ``List``
+is asked then, and ``Get`` tried again after a minute. Pods go by namespace and name here, there is no uid.
+App containers and sidecars are listed, init containers are not. A device may come in several groups, each
+with its NUMA nodes; node 0 is an empty message, which is not the same as no message. Kubelet answers bursts
+of 10 calls and 100 a second: who is turned away asks again a little later.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class PodResources:
             except KubeletError as error:
                 if error.code != GrpcStatus.RESOURCE_EXHAUSTED:
                     raise
-            time.sleep(_WAIT_S)  # in a worker; kubelet lets 100 questions a second in (reference E)
+            time.sleep(_WAIT_S)  # in a worker; kubelet permits 100 requests a second
         return self._channel.call(what, path, request, answer)
 
 

@@ -1,4 +1,4 @@
-"""Asking kubelet's pods API for one pod (kubelet 1.36, gate PodsAPI; reference E).
+"""Asking kubelet's pods API for one pod (kubelet 1.36, gate PodsAPI; KEP-4188).
 
 It tells one pod where the list tells all of them, and needs no token, so it is asked first where it is there.
 The answer is turned into the form that JSON has, and read as such.

@@ -7,7 +7,8 @@ here again; for an object that went through it already nothing changes.
 - A request above its limit is refused. What cannot be overcommitted (huge pages, devices) needs a limit, and
   a request of the same size.
 - Requests of the pod itself that are not written are what its containers need together, else the limits.
-- What containers need together (reference A.2): init containers run one after the other, each beside the
+- What containers need together (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
+  podGuaranteedCPUs): init containers run one after the other, each beside the
   sidecars that were started before it; app containers run beside all sidecars.
 - The QoS class looks at CPU and memory above zero, of the pod itself where it has resources of its own, else
   of all containers: nothing asked is BestEffort; every container with both limits, and all sums of requests
@@ -182,7 +183,7 @@ def _own(value: object, containers: Sequence[Ask]) -> tuple[Amounts, Amounts]:
 
 
 def needed(containers: Iterable[Ask], amounts: Callable[[Ask], Amounts]) -> dict[str, int]:
-    """Give what the containers of a pod need together, by resource (reference A.2)."""
+    """Return the resources that the containers of a pod need together (module docstring)."""
     asks = tuple(containers)
     names = dict.fromkeys(name for ask in asks for name in amounts(ask))
     return {name: _most(asks, name, amounts) for name in names}

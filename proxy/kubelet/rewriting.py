@@ -1,8 +1,9 @@
 """Writing ``cpu_manager_state`` as kubelet's CPU manager does.
 
-Theory (kubelet 1.36, reference C.9). kubelet reads the file once, when it starts, and ends with an error
-where it does not like what it finds; a kubelet that its supervisor starts again and again then never comes
-up. What it wants:
+Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState, and
+pkg/kubelet/cm/cpumanager/policy_static.go, validateState). kubelet reads the file once, when it starts, and
+ends with an error where it does not like what it finds; a kubelet that its supervisor starts again and again
+then never comes up. What it wants:
 
 - the policy's name is that of its configuration, and the checksum is right;
 - under ``none`` nothing else: the default set is empty and nobody has an entry;

@@ -1,11 +1,11 @@
 """Reading a state file of kubelet that kubelet is writing meanwhile.
 
-Theory (kubelet 1.36, reference C.9). Kubelet writes a temporary file, syncs it, and renames it over the old
-one, so a reader finds a whole file or the one before. Others do not: a hand with an editor, a copy that is
-put back, a file system that orders writes as it likes. What is empty, half or altered has not the checksum
-that it should have. It is read again a few times over a short while, and if it stays so, what was last read
-well stands and the caller is told. A file that is not there says that nothing is known: kubelet never removes
-it, people do, before a kubelet with another policy starts.
+Theory (kubernetes v1.36 pkg/kubelet/util/store/filestore.go, writeFile). Kubelet writes a temporary file,
+syncs it, and renames it over the old one, so a reader finds a whole file or the one before. Others do not: a
+hand with an editor, a copy that is put back, a file system that orders writes as it likes. What is empty,
+half or altered has not the checksum that it should have. It is read again a few times over a short while, and
+if it stays so, what was last read well stands and the caller is told. A file that is not there says that
+nothing is known: kubelet never removes it, people do, before a kubelet with another policy starts.
 
 A look costs a ``stat`` while nothing has changed. An inode that was freed is soon used again, and times of
 files are no finer than some milliseconds, so one that was changed just before it was read is read once more:

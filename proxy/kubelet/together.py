@@ -2,8 +2,8 @@
 
 Three sources, the best first. ``/configz`` is what kubelet runs with. Its configuration file is what it would
 run with if flags and drop-in files say nothing else. Its state file names the policy that last wrote it, and
-kubelet does not start where that differs from its configuration (kubelet 1.36, reference C.9). Where two of
-them differ, it is told.
+kubelet does not start where that differs from its configuration (kubernetes v1.36
+pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState). Where two of them differ, it is told.
 
 What kubelet gave is in the state file alone, and counts where the file itself says ``static``. Only the word
 of the running kubelet that its policy is another makes it an old file. The configuration file's does not: it
@@ -108,7 +108,8 @@ def _values(told: Told) -> tuple[dict[str, str], dict[str, str], list[str]]:
 def _reserved(told: Told, policy: str, topology: Callable[[], CpuTopology]) -> tuple[CpuSet, str, str]:
     """Give the CPUs that are kept back, where they came from, and what is wrong.
 
-    Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (reference C.3).
+    Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (kubernetes v1.36
+    pkg/kubelet/cm/cpumanager/policy_static.go, NewStaticPolicy).
     """
     settings = told.settings
     if settings is None:

@@ -1,4 +1,4 @@
-"""Topology hints, as kubelet's (reference A.1)."""
+"""Topology hints (kubernetes v1.36 pkg/kubelet/cm/topologymanager/policy.go, filterProvidersHints)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Koordinator's words for how CPUs are bound: what pods ask for and what nodes prescribe.
 
-The values are the texts of labels and annotations (reference koordinator c.1, e.1). The document that the
-orchestration was asked for in has more of them than Koordinator's code: ``ConstrainedBurst`` and
-``DistributeEvenly`` are constants there, and here they mean what the document says.
+The values are the texts of labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go). The
+document that the orchestration was asked for in has more of them than Koordinator's code:
+``ConstrainedBurst`` and ``DistributeEvenly`` are constants there, and here they mean what the document says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The options of the CPU and topology policies, under kubelet's names (kubelet 1.36, reference B.5 and C.1).
+"""The options of the CPU and topology policies, under kubelet's names.
+
+See kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_options.go and
+pkg/kubelet/cm/topologymanager/policy_options.go.
 
 kubelet's options are texts, read as Go reads them; values that a YAML file has as numbers and booleans are
 taken as well. What is unknown, unreadable or contradicts something else is refused when it is loaded, and the

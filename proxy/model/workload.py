@@ -21,7 +21,7 @@ LONGEST_REF = LONGEST_NAME + 1 + 253
 
 
 class KubeQos(enum.StrEnum):
-    """Kubernetes' own QoS class, read from the cgroup parent (reference F: CRI does not carry it)."""
+    """Kubernetes' own QoS class, read from the cgroup parent (the CRI does not carry it)."""
 
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"

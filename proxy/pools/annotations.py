@@ -1,4 +1,7 @@
-"""What a pod's annotations say about its CPUs (reference koordinator c.1, h; peers 5.2).
+"""What a pod's annotations say about its CPUs.
+
+See Koordinator v1.8.0 apis/extension/numa_aware.go and Volcano v1.12
+pkg/scheduler/plugins/numaaware/numaaware.go.
 
 Each reader takes the annotations of a pod and gives a value and what is wrong with them, in words; it never
 raises. A faulty annotation counts as absent, so that the caller decides what its pod is due: refused if it
@@ -90,7 +93,7 @@ class ResourceStatus:
     def nodes(self) -> tuple[int, ...]:
         """NUMA nodes whose pools the pod is bound to, in their order; none where it is bound to none.
 
-        All listed nodes count once any of them gives CPU (reference c.2, rows 3 and 4).
+        All listed nodes count once any of them gives CPU (``rows``, rows 3 and 4).
         """
         if any(share.cpu != 0 or share.batch_cpu > 0 for share in self.shares):
             return tuple(share.node for share in self.shares)

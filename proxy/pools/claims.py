@@ -67,8 +67,9 @@ class Claim:
 def whole_cpus(request: Request) -> int:
     """Give the number of CPUs that a Guaranteed container asks for if it is whole, else 0.
 
-    The limit is quota/period, and the request is shares * 1000 / 1024 (kubelet 1.36, reference F). A
-    container that kubelet pinned has no quota since 1.33 (quota -1 or 0): then the shares alone tell.
+    The limit is quota/period, and the request is shares * 1000 / 1024 (kubernetes v1.36
+    pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). A container that kubelet pinned has no quota since
+    1.33 (quota -1 or 0): then the shares alone tell.
     """
     if request.cpu_shares == MOST_SHARES:
         # The kernel takes no more, so from 256 CPUs on only the limit tells.

@@ -1,4 +1,6 @@
-"""Which CPUs a container runs on, in the words of Koordinator's hook (reference koordinator c.2).
+"""The CPUs of a container, as Koordinator's hook decides them.
+
+See Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet.
 
 ``rows`` says which row of the table decides. An answer has two sides. ``text`` is what Koordinator's own hook
 would write, letter for letter: pools joined with bare commas, a list as the scheduler wrote it. ``cpus`` is

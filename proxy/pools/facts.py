@@ -1,7 +1,7 @@
 """Facts about a pod, read from what the CRI carries: labels, annotations, the cgroup parent.
 
-Keys and formats are Koordinator's (reference koordinator c.1). Kubernetes' own class is not on the wire; it
-is read from the cgroup parent: what comes after ``kubepods``, as kubelet names its groups
+Keys and formats are Koordinator's (Koordinator v1.8.0 apis/extension/qos.go). Kubernetes' own class is not on
+the wire; it is read from the cgroup parent: what comes after ``kubepods``, as kubelet names its groups
 (``pkg/kubelet/cm/qos_container_manager_linux.go``). Koordinator looks for the words anywhere in the path;
 that rule holds only where the path has no ``kubepods``, since a cgroup root or a uid may hold the words too.
 """

@@ -1,9 +1,9 @@
 """In which order the cgroups of BE pods are written, from the group above them all down to containers.
 
-Theory (reference koordinator c.5, c.6). On cgroup v1 a group must lie within its parent at every moment. So
-groups that hold others are first widened, from the top, to what they have and shall have together; then all
-get what they shall have, from the bottom up. On v2 the same order does no harm. What has its value already is
-not written.
+Theory (Koordinator v1.8.0 pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch). On cgroup v1 a
+group must lie within its parent at every moment. So groups that hold others are first widened, from the top,
+to what they have and shall have together; then all get what they shall have, from the bottom up. On v2 the
+same order does no harm. What has its value already is not written.
 
 What each level shall have depends on kubelet. Where its CPU manager is static, it sends wider sets for
 containers now and then, which fail under a narrowed parent; so only containers are narrowed there, and the

@@ -7,7 +7,8 @@
 
 Usable is what is online, without the node's reservation and the CPUs that are SYSTEM's alone.
 So the BE pool always holds the shared pool, and an empty shared pool is the first sign of exhaustion
-(reference koordinator c.4; kubelet's reserved CPUs stay in both, so that small pods always have a CPU).
+(Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go; kubelet's reserved CPUs
+stay in both, so that small pods always have a CPU).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The CFS quota of pods that own CPUs (reference koordinator c.3).
+"""The CFS quota of pods that own CPUs.
+
+See Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/cpuset.go, UnsetContainerCPUQuota.
 
 A container whose CPUs are its own can use no more than those, so a quota only throttles it, for work that
 comes in bursts: it is switched off, for the container and for its pod. Containers of one pod share the pod's

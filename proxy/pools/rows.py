@@ -1,4 +1,6 @@
-"""Koordinator's decision table: which row says where a container runs (reference koordinator c.2).
+"""Koordinator's decision table: which row decides where a container runs.
+
+See Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet.
 
 The first row that fits decides.
 

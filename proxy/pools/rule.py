@@ -1,8 +1,9 @@
 """What the node's pools are, as Koordinator hands them from its reporter to its hooks.
 
-Theory (reference koordinator c.2, c.4, d). The reporter writes pools and kubelet's policy into annotations of
-the node's NodeResourceTopology; whoever sets CPUs reads them from there. So the same texts are written by
-``proxy.report.koordinator`` and read here: from another's object, or from our own.
+Theory (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). The reporter writes
+pools and kubelet's policy into annotations of the node's NodeResourceTopology; whoever sets CPUs reads them
+from there. So the same texts are written by ``proxy.report.koordinator`` and read here: from another's
+object, or from our own.
 """
 
 from __future__ import annotations

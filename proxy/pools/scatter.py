@@ -1,4 +1,7 @@
-"""Picking CPUs for BE pods: spread over the machine, but on whole cores (reference koordinator c.6).
+"""Picking CPUs for BE pods: spread over the machine, but on whole cores.
+
+See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go,
+calculateBESuppressCPUSetPolicy.
 
 Theory. What BE pods use is taken from nobody as long as it lies evenly, so CPUs come from all NUMA nodes and
 sockets in turn; and a core that BE pods have for themselves disturbs nobody, so siblings come together. The

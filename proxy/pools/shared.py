@@ -1,4 +1,6 @@
-"""Shared pools by socket and NUMA node, as Koordinator publishes them (reference koordinator c.4).
+"""Shared pools by socket and NUMA node, as Koordinator publishes them.
+
+See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calCPUSharePools.
 
     base   = online CPUs - CPUs that kubelet's static policy gave to pods
     shared = base - CPUs of every pod that owns CPUs

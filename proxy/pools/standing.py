@@ -1,6 +1,7 @@
 """Which class a pod stands in when its label says nothing, and whether it may own CPUs at all.
 
-Koordinator's document asks for more than its code checks (reference koordinator h):
+Koordinator's document asks for more than its code checks
+(https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
 
 - A pod without a class of its own stands where Kubernetes put it. A Guaranteed pod whose CPUs kubelet's
   static policy chose stands as LSR: nobody but BE pods may come near. Any other Guaranteed or Burstable pod

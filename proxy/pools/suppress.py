@@ -1,4 +1,6 @@
-"""How much CPU is left for BE pods, and which CPUs that are (reference koordinator c.6).
+"""How much CPU is left for BE pods, and which CPUs that are.
+
+See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go, calculateBESuppressCPU.
 
     budget = capacity x threshold - used by pods that are not BE - used by host applications that are not BE
              - max(used by the system, kept back)

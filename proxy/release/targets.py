@@ -1,7 +1,7 @@
 """What each container would have had without us.
 
-Theory (kubelet 1.36, reference C.8 and F; runc 1.1). Three sides say where a container runs when nobody
-stands between kubelet and the runtime:
+Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/cpu_manager.go, reconcileState; runc v1.1). Three sides say
+where a container runs when nobody stands between kubelet and the runtime:
 
 * kubelet's CPU manager under policy ``static``: the CPUs of the container's entry in its state file, for
   all others its default set. It sends them with the create, and again in each of its reconcile periods.

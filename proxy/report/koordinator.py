@@ -1,9 +1,9 @@
 """The node's picture for schedulers: a NodeResourceTopology as Koordinator's agent keeps it.
 
-Theory (reference koordinator d). The object is called as the node, and says in annotations what the type has
-no fields for: where each CPU is, what the shared pools are, whom kubelet gave CPUs to, what is kept back.
-Keys and JSON are those that Koordinator's scheduler reads. Here it is made as data; who publishes it compares
-key by key and writes what changed.
+Theory (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). The object is
+called as the node, and says in annotations what the type has no fields for: where each CPU is, what the
+shared pools are, whom kubelet gave CPUs to, what is kept back. Keys and JSON are those that Koordinator's
+scheduler reads. Here it is made as data; who publishes it compares key by key and writes what changed.
 
 A scheduler counts only CPUs of ``pod-cpu-allocs`` that are marked as kubelet's, besides those of annotations
 that it wrote itself. CPUs that were chosen on the node are in no annotation of a pod; so they are listed

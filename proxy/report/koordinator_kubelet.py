@@ -1,4 +1,6 @@
-"""What kubelet does with CPUs, as Koordinator's node object tells it (reference koordinator d).
+"""What kubelet does with CPUs, as Koordinator's node object reports it.
+
+See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calGuaranteedCpu.
 
 Three things. Which CPUs kubelet's static policy gave to pods that nobody else manages: those of its
 checkpoint, but for pods of class LS or BE and pods that a scheduler gave CPUs to. Which CPUs it keeps back:

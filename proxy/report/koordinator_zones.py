@@ -1,4 +1,6 @@
-"""The zones of a node's topology object: what each NUMA node has (reference koordinator d).
+"""The zones of a node's topology object: what each NUMA node has.
+
+See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calTopologyZoneList.
 
 Theory. A zone is a NUMA node, called by its kernel id: ids may have gaps, and a node may have no CPU or no
 memory. What is allocatable is all of it, unless the node is labelled for NUMA reservation: then kubelet's

@@ -1,6 +1,6 @@
 """Which NUMA nodes the devices of a container are near to.
 
-What a create request shows of devices are paths of the host and CDI names (reference D). A path is a device
+What a create request shows of devices are paths of the host and CDI names. A path is a device
 file, or a folder that stands for all device files in it; a CDI name stands for the device files that its spec
 lists. Where each is, ``places`` finds in sysfs. A path that says nothing about a place by its very name
 (``device_files``) is left out of the answer, and a folder in which nothing has a place is one entry.

@@ -318,7 +318,7 @@ def test_what_appending_can_say_leaves_every_byte() -> None:
 
 
 def test_a_variable_keeps_its_place_and_others_their_bytes() -> None:
-    """Koordinator's proxy loses both in each create (reference a.10, 9)."""
+    """Koordinator's proxy loses both in each create."""
     body = adjusted_create(request(), Adjustment(envs={"NEW": "\udcfe", "PATH": "/usr/bin"}))
     pairs = [(pair.key, pair.value) for pair in read(body).envs]
     assert pairs == [("PATH", b"/usr/bin"), ("RAW", b"\xff\x00"), ("LAST", b"1"), ("NEW", b"\xfe")]
@@ -329,7 +329,7 @@ def test_a_variable_keeps_its_place_and_others_their_bytes() -> None:
 
 
 def test_an_oom_score_that_nobody_sets_stays() -> None:
-    """Koordinator's proxy writes the 0 of a hook that has not said any (reference a.10, 10)."""
+    """Koordinator's proxy writes the 0 of a hook that has not said any."""
     body = adjusted_create(request(), Adjustment(cpu_shares=2, envs={"PATH": CLEAR}))
     assert read(body).linux.resources.oom_score_adj == -997
     body = adjusted_create(request(), Adjustment(oom_score_adj=0))
@@ -338,7 +338,7 @@ def test_an_oom_score_that_nobody_sets_stays() -> None:
 
 @pytest.mark.parametrize("want", [Adjustment(envs={"NEW": "1"}), Adjustment(envs={"PATH": "1"})])
 def test_unknown_fields_stay(want: Adjustment) -> None:
-    """Interfaces grow (reference a.10, 15)."""
+    """Interfaces grow."""
     body = request() + UNKNOWN
     after = adjusted_create(body, want)
     assert read(after).SerializeToString().count(UNKNOWN) == 1

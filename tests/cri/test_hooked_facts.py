@@ -230,7 +230,7 @@ def test_an_update_changes_what_it_says_and_nothing_else() -> None:
 
 
 def test_an_oom_score_that_an_update_does_not_say_stays() -> None:
-    """Koordinator takes 0 for a value, so that each answer of a hook resets it (reference a.10, 10)."""
+    """Koordinator takes 0 for a value, so that each answer of a hook resets it."""
     said = resources_of(pb.LinuxContainerResources(cpu_shares=2))
     assert merged(Resources(oom_score_adj=-997), said).oom_score_adj == -997
 

@@ -90,7 +90,7 @@ def test_updates_add_up() -> None:
 
 
 def test_what_is_told_does_not_change_when_an_update_comes() -> None:
-    """Koordinator's proxy changes what others read at that moment (reference a.10, 13)."""
+    """Koordinator's proxy changes what others read at that moment."""
     memory = created()
     before = facts(memory).resources
     memory.updated("c1", Resources(cpu_shares=2, unified={"a": "1"}))
@@ -112,7 +112,7 @@ def test_lists_tell_of_those_that_were_made_before() -> None:
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    """Koordinator's proxy keeps containers that ended by themselves for ever (reference a.10, 11)."""
+    """Koordinator's proxy keeps containers that ended by themselves for ever."""
     memory = created()
     memory.created("c2", create().SerializeToString())
     memory.ran("s1", b"", "")

@@ -562,7 +562,7 @@ SERVER = {"remote-endpoint": "/nowhere/koordlet.sock", "runtime-hooks": ["PreCre
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"remote-endpoint": 5}', "\0", "{" * 100_000])
 def test_servers_come_and_an_invalid_file_kills_nobody(scene: Scene, text: str) -> None:
-    """The peer dies of an invalid file (Koordinator a.10, 2)."""
+    """The peer dies of an invalid file."""
 
     async def story() -> None:
         scene.write("10-a.py", hook("a"))
@@ -594,7 +594,7 @@ def test_servers_come_and_an_invalid_file_kills_nobody(scene: Scene, text: str) 
 
 
 def test_a_server_that_writes_its_file_in_two_steps_is_told_of_nothing(scene: Scene) -> None:
-    """koordlet truncates its file and writes it then (Koordinator a.5)."""
+    """koordlet truncates its file and writes it then."""
 
     async def story() -> None:
         async with running(scene):

@@ -374,7 +374,7 @@ def test_a_container_that_is_removed_during_a_pass_does_not_come_back_as_a_creat
     live(day)
 
 
-# -- peers' faults (reference koordinator a.10) -------------------------------------------------------------
+# -- faults of Koordinator's runtime proxy -------------------------------------------------------------------
 
 
 def test_a_create_in_an_unknown_sandbox_passes(live) -> None:

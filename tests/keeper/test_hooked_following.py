@@ -60,7 +60,7 @@ def test_a_pods_whole_life(live) -> None:
 
 
 def test_hooks_are_told_only_of_what_has_been_done(live) -> None:
-    """Koordinator's proxy tells of failed calls, too (reference a.10, 12)."""
+    """Koordinator's proxy tells of failed calls, too."""
 
     async def day(w) -> None:
         async with hooks(w) as h:
@@ -124,7 +124,7 @@ def test_containers_and_pods_that_end_or_go_without_a_call(live) -> None:
 
 
 def test_nothing_is_left_of_many_that_have_gone(live) -> None:
-    """Koordinator's proxy keeps each container that has ended by itself for ever (reference a.10, 11)."""
+    """Koordinator's proxy keeps each container that has ended by itself for ever."""
 
     async def day(w) -> None:
         async with hooks(w) as h:

@@ -46,7 +46,7 @@ def free_of(topo: CpuTopology, bits: int) -> CpuSet:
 
 
 class Plain:
-    """Reference C.4, step by step, with sets."""
+    """kubernetes v1.36 pkg/kubelet/cm/cpumanager/cpu_assignment.go, takeByTopologyNUMAPacked, with sets."""
 
     def __init__(self, topo: CpuTopology, available: CpuSet, n: int) -> None:
         self.free, self.need, self.taken = set(available), n, set[int]()

@@ -29,7 +29,7 @@ class Plain(NamedTuple):
 def product(
     policy: Policy, answers: Sequence[Hints], table: Sequence[Sequence[int]] | None
 ) -> tuple[Plain, bool]:
-    """Reference A.1 and B.2 to B.5, word by word."""
+    """kubernetes v1.36 pkg/kubelet/cm/topologymanager/policy.go and the policies, rule by rule."""
     lists: list[list[Plain]] = []
     for answer in answers:
         if not answer:

@@ -1,7 +1,7 @@
 """Random lives of a node with pods of all classes, told in the labels and annotations that users write.
 
 What each container must run on is worked out here a second time, from the rules as they are written down
-(reference koordinator c.2, c.4, c.6) and from nothing but the containers that are there. After each step:
+(Koordinator v1.8.0 pkg/koordlet) and from nothing but the containers that are there. After each step:
 owned sets are disjoint; LS, SYSTEM and all others that share are on nobody's CPUs; BE is on none of LSE;
 nobody is without CPUs; who moves is exactly who has another set; what leaves returns; a pod of class LSE or
 LSR is on its CPUs or was refused.

@@ -37,7 +37,8 @@ class CrashLoopError(Exception):
 class PlayedKubelet:
     """The CPU manager of a kubelet: what it has in memory, and the file that it writes from there.
 
-    Its rules at a start are those of kubelet 1.36 (reference C.9), written down here a second time.
+    Its rules at a start are those of kubelet 1.36 (pkg/kubelet/cm/cpumanager/policy_static.go,
+    validateState), written down here a second time.
     """
 
     folder: Path

@@ -5,7 +5,8 @@ to replace or take out an entry of a list: a variable, a mount, a device. Whethe
 mostly seen at once: where the bytes of its name are nowhere in the request, it is not in it. Where they are,
 the request is decoded, changed in place, and encoded again; so it keeps fields that are not known here, and
 the order and bytes of all variables that nobody has touched. (Koordinator's proxy makes a new list of
-variables from a map in each create, in any order and without those that are there twice; reference a.10, 9.)
+variables from a map in each create, in any order and without those that are there twice: Koordinator v1.8.0
+pkg/runtimeproxy/resexecutor/cri/utils.go, transferToCRIContainerEnvs.)
 
 A variable, mount or device that is set stays at its place, and its duplicates go; a new one comes last.
 Mounts and devices are the same if their paths in the container are, however these are spelled.

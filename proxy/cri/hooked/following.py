@@ -6,7 +6,8 @@ shows. So each of it is told once, whether a call brought it about, a call that 
 none did.
 
 Nothing is kept of what is gone (Koordinator's proxy forgets a container only with StopContainer, which
-kubelet never calls for one that has ended by itself; reference a.10, 11).
+kubelet never calls for one that has ended by itself: Koordinator v1.8.0
+pkg/runtimeproxy/resexecutor/cri/container.go, DeleteCheckpointIfNeed).
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 A request says nothing about a field by 0 or an empty text; the runtime then leaves what it has. So what a
 container asks for altogether is what its create said, changed by what each update said. Koordinator keeps the
-same account (reference a.7), but takes only values above 0 of an update, so that a limit that was set can
-never be lifted by -1, and takes an ``oom_score_adj`` that nobody has said for 0 (reference a.10, 10).
+same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
+updateResourceByUpdateContainerResourceRequest), but takes only values above 0 of an update, so that a limit
+that was set can never be lifted by -1, and takes an ``oom_score_adj`` that nobody has said for 0
+(updateResource).
 """
 
 from __future__ import annotations

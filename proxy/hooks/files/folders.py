@@ -2,7 +2,8 @@
 
 A file of the first folder goes before one of the same name in the second, whatever is in it. What is no hook
 file by its name or its type (dot-files, folders, sockets, backups of editors) is left alone. Of servers
-every entry counts whose name ends with ``json`` and that is no folder (Koordinator, reference a.5).
+every entry counts whose name ends with ``json`` and that is no folder (Koordinator v1.8.0
+pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
 """
 
 from __future__ import annotations

@@ -5,17 +5,18 @@ otherwise changed. So what it *wants* is where the merged answer (``merge``) dif
 an answer that changes nothing claims nothing, and meets no other hook. Where Koordinator's merge does harm,
 we do not follow it:
 
-- A score for the OOM killer of 0 is what a server that never looked at it answers (reference a.10, 10), so it
-  does not count. The price: no server can set it to 0.
+- An OOM score adjustment of 0 is what a server answers that never sets one (Koordinator v1.8.0
+  pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource), so it is ignored. No server can set it to 0.
 - An empty set takes back what the *client* asked for: that is how koordlet frees BE pods of the CPUs that
-  kubelet wrote (reference a.7, 0.4). It is ``CLEAR`` then, never a container without CPUs, and nothing at all
-  where the client asked for none or a hook before has chosen.
+  kubelet wrote (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet). It is
+  ``CLEAR`` then, never a container without CPUs, and nothing at all where the client asked for none or a hook
+  before has chosen.
 - CPUs and nodes that hooks may not give are left out of the answer and told, and the rest of it counts:
   koordlet reckons pools by itself, and would otherwise lose every answer. A set that holds all of what the
   container has (or of what a hook before has chosen) narrows nothing, so it claims nothing.
 - The pod's cgroup is there before its containers, so an answer for a container cannot move it.
-- What is claimed of the environment goes into it in its own place, so its order stays (reference a.10, 9),
-  and what could not be told is not removed.
+- Environment variables are set in place, so their order stays (Koordinator's transferToCRIContainerEnvs loses
+  it), and variables that could not be sent to the server are not removed.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from proxy.hooks.remote.peer import Peer
 from proxy.model.errors import HookError
 
 LARGEST: Final = 16 << 20
-"""Bytes of a message: what kubelet takes and sends (Koordinator's proxy ends at 4 MiB: reference a.10, 8)."""
+"""The largest message in bytes, the same as kubelet's; Koordinator's proxy keeps gRPC's default of 4 MiB."""
 SERVICE: Final = "/runtime.v1alpha1.RuntimeHookService/"
 """Path of the methods."""
 

@@ -1,8 +1,10 @@
 """How Koordinator's runtime proxy merges: a server's answer into what it was told, updates into what is kept.
 
-Pure functions on messages that give new ones; the rules are reference a.7's, all of them. The protocol has no
-presence, so each field has a rule of its own for what "not said" is. Those rules do harm in places, and what
-of an answer becomes an adjustment is decided in ``claims``, which knows what the server was told.
+Pure functions on messages that give new ones; the rules are those of Koordinator v1.8.0
+pkg/runtimeproxy/resexecutor/cri (updateResource in utils.go, UpdateRequest in pod.go and container.go). The
+protocol has no presence, so each field has a rule of its own for what "not said" is. Those rules do harm in
+places, and what of an answer becomes an adjustment is decided in ``claims``, which knows what the server was
+told.
 
 | field | an answer | an update of kubelet's |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Hook servers as Koordinator configures them (reference a.5).
+"""Hook servers as Koordinator configures them (Koordinator v1.8.0 pkg/runtimeproxy/config/config.go).
 
 Each has a JSON file::
 

@@ -2,7 +2,8 @@
 
 Each becomes the CRI call that it is about, and is decided as if that call passed through us, by the same
 code: so all that holds for those holds here. Questions before a call may be refused; those after one only
-have us look at the runtime, as the peer asks them after failed calls, too (Koordinator, reference a.4).
+have us look at the runtime, as the peer asks them after failed calls, too (Koordinator v1.8.0
+pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A hook request becomes the CRI request that it was made from, as far as it carries that. An answer is the
 request again, with what was changed in the CRI request since: a server that leaves something out would have
-the peer erase it (Koordinator, reference a.7: cpusets are always replaced, an ``oom_score_adj`` of 0 counts).
-Resources have the same fields and numbers in both protocols, so fields that we do not know stay.
+the peer erase it (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource: cpusets are
+always replaced, an ``oom_score_adj`` of 0 counts). Resources have the same fields and numbers in both
+protocols, so fields that we do not know stay.
 
 What the protocol has no field for, such as mounts, stays behind, and is named. A key of a map cannot be taken
 away either, since the peer adds the maps that it gets to those that it has.
@@ -71,8 +72,9 @@ def update_request(
 ) -> cri.UpdateContainerResourcesRequest:
     """Make an UpdateContainerResources of what is asked before one.
 
-    The peer sends all that was ever set, so the sets in it are as likely ours as the client's (reference
-    a.7). They are left out: nobody goes by them, and they must not count as the client's wish.
+    The peer sends all that was ever set, so the sets in it are as likely ours as the client's
+    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out: nobody goes by them,
+    and they must not count as the client's wish.
 
     Args:
         asked: What is asked.

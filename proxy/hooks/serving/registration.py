@@ -20,7 +20,7 @@ STAGES: Final = (
     "PostStopContainer",
     "PostStopPodSandbox",
 )
-"""All that we want to be asked about; the peer knows no others (Koordinator, reference a.5)."""
+"""The hooks that we register for; Koordinator v1.8.0 pkg/runtimeproxy/config/config.go defines no others."""
 FILE: Final = "topoproxy.json"
 """The file's name: what ends otherwise than in ``json`` is not read by the peer."""
 

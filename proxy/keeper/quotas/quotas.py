@@ -1,4 +1,4 @@
-"""CFS quotas of who owns CPUs: off while they own them, and put back afterwards (reference koordinator c.3).
+"""CFS quotas of who owns CPUs: off while they own them, and put back afterwards.
 
 Theory. A container whose CPUs are its own needs no quota, and its pod's must not hold it back either. Whether
 a quota is off follows from the state alone (``plan.quotas``), so it is asked for anew each time. What was

@@ -107,7 +107,7 @@ def test_nothing_else_is_changed(through: Callable[..., Node], bed: Bed) -> None
     assert ours["linux"]["resources"].pop("cpuset_cpus") == str(online())
     assert ours["linux"]["resources"].pop("cpuset_mems")
     envs = [sorted((e["key"], e["value"]) for e in each.pop("envs")) for each in found]
-    assert envs[0] == envs[1]  # their order is lost in the peer (Koordinator, reference a.7)
+    assert envs[0] == envs[1]  # their order is lost in the peer
     assert ours == plain
 
 

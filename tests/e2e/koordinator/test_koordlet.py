@@ -108,7 +108,7 @@ def test_it_sets_the_environment_and_nothing_is_lost(beside: Any, bed: Bed) -> N
     for each in found:
         for name in ("cpuset_cpus", "cpuset_mems"):
             each["linux"]["resources"].pop(name, None)
-    assert ours == plain  # oom_score_adj among it, which an answer without one would take away (a.7)
+    assert ours == plain  # oom_score_adj among it, which an answer without one would take away
 
 
 def test_it_cannot_give_away_what_somebody_owns(beside: Any, bed: Bed) -> None:

@@ -1,6 +1,6 @@
 """Chains of hooks that do whatever hooks can do: a call always ends, and nothing of a failed hook stays.
 
-The peers hang for ever where a hook server does (Koordinator has no timeout of its own: reference a.10).
+Koordinator v1.8.0 pkg/runtimeproxy/dispatcher/dispatcher.go has no timeout: it hangs with its hook server.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_what_differs_is_wanted(event: Any) -> None:
 
 
 def test_variables_are_wanted_one_by_one() -> None:
-    """The rest of the environment keeps its place (a.10, 9); one that is left out is taken away (a.7)."""
+    """The rest of the environment keeps its place; one that is left out is taken away."""
     more = wanted(CREATE, container_envs={"PATH": "/bin", "TZ": "CET", "NEW": "1"})
     assert more == Adjustment(envs={"TZ": "CET", "NEW": "1"})
     assert wanted(CREATE, container_envs={"PATH": "/bin"}) == Adjustment(envs={"TZ": CLEAR})
@@ -111,7 +111,7 @@ def test_variables_that_are_no_text_stay() -> None:
 
 
 def test_a_score_that_nobody_has_set_does_not_count() -> None:
-    """Koordinator's proxy lets it overwrite (a.10, 10)."""
+    """Koordinator's proxy lets it overwrite."""
     assert not wanted(CREATE, oom_score_adj=0)
     assert wanted(CREATE, oom_score_adj=-998) == Adjustment(oom_score_adj=-998)
 
@@ -156,7 +156,7 @@ def test_a_set_takes_nothing_from_what_a_hook_before_has_chosen() -> None:
 
 @pytest.mark.parametrize("event", [CREATE, UPDATE])
 def test_an_empty_set_takes_back_what_the_client_asked_for(event: Any) -> None:
-    """How koordlet frees BE pods of the CPUs that kubelet's CPU manager writes (a.0, 4)."""
+    """How koordlet frees BE pods of the CPUs that kubelet's CPU manager writes."""
     assert not wanted(event, cpuset_cpus="", cpuset_mems="")
     assert wanted(pinned(event), cpuset_cpus="") == Adjustment(cpus=CLEAR)
     assert wanted(pinned(event, "", "0"), cpuset_mems="") == Adjustment(mems=CLEAR)

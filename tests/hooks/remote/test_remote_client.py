@@ -182,7 +182,7 @@ def test_fields_of_later_versions_do_not_matter(server: HookServer, hook_of: Mak
 
 
 def test_messages_of_five_mebibytes_pass_both_ways(server: HookServer, hook_of: MakeHook) -> None:
-    """Koordinator's proxy ends at 4 MiB (a.10, 8)."""
+    """Koordinator's proxy ends at 4 MiB."""
     large = "x" * (5 << 20)
 
     def answer(request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Koordinator's merge rules, field by field (reference a.7)."""
+"""Koordinator's merge rules, field by field (v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that name hook servers, good and bad (reference a.5)."""
+"""Files that name hook servers, good and bad (Koordinator v1.8.0 pkg/runtimeproxy/config/config.go)."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_our_own_socket_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_name_no_server(data: object, cause: str) -> None:
-    """Koordinator's proxy dies of some of these at its next call (a.10, 2)."""
+    """Koordinator's proxy dies of some of these at its next call."""
     with pytest.raises(HookError) as raised:
         made(data)
     words = str(raised.value)

@@ -61,7 +61,7 @@ def asked(*hooks: Hook, events: int = 1, event: Point = EVENT) -> tuple[list[Out
 def test_all_servers_are_asked_in_order_and_see_what_others_have_set(
     servers: Callable[[str], HookServer], hook_of: MakeHook
 ) -> None:
-    """Koordinator's proxy asks the first that it comes across, in any order (a.10, 5)."""
+    """Koordinator's proxy asks the first that it comes across, in any order."""
     first, second, third = servers("first"), servers("second"), servers("third")
     first.answer = changing(cpu_shares=77)
     third.answer = changing(cpuset_cpus="2-3")
@@ -110,7 +110,7 @@ def test_two_servers_that_want_different_things_are_both_named(
 def test_a_server_that_hangs_costs_its_answer_or_the_call(
     servers: Callable[[str], HookServer], hook_of: MakeHook, policy: Policy
 ) -> None:
-    """Koordinator's proxy waits as long as kubelet does (a.10, 4)."""
+    """Koordinator's proxy waits as long as kubelet does."""
     slow, good = servers("slow"), servers("good")
     slow.answer, good.answer = slow.hang, changing(cpu_shares=77)
     hanging = dataclasses.replace(hook_of(slow.path, name="a", timeout=0.2), policy=policy)
@@ -223,7 +223,7 @@ def named(server: HookServer, **more: Any) -> str:
 
 
 def test_files_come_change_break_and_go(servers: Callable[[str], HookServer], tmp_path: Path) -> None:
-    """A file that is empty for a moment kills Koordinator's proxy at its next call (a.10, 2)."""
+    """A file that is empty for a moment kills Koordinator's proxy at its next call."""
     one, other = servers("one"), servers("other")
     one.answer, other.answer = changing(cpu_shares=77), changing(cpu_period=5000)
     (tmp_path / "d").mkdir(mode=0o755)

@@ -165,7 +165,7 @@ class Peer(CriClient):
         return super().call("UpdateContainerResources", request)
 
     def _merge(self, asked: Any, answer: Any) -> None:
-        """Koordinator, reference a.7."""
+        """The merge of Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource."""
         asked.container_annotations.update(answer.container_annotations)
         if not answer.HasField("container_resources"):
             return

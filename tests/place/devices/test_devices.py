@@ -38,7 +38,7 @@ def pod(*asks: Ask, uid: str = "p") -> PodAsk:
 def plain(
     devices: Sequence[Device], count: int, available: frozenset[str], reusable: frozenset[str]
 ) -> list[TopologyHint]:
-    """Reference A.4, step by step."""
+    """kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, step by step."""
     named = sorted({n for d in devices for n in d.nodes or ()} & set(NODES)) or sorted(NODES)
     least, found = len(named), []
     for size in range(1, len(named) + 1):

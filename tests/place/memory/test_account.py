@@ -54,7 +54,7 @@ def balanced(state: MemoryState) -> None:
 def plain_hints(
     state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], before: str
 ) -> list[TopologyHint]:
-    """Reference A.3, step by step."""
+    """kubernetes v1.36 pkg/kubelet/cm/memorymanager/policy_static.go, step by step."""
     nodes, found, least = state.nodes, [], len(state.nodes)
     names = [a.name for a in pod.containers]
     for size in range(1, len(nodes) + 1):
@@ -142,7 +142,7 @@ def one_allocation(state: MemoryState, pod: PodAsk, name: str, data: st.DataObje
 
 
 def test_kubelets_table_of_reusable_memory_is_what_init_containers_hold() -> None:
-    """Reference D: the most that an init container asked for can be taken over, once."""
+    """The most that an init container asked for can be taken over, once."""
     sizes = {"i1": 7, "i2": 4, "i3": 9, "a1": 5, "a2": 6}
     kinds = [Kind.INIT, Kind.INIT, Kind.INIT, Kind.APP, Kind.APP]
     asks = (Ask(n, k, {"memory": s * KI}) for (n, s), k in zip(sizes.items(), kinds, strict=True))

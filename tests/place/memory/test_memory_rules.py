@@ -103,7 +103,7 @@ def test_what_is_gone_is_passed_over() -> None:
 
 
 def test_a_mask_needs_what_its_nodes_may_give_at_all() -> None:
-    """What init containers leave counts as free, but not beyond what is allocatable (reference A.3)."""
+    """What init containers leave counts as free, but not beyond what is allocatable."""
     pod = PodAsk("p", (app("i", 9, Kind.INIT), app("c", 5)))
     empty = initial(nodes(5, 5, 4), KEPT)
     state = MemoryState(empty.nodes, {"p": {"i": (Block(Mask([0]), "memory", 9 * GI),)}})

@@ -1,0 +1,107 @@
+"""Citations can be opened: pages and headings under docs/ exist, and no text cites a page from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("proxy", "hooks", "tests", "systemd", "deploy", "proto", "docs")
+SUFFIXES = frozenset(
+    (".py", ".md", ".yaml", ".yml", ".proto", ".service", ".socket", ".conf", ".sh", ".toml", ".json")
+)
+PAGE = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]+)?\)")
+OUTSIDE = re.compile(
+    r"""\b[Rr]eference,?\ (?:[a-z]+\ )?[A-Ia-h](?:\.\d+)+   # reference C.6, reference koordinator a.10
+      | \b[Rr]eference\ [A-I]\b                             # reference F
+      | \breference\ (?:kubelet|koordinator|peers|performance|testbed)\b
+      | \bpeers\ \d+\.\d+                                   # peers 5.2
+      | \bDESIGN(?:\.md)?,?\ \d                             # DESIGN 2
+      | \b[Kk]oordinator,?\ [a-h]\.\d+                      # koordinator a.10
+      | \([a-h]\.\d{1,2}(?:,\ \d+)?\)                       # (a.10, 9)
+    """,
+    re.VERBOSE,
+)
+PENDING = ("proxy/plan/", "proxy/place/")
+"""Packages whose citations are still of the old form."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Walk all text files: path from the root of the repository, and contents."""
+    files = [file for name in SOURCES for file in sorted((ROOT / name).rglob("*")) if file.suffix in SUFFIXES]
+    for file in [*files, *sorted(ROOT.glob("*.md"))]:
+        path = file.relative_to(ROOT).as_posix()
+        if "/pb/" not in path and file != Path(__file__) and file.is_file():
+            yield path, file.read_text(encoding="utf-8", errors="replace")
+
+
+def anchors(page: str) -> set[str]:
+    """Give the anchors that GitHub makes of a page's headings."""
+    found: dict[str, int] = {}
+    result = set(re.findall(r'<a (?:id|name)="([^"]+)"', page))
+    for heading in re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        count = found[slug] = found.get(slug, -1) + 1
+        result.add(f"{slug}-{count}" if count else slug)
+    return result
+
+
+def missing(page: Path, anchor: str) -> str:
+    """Say what does not exist; empty where both do."""
+    if not page.exists():
+        return "no such file"
+    if anchor and page.suffix == ".md" and anchor not in anchors(page.read_text()):
+        return "no such heading"
+    return ""
+
+
+def cited_pages() -> Iterator[tuple[str, str, Path, str]]:
+    """Walk what texts cite: where, as it is written, the file, and the anchor."""
+    for path, text in texts():
+        for match in PAGE.finditer(text):
+            page, _, anchor = match[0].partition("#")
+            yield path, match[0], ROOT / page, anchor
+        if path.endswith(".md"):
+            for match in LINK.finditer(text):
+                here = ROOT / path
+                page = (here.parent / match[1]).resolve() if match[1] else here
+                yield path, match[0], page, (match[2] or "").removeprefix("#")
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="docs/ is not there")
+def test_every_citation_of_a_page_leads_to_a_file_and_a_heading() -> None:
+    cited = list(cited_pages())
+    assert len(cited) > 100, "the patterns find the citations that are there"
+    wrong = [f"{at}: {what}: {why}" for at, what, page, anchor in cited if (why := missing(page, anchor))]
+    assert wrong == []
+
+
+def test_no_text_cites_a_page_outside_the_repository() -> None:
+    wrong = [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for path, text in texts()
+        if not path.startswith(PENDING)
+        for match in OUTSIDE.finditer(text)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(kubelet 1.36, reference C.6)",
+        "(reference koordinator a.10)",
+        "(reference F: sums)",
+        "(peers 5.2)",
+        "(DESIGN 2)",
+        "Koordinator a.10, 2",
+        "is taken away (a.7)",
+    ],
+)
+def test_the_old_forms_are_recognized(text: str) -> None:
+    assert OUTSIDE.search(text)
