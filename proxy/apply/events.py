@@ -143,18 +143,6 @@ class ContainerdEvents:
             channel.close()
 
 
-def read_event(message: bytes) -> RuntimeEvent | None:
-    """Read one envelope.
-
-    Returns:
-        None where it is not about a container's own process, or cannot be read.
-    """
-    try:
-        return _decoded(message)
-    except DecodeError:
-        return None
-
-
 def _decoded(message: bytes) -> RuntimeEvent | None:
     """Read one envelope as ``read_event``, and raise DecodeError where it cannot be read."""
     envelope = pb.Envelope.FromString(message)

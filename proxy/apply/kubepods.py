@@ -1,4 +1,4 @@
-"""Names of the cgroups that kubelet makes for pods, and that runtimes make in them.
+"""Names of the cgroups that kubelet makes for pods.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
 pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd). Below the root lies ``kubepods``, in it a group for each
@@ -7,15 +7,13 @@ in that one for each container, its sandbox among them. With the systemd driver 
 whose names spell out their ancestors and have underscores where a pod's uid has dashes; containers are
 scopes.
 
-``proxy.apply.names`` finds a container from what the CRI says of it; here names are made and read from
-Kubernetes' own terms: a class, a uid, ``containerd://ID``. Pure: names in, names out.
+``proxy.apply.names`` finds a container from what the CRI says of it. Pure: names in, names out.
 """
 
 from __future__ import annotations
 
 import enum
 
-from proxy.apply.names import is_plain
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 
@@ -27,76 +25,7 @@ class Driver(enum.StrEnum):
     SYSTEMD = "systemd"
 
 
-RUNTIMES = {"containerd": "cri-containerd", "cri-o": "crio", "docker": "docker", "pouch": "pouch"}
-"""Runtime, as container ids of Kubernetes name it, to the prefix of its scopes."""
-
 _CLASSES = {KubeQos.BURSTABLE: "burstable", KubeQos.BEST_EFFORT: "besteffort"}
-_MONITOR = "crio-conmon-"
-
-
-def driver_of(text: str) -> Driver | None:
-    """Give the driver that a text names; None where it names none."""
-    return Driver(text) if text in tuple(Driver) else None
-
-
-def class_path(driver: Driver, qos: KubeQos | None = None) -> str:
-    """Give the path of the group of a class below the root; without a class, that of all pods."""
-    name = _CLASSES.get(qos) if qos else None
-    if driver is Driver.CGROUPFS:
-        return f"kubepods/{name}" if name else "kubepods"
-    return f"kubepods.slice/kubepods-{name}.slice" if name else "kubepods.slice"
-
-
-def pod_path(driver: Driver, qos: KubeQos, uid: str) -> str:
-    """Give the path of a pod's group below the root.
-
-    Raises:
-        CgroupError: The uid is no name.
-    """
-    if not _is_name(uid):
-        raise CgroupError(f"cannot tell the cgroup of pod {uid!r}: this is no uid")
-    above, name = class_path(driver, qos), _CLASSES.get(qos)
-    if driver is Driver.CGROUPFS:
-        return f"{above}/pod{uid}"
-    stem = f"kubepods-{name}-pod" if name else "kubepods-pod"
-    return f"{above}/{stem}{uid.replace('-', '_')}.slice"
-
-
-def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
-    """Give the runtime of a container, and the name of its group in that of the pod.
-
-    Args:
-        driver: Who made it.
-        container_id: As Kubernetes writes it, ``containerd://ID``.
-
-    Raises:
-        CgroupError: It is not written so, or the runtime is unknown.
-    """
-    runtime, mark, own = container_id.partition("://")
-    if not mark or not _is_name(own):
-        raise CgroupError(f"cannot tell the cgroup of container {container_id!r}: this is not RUNTIME://ID")
-    if runtime not in RUNTIMES:
-        known = ", ".join(RUNTIMES)
-        raise CgroupError(
-            f"cannot tell the cgroup of container {container_id!r}: its runtime is none of {known}"
-        )
-    return runtime, own if driver is Driver.CGROUPFS else f"{RUNTIMES[runtime]}-{own}.scope"
-
-
-def container_path(driver: Driver, pod: str, container_id: str) -> str:
-    """Give the path of a container's group.
-
-    Args:
-        driver: Who made it.
-        pod: The path of the pod's group.
-        container_id: As Kubernetes writes it.
-
-    Raises:
-        CgroupError: See ``container_name``.
-    """
-    name = container_name(driver, container_id)[1]
-    above = pod.rstrip("/")
-    return f"{above}/{name}" if above else name
 
 
 def pod_uid(driver: Driver, name: str) -> str:
@@ -113,26 +42,3 @@ def pod_uid(driver: Driver, name: str) -> str:
             uid = name[len(stem) : len(name) - len(end)]
             return uid if driver is Driver.CGROUPFS else uid.replace("_", "-")
     raise CgroupError(f"cannot tell whose cgroup {name!r} is: this is no pod's")
-
-
-def container_id(driver: Driver, name: str) -> str:
-    """Read a container's id from the name of its group.
-
-    With the cgroupfs driver the name is the id. CRI-O also makes groups with its prefix and no suffix, and
-    groups for its monitors, which are no containers.
-
-    Raises:
-        CgroupError: It is not a container's.
-    """
-    if driver is Driver.CGROUPFS and name:
-        return name
-    if not name.startswith(_MONITOR):
-        for prefix in RUNTIMES.values():
-            found = name.removeprefix(f"{prefix}-")
-            if found != name and (found.endswith(".scope") or prefix == RUNTIMES["cri-o"]):
-                return found.removesuffix(".scope")
-    raise CgroupError(f"cannot tell whose cgroup {name!r} is: this is no container's")
-
-
-def _is_name(text: str) -> bool:
-    return bool(text) and "/" not in text and is_plain(text)

@@ -43,7 +43,7 @@ from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 
-PARTITION, EXCLUSIVE, CPUS = "cpuset.cpus.partition", "cpuset.cpus.exclusive", "cpuset.cpus"
+PARTITION, EXCLUSIVE = "cpuset.cpus.partition", "cpuset.cpus.exclusive"
 EFFECTIVE = "cpuset.cpus.effective"
 _STATE = re.compile(r"(?P<kind>member|root|isolated)(?P<bad> invalid)?(?: \((?P<why>.*)\))?")
 OLD = "this kernel has no cpuset.cpus.exclusive (Linux 6.7), so all groups above would have to be partitions"

@@ -69,16 +69,6 @@ def event_to(event: Point) -> dict[str, Any]:
     return {"point": event.NAME, **_fields(event)}
 
 
-def adjustment_from(data: object) -> Adjustment:
-    """Make an adjustment of plain data.
-
-    Raises:
-        InputError: As for ``event_from``.
-    """
-    made: Adjustment = _record(Adjustment, _object(data, "the adjustment"), "")
-    return made
-
-
 def adjustment_to(adjustment: Adjustment) -> dict[str, Any]:
     """Give what an adjustment says as plain data; ``null`` is ``CLEAR``."""
     return _fields(adjustment)

@@ -9,7 +9,7 @@ account for every CPU of the machine exactly once (but containers of one pod may
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions
@@ -89,11 +89,6 @@ class CpuPolicy:
         return cls(topo, options, chosen, CpuSet.from_bits(cores))
 
     @property
-    def managed(self) -> CpuSet:
-        """The CPUs that are in the default set or owned."""
-        return self.topo.cpus - self.reserved if self.options.strict_cpu_reservation else self.topo.cpus
-
-    @property
     def group(self) -> int:
         """Threads of a core, at least 1."""
         return max(self.topo.cpus_per_core, 1)
@@ -123,45 +118,6 @@ class CpuState:
     def reusable_by(self, uid: str) -> CpuSet:
         """Give the CPUs that the next container of a pod may use again."""
         return self.reusable if uid == self.reusing else CpuSet()
-
-
-def start(policy: CpuPolicy, stored: CpuState | None = None) -> CpuState:
-    """Check a stored state against the machine; an empty one becomes the initial state.
-
-    Raises:
-        CpuStateError: It does not fit.
-    """
-    state = stored or CpuState()
-    if not state.default:
-        if state.assigned:
-            raise CpuStateError("default cpuset cannot be empty")
-        return replace(state, default=policy.managed)
-    reserved = policy.reserved
-    if policy.options.strict_cpu_reservation:
-        if both := reserved & state.default:
-            raise CpuStateError(
-                f'some of strictly reserved cpus: "{both}" are present in defaultCpuSet: "{state.default}"'
-            )
-    elif not reserved <= state.default:
-        raise CpuStateError(
-            f'not all reserved cpus: "{reserved}" are present in defaultCpuSet: "{state.default}"'
-        )
-    known = state.default
-    for uid, containers in sorted(state.assigned.items()):
-        for name, cpus in sorted(containers.items()):
-            if not cpus.isdisjoint(state.default):
-                raise CpuStateError(
-                    f'pod: {uid}, container: {name} cpuset: "{cpus}" overlaps with default cpuset '
-                    f'"{state.default}"'
-                )
-            known |= cpus
-    for bubble in state.bubbles.values():
-        known |= bubble
-    if known != policy.managed:
-        raise CpuStateError(
-            f'current set of available CPUs "{policy.managed}" doesn\'t match with CPUs in state "{known}"'
-        )
-    return state
 
 
 def take(

@@ -118,30 +118,6 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
     return Merged(TopologyHint(*best), runner_up and TopologyHint(*runner_up), decided, target)
 
 
-def target_count(lists: Sequence[Sequence[TopologyHint]]) -> int:
-    """Give the largest size of a list's narrowest mask; lists without masks do not count, 0 if none does."""
-    return _target([MaskList.of(hints) for hints in lists])
-
-
-def first_of(
-    preferred: Collection[int],
-    others: Collection[int],
-    target: int,
-    distances: Distances | None,
-    most: int = 2,
-) -> list[TopologyHint]:
-    """Give the first hints of the order in which the merge prefers them.
-
-    Args:
-        preferred: Masks that are preferred.
-        others: Masks that are not; one that is in ``preferred`` too counts there only.
-        target: The size that ``others`` are measured by.
-        distances: Decides between masks of equal size; None: the smaller integer does.
-        most: How many to give.
-    """
-    return [TopologyHint(*each) for each in _first(preferred, others, target, distances, most)]
-
-
 def _first(
     preferred: Collection[int],
     others: Collection[int],

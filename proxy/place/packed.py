@@ -89,27 +89,6 @@ def take_packed(
     return CpuSet.from_bits(work.taken)
 
 
-def free_sockets(topo: CpuTopology, available: CpuSet) -> list[int]:
-    """List the wholly available sockets in allocation order."""
-    return list(_start(topo, available).whole_sockets())
-
-
-def free_nodes(topo: CpuTopology, available: CpuSet) -> list[int]:
-    """List the wholly available NUMA nodes in allocation order."""
-    return list(_start(topo, available).whole_nodes())
-
-
-def free_cores(topo: CpuTopology, available: CpuSet) -> list[int]:
-    """List the wholly available cores in allocation order."""
-    return list(_start(topo, available).whole_cores())
-
-
-def free_cpus(topo: CpuTopology, available: CpuSet, *, spread: bool = False) -> list[int]:
-    """List the available CPUs in the order in which single CPUs are taken."""
-    work = _start(topo, available)
-    return list(work.cpus_by_socket() if spread else work.cpus_by_core())
-
-
 def open_nodes(topo: CpuTopology, available: CpuSet) -> list[int]:
     """List the NUMA nodes that have available CPUs in allocation order."""
     work = _start(topo, available)

@@ -54,11 +54,6 @@ class Decision:
         """Resources that cannot be given at all."""
         return tuple(entry.resource for entry in self.lists if entry.unsatisfiable)
 
-    @property
-    def unpreferred(self) -> tuple[str, ...]:
-        """Resources without a hint that could be part of a preferred result under this policy."""
-        return tuple(entry.resource for entry in self.lists if not wanted(entry, self.policy))
-
 
 def decide(
     policy: Policy, providers: Sequence[Hints], nodes: Mask, distances: Distances | None = None

@@ -43,36 +43,6 @@ class SetCpus:
     cpus: CpuSet
 
 
-def wanted(
-    groups: Iterable[Group],
-    target: CpuSet,
-    every: CpuSet,
-    *,
-    static: bool,
-    apart: frozenset[str] = frozenset(),
-) -> dict[str, CpuSet]:
-    """Tell what each group shall have.
-
-    Args:
-        groups: All of them.
-        target: The CPUs for the budget; empty where everything stays as it is.
-        every: All that BE pods may ever use; as target, nothing is suppressed. Empty where it is not known.
-        static: Whether kubelet's CPU manager is static.
-        apart: Paths of containers that a scheduler bound to CPUs or NUMA nodes: those stay.
-
-    Returns:
-        Path to CPUs; groups that stay are not in it.
-    """
-    if not target:
-        return {}
-    shall = {
-        group.path: every if static and group.depth < CONTAINER else target
-        for group in groups
-        if group.depth <= CONTAINER and group.path not in apart
-    }
-    return {path: cpus for path, cpus in shall.items() if cpus}
-
-
 def steps(groups: Iterable[Group], shall: Mapping[str, CpuSet]) -> tuple[SetCpus, ...]:
     """Order the writes.
 

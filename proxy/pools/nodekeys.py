@@ -230,19 +230,6 @@ def with_ratios(annotations: Texts, ratios: Mapping[str, float]) -> dict[str, st
     return {**annotations, AMPLIFICATION: f"{{{inside}}}"}
 
 
-def with_ratio(annotations: Texts, name: str, ratio: float) -> tuple[dict[str, str], bool, str]:
-    """Give annotations with the ratio of one resource.
-
-    Returns:
-        The annotations, whether they changed, and what is wrong with those that there were: then nothing is
-        changed.
-    """
-    ratios, problem = amplification_ratios(annotations)
-    if problem or (ratios or {}).get(name, 0.0) == ratio:
-        return dict(annotations), False, problem
-    return with_ratios(annotations, {**(ratios or {}), name: ratio}), True, ""
-
-
 def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, str]:
     """Read what was allocatable before amplification, amounts as they are written; None where not told."""
     text = annotations.get(RAW_ALLOCATABLE)
@@ -252,8 +239,3 @@ def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, 
         return amounts(load(text)), ""
     except ValueError as error:
         return None, short(f"annotation {RAW_ALLOCATABLE}: {error}")
-
-
-def with_raw_allocatable(annotations: Texts, held: Mapping[str, str | float]) -> dict[str, str]:
-    """Give annotations with what was allocatable before amplification."""
-    return {**annotations, RAW_ALLOCATABLE: json.dumps(dict(sorted(held.items())), separators=(",", ":"))}

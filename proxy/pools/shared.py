@@ -94,30 +94,3 @@ def _parts(groups: Groups, owned: int, kept: int) -> tuple[NodePool, ...]:
     return tuple(
         NodePool(socket, node, CpuSet.from_bits(bits & ~kept)) for (socket, node), bits in left if bits
     )
-
-
-def without(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:
-    """Take CPUs out of pools; what is emptied stays as an empty part."""
-    return tuple(NodePool(pool.socket, pool.node, pool.cpus - cpus) for pool in pools)
-
-
-def union(pools: Iterable[NodePool]) -> CpuSet:
-    """Give all CPUs of pools."""
-    bits = 0
-    for pool in pools:
-        bits |= pool.cpus.bits
-    return CpuSet.from_bits(bits)
-
-
-def on_nodes(pools: Iterable[NodePool], nodes: Iterable[int]) -> tuple[NodePool, ...]:
-    """Give the pools of some nodes, node by node in their order."""
-    kept = tuple(pools)
-    return tuple(pool for node in nodes for pool in kept if pool.node == node)
-
-
-def joined(pools: Iterable[NodePool]) -> str:
-    """Write pools as Koordinator's hook server does: part by part, with bare commas between them.
-
-    This is no canonical list, and no list at all where a part is empty; ``str(union(pools))`` is.
-    """
-    return ",".join(str(pool.cpus) for pool in pools)

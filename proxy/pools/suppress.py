@@ -20,12 +20,10 @@ withheld from the pools, are never touched. Amounts are milli-CPUs unless said o
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.scatter import pick
@@ -182,46 +180,3 @@ def quota_for(milli: int, machine: int, now: int, period: int = PERIOD) -> int |
         return None
     step = machine * period * RAISE_PERCENT // 100
     return now + step if now != UNLIMITED and wanted - now > step else wanted
-
-
-class Status(enum.StrEnum):
-    """What became of one of the two ways."""
-
-    USING = "using"
-    RECOVERED = "recovered"
-
-
-@dataclass(frozen=True, slots=True)
-class Statuses:
-    """What became of both ways; None where nothing was done yet, and who knows what others left behind."""
-
-    cpuset: Status | None = None
-    quota: Status | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one round does.
-
-    Attributes:
-        mode: Which way the budget is put into force; OFF for none.
-        give_back_cpus: Whether BE pods get all their CPUs back (written whenever they are not suppressed, for
-            pools change under them).
-        give_back_quota: Whether their quota is taken off (once).
-        after: The statuses when it is done.
-    """
-
-    mode: SuppressMode
-    give_back_cpus: bool
-    give_back_quota: bool
-    after: Statuses
-
-
-def turn(mode: SuppressMode, before: Statuses) -> Turn:
-    """Tell what a round does in a mode, and what of the other mode has to be undone."""
-    used = Statuses(
-        Status.USING if mode is SuppressMode.CPUSET else Status.RECOVERED,
-        Status.USING if mode is SuppressMode.QUOTA else Status.RECOVERED,
-    )
-    quota = mode is not SuppressMode.QUOTA and before.quota is not Status.RECOVERED
-    return Turn(mode, mode is not SuppressMode.CPUSET, quota, used)

@@ -14,7 +14,7 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy
-from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.admission import believed, decided_cpus
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
@@ -64,10 +64,6 @@ def node_facts(
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
     )
-
-
-def _row(pod: Pod, cpus: CpuSet) -> PodRow:
-    return PodRow(pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(cpus), cpus))
 
 
 def _chosen(state: NodeState) -> list[Alloc]:

@@ -17,10 +17,11 @@ import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as Payload
 
-from proxy.apply.events import MESSAGE_LIMIT, ContainerdEvents, read_event
+from proxy.apply.events import MESSAGE_LIMIT, ContainerdEvents
 from proxy.apply.pb import containerd_events_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from tests.oracles.containerd_events import read_event
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -4,21 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.apply.kubepods import (
+from proxy.apply.kubepods import Driver, pod_uid
+from proxy.apply.names import expand_slice
+from proxy.model.errors import CgroupError
+from proxy.model.workload import KubeQos
+from proxy.pools.facts import kube_qos
+from tests.oracles.kubepods import (
     RUNTIMES,
-    Driver,
     class_path,
     container_id,
     container_name,
     container_path,
     driver_of,
     pod_path,
-    pod_uid,
 )
-from proxy.apply.names import expand_slice
-from proxy.model.errors import CgroupError
-from proxy.model.workload import KubeQos
-from proxy.pools.facts import kube_qos
 
 SYSTEMD, CGROUPFS = Driver.SYSTEMD, Driver.CGROUPFS
 UID = st.uuids().map(str)

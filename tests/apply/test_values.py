@@ -4,20 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.apply.values import (
+from proxy.apply.values import cpu_usage, quota_of, quota_text
+from proxy.model.errors import CgroupError
+from tests.oracles.cgroup_v2_values import (
     CpuTimes,
     Throttling,
     cpu_times,
-    cpu_usage,
     memory_figures,
     memory_pages,
-    quota_of,
-    quota_text,
     shares_of,
     throttling,
     weight_of,
 )
-from proxy.model.errors import CgroupError
 
 STAT = (
     "usage_usec 6\nuser_usec 1\nsystem_usec 2\nnr_periods 3\nnr_throttled 4\nthrottled_usec 5\nnr_bursts 9\n"

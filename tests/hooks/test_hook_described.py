@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, LEAVE, MAPS, Adjustment, Update
 from proxy.hooks.described import (
-    adjustment_from,
     adjustment_to,
     event_from,
     event_to,
@@ -28,6 +27,7 @@ from proxy.hooks.samples import MACHINES, machine, sample
 from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from tests.oracles.hook_data import adjustment_from
 
 TEXTS = st.text(max_size=6) | st.just("lone \udcff")
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {

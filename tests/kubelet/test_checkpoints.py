@@ -7,10 +7,11 @@ import json
 import pytest
 
 from proxy.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, read_memory
-from proxy.kubelet.contents import held_cpus, held_memory
+from proxy.kubelet.contents import held_cpus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.place.memory.state import Table
+from tests.oracles.memory_manager_file import held_memory
 
 CPU_TEXT = (
     "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0,6-7"

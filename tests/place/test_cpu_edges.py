@@ -12,7 +12,7 @@ from proxy.model.options import CpuOptions
 from proxy.place import cpu_hints as hints_room
 from proxy.place import sockets as sockets_room
 from proxy.place.cpu_hints import cpu_hints
-from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError, start, take
+from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError, take
 from proxy.place.cputopo import Counts, CpuTopology, Row
 from proxy.place.demand import Demand
 from proxy.place.distributed import take_distributed
@@ -21,6 +21,7 @@ from proxy.place.packed import NotEnoughCpus, take_packed
 from proxy.place.pick import pick
 from proxy.place.sockets import SocketFamily, Sockets
 from proxy.topology.build import described
+from tests.oracles.cpu_manager_state import start
 
 NOTHING = CpuTopology.of_rows(())
 SMT4 = CpuTopology.of_rows(Row(c, c // 4, 0, 0, c // 16) for c in range(32))  # two caches of four cores

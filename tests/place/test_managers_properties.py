@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.kubelet.checkpoints import read_cpu, read_memory
-from proxy.kubelet.contents import held_cpus, held_memory
+from proxy.kubelet.contents import held_cpus
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Policy
 from proxy.place import cpu_static
-from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, start
+from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices import allocate as devices_allocate
 from proxy.place.devices import hints as devices_hints
@@ -24,10 +24,14 @@ from proxy.place.devices.state import Device, DeviceState
 from proxy.place.memory import allocate as memory_allocate
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState, initial, node_memory
-from proxy.place.memory.validate import difference, validated
 from proxy.place.packed import NotEnoughCpus
 from proxy.place.policies import decide
 from proxy.topology.build import described
+from tests.oracles.cpu_manager_state import managed, start
+from tests.oracles.device_manager import without_pod
+from tests.oracles.memory_manager import release_pod
+from tests.oracles.memory_manager_file import held_memory
+from tests.oracles.memory_manager_state import difference, validated
 
 GPU = "vendor/gpu"
 MIB = 1 << 20
@@ -163,8 +167,8 @@ class Node(RuleBasedStateMachine):
             return
         for ask in pod.containers:
             self.cpus = cpu_static.remove(self.cpus, uid, ask.name)
-        self.memory = memory_allocate.release_pod(self.memory, uid)
-        self.devices = self.devices.release_pod(uid)
+        self.memory = release_pod(self.memory, uid)
+        self.devices = without_pod(self.devices, uid)
 
     @rule(uid=st.sampled_from("xyz"))
     def leave_the_init_containers(self, uid: str) -> None:
@@ -189,7 +193,7 @@ class Node(RuleBasedStateMachine):
         owners = Counter[int](self.cpus.default)
         for pod in self.cpus.assigned.values():
             owners.update(set[int]().union(*pod.values()))
-        assert set(owners) == set(self.static.managed)
+        assert set(owners) == set(managed(self.static))
         assert max(owners.values()) == 1
         for uid, pod in self.cpus.assigned.items():
             staying = [cpus for name, cpus in pod.items() if self.pods[uid].named(name).kind is not Kind.INIT]
@@ -235,7 +239,7 @@ class Node(RuleBasedStateMachine):
             return
         for uid in tuple(self.pods):
             self.go(uid)
-        assert self.cpus.default == self.static.managed
+        assert self.cpus.default == managed(self.static)
         assert difference(self.memory, self.empty) == ""
         assert self.devices.available(GPU) == frozenset("abcd")
 

@@ -14,7 +14,8 @@ from proxy.model.idset import Mask
 from proxy.place import meet as meeting
 from proxy.place import merge as merging
 from proxy.place.distance import Distances
-from proxy.place.merge import Decided, Merged, first_of, merge, target_count
+from proxy.place.merge import Decided, Merged, merge
+from tests.oracles.merge_parts import first_of, target_count
 
 NODES = (0, 1, 3, 8, 70)
 """Node ids with gaps; 70 needs more than a machine word."""

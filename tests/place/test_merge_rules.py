@@ -11,7 +11,8 @@ from proxy.place import meet as meeting
 from proxy.place import merge as merging
 from proxy.place.distance import Distances
 from proxy.place.meet import DENSE_NODES, meet, meet_all
-from proxy.place.merge import Decided, first_of, merge
+from proxy.place.merge import Decided, merge
+from tests.oracles.merge_parts import first_of
 
 
 def hint(*nodes: int, preferred: bool = False) -> TopologyHint:

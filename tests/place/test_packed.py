@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, Machine, NumaNode
 from proxy.place.cputopo import Counts, CpuTopology, Row
-from proxy.place.packed import (
-    NotEnoughCpus,
-    free_cores,
-    free_cpus,
-    free_nodes,
-    free_sockets,
-    take_packed,
-)
+from proxy.place.packed import NotEnoughCpus, take_packed
+from tests.oracles.packed_orders import free_cores, free_cpus, free_nodes, free_sockets
 
 
 def grid(

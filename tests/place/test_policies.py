@@ -12,6 +12,7 @@ from proxy.place.family import Family
 from proxy.place.hint_lists import hint_lists
 from proxy.place.merge import Decided
 from proxy.place.policies import admits, decide, single_numa
+from tests.oracles.policy_parts import unpreferred
 
 TWO = Mask([0, 1])
 REFUSED = Verdict(9, "TopologyAffinityError", "Resources cannot be allocated with Topology locality")
@@ -99,15 +100,15 @@ def test_hints_that_are_too_many_are_listed_by_the_decision() -> None:
     alone = decide(Policy.RESTRICTED, [{"memory": memory}], Mask(nodes))
     assert alone.hint == hint([0, 1, 2])
     single = decide(Policy.SINGLE_NUMA_NODE, [{"memory": memory}, few], Mask(nodes))
-    assert (single.verdict, single.unpreferred) == (REFUSED, ("memory", "gpu"))
+    assert (single.verdict, unpreferred(single)) == (REFUSED, ("memory", "gpu"))
 
 
 def test_what_stands_in_the_way() -> None:
     providers = [ONE_NODE, BOTH_NODES, IMPOSSIBLE, None]
     restricted = decide(Policy.RESTRICTED, providers, TWO)
-    assert (restricted.unsatisfiable, restricted.unpreferred) == (("nic",), ("nic",))
+    assert (restricted.unsatisfiable, unpreferred(restricted)) == (("nic",), ("nic",))
     single = decide(Policy.SINGLE_NUMA_NODE, providers, TWO)
-    assert single.unpreferred == ("gpu", "nic")
+    assert unpreferred(single) == ("gpu", "nic")
     assert single.merged is not None
     assert single.merged.decided is Decided.NOTHING_COMMON
     assert decide(Policy.NONE, providers, TWO).merged is None

@@ -16,6 +16,7 @@ from proxy.place.demand import Demand, covers, lowest, to_bits
 from proxy.place.family import Family, hint
 from proxy.place.policies import decide
 from proxy.place.samples import merge_of, say
+from tests.oracles.policy_parts import unpreferred
 
 NOTHING = (Said("cpu", "", "no preference"),)
 
@@ -173,7 +174,7 @@ def test_families_are_blamed_for_what_they_want_themselves() -> None:
     two = Family((), nodes, 1, (Demand(2, tuple((1 << i, 1) for i in nodes)),), 2)
     decision = decide(Policy.RESTRICTED, [{"cpu": one}, {"memory": two}], Mask(nodes))
     assert decision.hint == of([0, 1], False)
-    assert not decision.unpreferred
+    assert not unpreferred(decision)
     merge = merge_of(decision, Scope.POD)
     assert merge is not None
     assert merge.blame == ("cpu prefers 1 NUMA node and memory 2 NUMA nodes",)

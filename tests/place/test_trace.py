@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions
-from proxy.place.cpu_pod import allocate_pod
-from proxy.place.cpu_policy import CpuPolicy, CpuState, start, take
+from proxy.place.cpu_policy import CpuPolicy, CpuState, take
 from proxy.place.cpu_static import allocate, take_under
 from proxy.place.cputopo import CpuTopology, Row
+from tests.oracles.cpu_manager_state import start
+from tests.oracles.pod_level_cpu import allocate_pod
 
 TOPO = (
     CpuTopology.of_rows(  # two sockets of two nodes of two caches of two cores: core c has CPUs c and c + 16

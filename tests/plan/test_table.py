@@ -1,6 +1,6 @@
 """What a container gets beside Koordinator's decision table: every difference is one that is intended.
 
-All kinds of pods on a node with an LSE and an LSR pod are decided twice: by the table (``pools.decision``,
+All kinds of pods on a node with an LSE and an LSR pod are decided twice: by the table (``oracles.koordinator_hook``,
 held to Koordinator's own cases) and by what places containers. Where sets differ, the difference must have
 one of the names below; ``docs/koordinator.md`` gives the reason of each.
 """
@@ -17,11 +17,11 @@ from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
-from proxy.pools.decision import Action, Answer, Asker, decide
 from proxy.pools.facts import pod_facts
 from proxy.pools.rule import Rule
 from proxy.pools.shared import NodePool
 from proxy.topology.build import described
+from tests.oracles.koordinator_hook import Action, Answer, Asker, decide
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 STRICT = (QosClass.LSE, QosClass.LSR)

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
-from proxy.pools.levels import CONTAINER, POD, ROOT, Group, SetCpus, steps, wanted
+from proxy.pools.levels import CONTAINER, POD, ROOT, Group, SetCpus, steps
+from tests.oracles.koordinator_levels import wanted
 
 ALL, TWO = CpuSet.parse("0-7"), CpuSet.parse("6-7")
 SETS = st.builds(CpuSet.from_bits, st.integers(1, 255))

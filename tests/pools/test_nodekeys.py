@@ -23,10 +23,9 @@ from proxy.pools.nodekeys import (
     raw_allocatable,
     reservation,
     system_qos,
-    with_ratio,
     with_ratios,
-    with_raw_allocatable,
 )
+from tests.oracles.koordinator_annotations import with_ratio, with_raw_allocatable
 
 
 def test_labels() -> None:

@@ -6,20 +6,15 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.pools.nodekeys import SYSTEM_QOS
-from proxy.pools.rule import (
-    BE_POOLS,
-    MANAGER_POLICY,
+from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, Rule, write_pools
+from proxy.pools.shared import NodePool
+from tests.oracles.koordinator_rule import (
     MANAGER_POLICY_KEYS,
-    SHARED_POOLS,
-    ManagerPolicy,
-    Rule,
     manager_policy,
     parse_rule,
     read_pools,
     updated,
-    write_pools,
 )
-from proxy.pools.shared import NodePool
 
 POOLS = (NodePool(0, 0, CpuSet.parse("0-3")), NodePool(1, 3, CpuSet()))
 POOL = st.builds(

@@ -5,16 +5,8 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
-from proxy.pools.shared import (
-    Held,
-    NodePool,
-    Withheld,
-    joined,
-    node_pools,
-    on_nodes,
-    union,
-    without,
-)
+from proxy.pools.shared import Held, NodePool, Withheld, node_pools
+from tests.oracles.koordinator_pools import joined, on_nodes, union, without
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))

@@ -9,19 +9,8 @@ from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
-from proxy.pools.suppress import (
-    HostApp,
-    Status,
-    Statuses,
-    Usage,
-    be_cpus,
-    budget,
-    how_many,
-    is_be,
-    quota_for,
-    suppressed,
-    turn,
-)
+from proxy.pools.suppress import HostApp, Usage, be_cpus, budget, how_many, is_be, quota_for, suppressed
+from tests.oracles.koordinator_suppress import Status, Statuses, turn
 
 SEATS = [Seat(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))

@@ -11,9 +11,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.nodekeys import BIND_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
-from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, parse_rule
+from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
 from proxy.pools.seats import seats_of
-from proxy.pools.shared import union
 from proxy.report.koordinator import (
     BASIC_INFO,
     CPU_TOPOLOGY,
@@ -25,6 +24,8 @@ from proxy.report.koordinator import (
 )
 from proxy.report.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 from proxy.topology.build import described
+from tests.oracles.koordinator_pools import union
+from tests.oracles.koordinator_rule import parse_rule
 
 MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 SEATS = seats_of(MACHINE)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -17,7 +15,6 @@ from proxy.cli.settings import config_option, read_config
 from proxy.config.schema import HooksConfig
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UsageError
 
-F = TypeVar("F", bound=Callable[..., Any])
 MASK = Path("/dev/null")
 SOON = "a daemon that runs follows within a second: topoproxy hooks list"
 

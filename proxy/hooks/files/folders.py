@@ -63,17 +63,6 @@ class Survey:
     unreadable: set[Path] = field(default_factory=set)
 
 
-def anything(config: HooksConfig) -> bool:
-    """Tell whether there is any hook file or server's file, without looking into them."""
-    if not config.enabled:
-        return False
-    for folder in (config.folder, config.vendor_folder):
-        if any(_HOOK.fullmatch(name) for name in _names(folder, set(), [])):
-            return True
-    servers = config.server_folder
-    return servers is not None and any(name.endswith("json") for name in _names(servers, set(), []))
-
-
 def survey(config: HooksConfig) -> Survey:
     """Look at the three folders; each may be absent."""
     found, trust = Survey(), Trust()

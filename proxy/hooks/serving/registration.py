@@ -21,8 +21,6 @@ STAGES: Final = (
     "PostStopPodSandbox",
 )
 """The hooks that we register for; Koordinator v1.8.0 pkg/runtimeproxy/config/config.go defines no others."""
-FILE: Final = "topoproxy.json"
-"""The file's name: what ends otherwise than in ``json`` is not read by the peer."""
 
 
 def registration(config: Config) -> str:

@@ -77,12 +77,6 @@ def accumulate(
     return CpuSet.from_bits(work.taken)
 
 
-def spread_order(topo: CpuTopology, free: CpuSet, strategy: NumaStrategy) -> list[int]:
-    """Give the free CPUs in the order of step 3 with nothing taken yet."""
-    groups = Groups(topo, strategy)
-    return groups.spread(groups.by_core(free.bits & topo.cpus.bits, 0))
-
-
 def shunned(topo: CpuTopology, wish: BindWish, taken: Allocated) -> tuple[int, int]:
     """Give the CPUs to be avoided, as bits: cores, and (under ``NUMANodeLevel``) nodes in use by others."""
     if wish.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):

@@ -53,10 +53,6 @@ class DeviceState:
         """Give the state with all the devices of a resource; those it had before are forgotten."""
         return replace(self, registered={**self.registered, resource: {d.id: d for d in devices}})
 
-    def unregister(self, resource: str) -> DeviceState:
-        """Give the state without a plugin: the resource stays known, without devices."""
-        return self.register(resource, ())
-
     def has_topology(self, resource: str) -> bool:
         """Tell whether any device of a resource is near to a NUMA node."""
         return any(device.nodes for device in self.registered.get(resource, {}).values())
@@ -105,7 +101,3 @@ class DeviceState:
         pod = {k: v for k, v in self.held.get(uid, {}).items() if k != name}
         others = {k: v for k, v in self.held.items() if k != uid}
         return replace(self, held={**others, uid: pod} if pod else others)
-
-    def release_pod(self, uid: str) -> DeviceState:
-        """Give the state in which no container of a pod holds anything."""
-        return replace(self, held={k: v for k, v in self.held.items() if k != uid})

@@ -102,13 +102,6 @@ def release(state: MemoryState, uid: str, name: str) -> MemoryState:
     return state.with_blocks(uid, name, None)
 
 
-def release_pod(state: MemoryState, uid: str) -> MemoryState:
-    """Give back the memory of all containers of a pod."""
-    for name in tuple(state.assignments.get(uid, {})):
-        state = release(state, uid, name)
-    return state
-
-
 def _choose(
     state: MemoryState, able: Family, amounts: Mapping[str, int], merged: TopologyHint
 ) -> tuple[Mask, list[str]]:

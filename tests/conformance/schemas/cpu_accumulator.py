@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.place.packed import free_cores, free_cpus, free_nodes, free_sockets
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.oracles.packed_orders import free_cores, free_cpus, free_nodes, free_sockets
 
 _KINDS = {
     "free_sockets": free_sockets,

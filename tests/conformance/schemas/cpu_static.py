@@ -6,21 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.model.idset import CpuSet
-from proxy.place.cpu_pod import allocate_pod
-from proxy.place.cpu_policy import (
-    CpuPolicy,
-    CpuRefusedError,
-    CpuState,
-    CpuStateError,
-    SmtAlignmentError,
-    start,
-)
+from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, CpuStateError, SmtAlignmentError
 from proxy.place.cpu_static import allocate, remove, take_under
 from proxy.place.packed import NotEnoughCpus
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
 from tests.conformance.hints import hint
 from tests.conformance.pods import pod
 from tests.conformance.static import policy, state, written
+from tests.oracles.cpu_manager_state import start
+from tests.oracles.pod_level_cpu import allocate_pod
 
 _REFUSALS = (NotEnoughCpus, CpuRefusedError, CpuStateError)
 

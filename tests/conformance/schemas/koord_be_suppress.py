@@ -9,26 +9,17 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import qos_class
-from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps, wanted
+from proxy.pools.levels import CONTAINER, POD, ROOT, Group, steps
 from proxy.pools.nodekeys import reservation, system_qos
 from proxy.pools.quota import UNLIMITED
 from proxy.pools.scatter import pick
 from proxy.pools.seats import Seat
 from proxy.pools.shared import Held, Withheld
-from proxy.pools.suppress import (
-    HostApp,
-    Status,
-    Statuses,
-    Usage,
-    be_cpus,
-    budget,
-    is_be,
-    quota_for,
-    suppressed,
-    turn,
-)
+from proxy.pools.suppress import HostApp, Usage, be_cpus, budget, is_be, quota_for, suppressed
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.oracles.koordinator_levels import wanted
+from tests.oracles.koordinator_suppress import Status, Statuses, turn
 
 _STATUS = {"policyUsing": Status.USING, "policyRecovered": Status.RECOVERED}
 _BESTEFFORT = "kubepods/besteffort"

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.apply.kubepods import (
-    Driver,
-    container_id,
-    container_name,
-    container_path,
-    driver_of,
-    pod_path,
-    pod_uid,
-)
+from proxy.apply.kubepods import Driver, pod_uid
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import kube_qos
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
+from tests.oracles.kubepods import container_id, container_name, container_path, driver_of, pod_path
 
 
 def check(case: Case, _: Topologies) -> Outcome:

@@ -9,6 +9,7 @@ from typing import Any
 from proxy.apply import values
 from proxy.model.errors import CgroupError
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.oracles import cgroup_v2_values
 
 
 def check(case: Case, _: Topologies) -> Outcome:
@@ -25,13 +26,13 @@ def check(case: Case, _: Topologies) -> Outcome:
 
 _KINDS: dict[str, Callable[[Any], object]] = {
     "cpu_max": values.quota_of,
-    "weight_to_shares": values.shares_of,
-    "shares_to_weight": values.weight_of,
-    "cpu_stat_full": lambda text: dataclasses.asdict(values.cpu_times(text)),
+    "weight_to_shares": cgroup_v2_values.shares_of,
+    "shares_to_weight": cgroup_v2_values.weight_of,
+    "cpu_stat_full": lambda text: dataclasses.asdict(cgroup_v2_values.cpu_times(text)),
     "cpu_usage": values.cpu_usage,
-    "cpu_stat_throttle": lambda text: dataclasses.asdict(values.throttling(text)),
-    "memory_stat": values.memory_figures,
+    "cpu_stat_throttle": lambda text: dataclasses.asdict(cgroup_v2_values.throttling(text)),
+    "memory_stat": cgroup_v2_values.memory_figures,
     "memory_numa_stat": lambda text: [
-        {"numa": node, "pages": pages} for node, pages in values.memory_pages(text).items()
+        {"numa": node, "pages": pages} for node, pages in cgroup_v2_values.memory_pages(text).items()
     ],
 }

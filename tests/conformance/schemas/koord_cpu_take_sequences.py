@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.model.idset import CpuSet
-from proxy.place.binding.accumulator import accumulate, spread_order
+from proxy.place.binding.accumulator import accumulate
 from proxy.place.binding.bind import take_preferred
 from proxy.place.binding.wish import Allocated
 from tests.conformance import binding
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
+from tests.oracles.binding_orders import spread_order
 
 
 def check(case: Case, _: Topologies) -> Outcome:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from proxy.pools.decision import changes, decide, decide_host_app
-from proxy.pools.rule import Rule, updated
+from proxy.pools.rule import Rule
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.oracles.koordinator_hook import changes, decide, decide_host_app
+from tests.oracles.koordinator_rule import updated
 
 _BESTEFFORT = "kubepods.slice/kubepods-besteffort.slice"
 """Pods of the files ask for nothing, so that is where they are."""

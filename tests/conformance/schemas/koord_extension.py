@@ -8,11 +8,10 @@ from proxy.pools.nodekeys import (
     raw_allocatable,
     reservation,
     system_qos,
-    with_ratio,
     with_ratios,
-    with_raw_allocatable,
 )
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.oracles.koordinator_annotations import with_ratio, with_raw_allocatable
 
 
 def check(case: Case, _: Topologies) -> Outcome:

@@ -12,7 +12,6 @@ from proxy.plan.node_policy import node_reservation
 from proxy.pools.nodekeys import RESERVATION, SYSTEM_QOS, SystemQos
 from proxy.pools.rule import MANAGER_POLICY, SHARED_POOLS
 from proxy.pools.seats import Seat
-from proxy.pools.shared import without
 from proxy.report.koordinator import CPU_TOPOLOGY, POD_ALLOCS, NodeFacts, picture
 from proxy.report.koordinator_kubelet import (
     KubeletFacts,
@@ -24,6 +23,7 @@ from proxy.report.koordinator_kubelet import (
 from proxy.report.koordinator_zones import Zone, divide, kubelet_reserve, less
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
+from tests.oracles.koordinator_pools import without
 
 Raw = Mapping[str, Any]
 

@@ -6,10 +6,10 @@ import math
 
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
-from proxy.place.merge import first_of, target_count
 from proxy.place.policies import admits, single_numa
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hint, hints, plain
+from tests.oracles.merge_parts import first_of, target_count
 
 
 def check(case: Case, _: Topologies) -> Outcome:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaStrategy
-from proxy.place.binding.amplify import amplified, to_fit, used
 from proxy.place.binding.burst import burst_nodes
 from proxy.place.binding.shares import InsufficientError, cpu_unit, divide, whole_cpus
 from proxy.place.binding.status import show, status_text
 from proxy.pools.annotations import resource_status
 from proxy.pools.facts import RESOURCE_STATUS
+from tests.oracles.amplified_cpu import amplified, to_fit, used
 
 
 def cpu(*milli: int) -> dict[int, dict[str, int]]:

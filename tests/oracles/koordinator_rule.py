@@ -1,0 +1,84 @@
+"""How Koordinator's hook server reads the rule out of a NodeResourceTopology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.model.idset import CpuSet
+from proxy.pools.fields import Fields, load, objects, short
+from proxy.pools.nodekeys import system_qos
+from proxy.pools.rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, Rule
+from proxy.pools.shared import NodePool
+
+MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy")
+"""The code's spelling, and the document's."""
+
+
+def parse_rule(annotations: Mapping[str, str]) -> tuple[Rule | None, str]:
+    """Read the rule out of the annotations of a NodeResourceTopology.
+
+    Returns:
+        The rule, and empty words; or None and what is wrong, for half a rule would move pods to wrong CPUs.
+    """
+    system, problem = system_qos(annotations)
+    if problem:
+        return None, problem
+    try:
+        return (
+            Rule(
+                manager_policy(annotations).policy,
+                read_pools(annotations, SHARED_POOLS),
+                read_pools(annotations, BE_POOLS),
+                system.text,
+            ),
+            "",
+        )
+    except ValueError as error:
+        return None, short(str(error))
+
+
+def updated(before: Rule | None, annotations: Mapping[str, str]) -> tuple[Rule | None, bool, str]:
+    """Take over the rule of annotations.
+
+    Returns:
+        The rule from now on (the one before where the annotations are faulty), whether it is another than
+        before, and what is wrong.
+    """
+    rule, problem = parse_rule(annotations)
+    if rule is None:
+        return before, False, problem
+    return rule, rule != before, ""
+
+
+def manager_policy(annotations: Mapping[str, str]) -> ManagerPolicy:
+    """Read kubelet's policy; without the annotation nothing is known.
+
+    Raises:
+        ValueError: The annotation is not readable.
+    """
+    key = next((key for key in MANAGER_POLICY_KEYS if key in annotations), None)
+    if key is None:
+        return ManagerPolicy()
+    try:
+        fields = Fields.parse(annotations[key])
+        options = tuple(sorted(fields.texts("options").items()))
+        return ManagerPolicy(fields.text("policy"), options, fields.text("reservedCPUs"))
+    except ValueError as error:
+        raise ValueError(f"annotation {key}: {error}") from None
+
+
+def read_pools(annotations: Mapping[str, str], key: str) -> tuple[NodePool, ...]:
+    """Read pools; none without the annotation.
+
+    Raises:
+        ValueError: The annotation is not readable, or a CPU list in it is none.
+    """
+    if key not in annotations:
+        return ()
+    try:
+        return tuple(
+            NodePool(fields.number("socket"), fields.number("node"), CpuSet.parse(fields.text("cpuset")))
+            for fields in objects(load(annotations[key]), "it")
+        )
+    except ValueError as error:
+        raise ValueError(f"annotation {key}: {error}") from None

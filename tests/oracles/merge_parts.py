@@ -1,0 +1,34 @@
+"""Parts of the merge, as kubelet's own tests look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from proxy.model.hint import TopologyHint
+from proxy.place.distance import Distances
+from proxy.place.hint_lists import MaskList
+from proxy.place.merge import _first, _target
+
+
+def target_count(lists: Sequence[Sequence[TopologyHint]]) -> int:
+    """Give the largest size of a list's narrowest mask; lists without masks do not count, 0 if none does."""
+    return _target([MaskList.of(hints) for hints in lists])
+
+
+def first_of(
+    preferred: Collection[int],
+    others: Collection[int],
+    target: int,
+    distances: Distances | None,
+    most: int = 2,
+) -> list[TopologyHint]:
+    """Give the first hints of the order in which the merge prefers them.
+
+    Args:
+        preferred: Masks that are preferred.
+        others: Masks that are not; one that is in ``preferred`` too counts there only.
+        target: The size that ``others`` are measured by.
+        distances: Decides between masks of equal size; None: the smaller integer does.
+        most: How many to give.
+    """
+    return [TopologyHint(*each) for each in _first(preferred, others, target, distances, most)]

@@ -1,0 +1,10 @@
+"""What stands against a preferred result."""
+
+from __future__ import annotations
+
+from proxy.place.policies import Decision, wanted
+
+
+def unpreferred(decision: Decision) -> tuple[str, ...]:
+    """Give the resources without a hint that could be part of a preferred result under the policy."""
+    return tuple(entry.resource for entry in decision.lists if not wanted(entry, decision.policy))
