@@ -1,8 +1,8 @@
 """What a container gets beside Koordinator's decision table: every difference is one that is intended.
 
-All kinds of pods on a node with an LSE and an LSR pod are decided twice: by the table (``oracles.koordinator_hook``,
-held to Koordinator's own cases) and by what places containers. Where sets differ, the difference must have
-one of the names below; ``docs/koordinator.md`` gives the reason of each.
+All kinds of pods on a node with an LSE and an LSR pod are decided twice: by the table
+(``oracles.koordinator_hook``, held to Koordinator's own cases) and by what places containers. Where sets
+differ, the difference must have one of the names below; ``docs/koordinator.md`` gives the reason of each.
 """
 
 from __future__ import annotations
