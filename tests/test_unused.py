@@ -26,6 +26,13 @@ ENTRIES = (
 """What pyproject.toml and the command line name, and what authors of hooks import."""
 CALLED_BY_NAME = ("proxy.demo.engine.Engine._",)
 """What is called by a name that is put together: the method of an RPC."""
+UNDER_WAY = (
+    "proxy.plan.effects",
+    "proxy.plan.events",
+    "proxy.plan.reservation",
+    "proxy.plan.reservation_state",
+)
+"""Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")
 """Classes of others that call no method by a name that only they know."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -223,7 +230,9 @@ def exported(source: str) -> list[str]:
 
 
 def test_nothing_is_there_for_the_tests_alone() -> None:
-    assert unused() == []
+    found = unused()
+    assert [name for name in found if name not in UNDER_WAY] == []
+    assert set(UNDER_WAY) <= set(found), "what is used now leaves the list"
 
 
 def test_what_is_not_used_is_found() -> None:

@@ -62,6 +62,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet, union
 from proxy.plan import effects as to_do
@@ -70,8 +71,8 @@ from proxy.plan.effects import AbortReason, Effect
 from proxy.plan.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.plan.write_errors import ELSEWHERE, WriteAction, action_for, retry_pause
 
-RESTORE_S, RESTORE_MOST_S = 0.1, 30.0
-"""Seconds before a restoration is tried again, doubling each time, and the most."""
+RESTORE = Backoff(0.1, 30.0)
+"""Seconds before a restoration is tried again."""
 REFUSED = "the kernel refuses to move another container off them"
 CONTESTED = "the cpuset of another container is written by another program"
 """Words for a client, which name no container of another pod."""
@@ -353,7 +354,7 @@ def _restoration_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
 
 
 def _back_off(one: Reservation, message: str) -> Step:
-    seconds = min(RESTORE_S * 2.0 ** min(one.tries, 20), RESTORE_MOST_S)
+    seconds = RESTORE.delay(one.tries + 1)
     report = to_do.ReportProblem(f"cannot move {one.ref} back to CPUs {one.previous}: {message}")
     wanted = to_do.EndDeadline(), report, to_do.Pause(seconds)
     return _to(one, _Phase.BACKING_OFF, *wanted, tries=one.tries + 1)

@@ -1,8 +1,8 @@
-"""What kubelet's memory manager does when a pod has gone."""
+"""What kubelet's memory manager does when a container starts, and when a container or a pod has gone."""
 
 from __future__ import annotations
 
-from proxy.place.memory.allocate import release
+from proxy.model.asks import Kind, PodAsk
 from proxy.place.memory.state import MemoryState
 
 
@@ -11,3 +11,23 @@ def release_pod(state: MemoryState, uid: str) -> MemoryState:
     for name in tuple(state.assignments.get(uid, {})):
         state = release(state, uid, name)
     return state
+
+
+def start(state: MemoryState, pod: PodAsk, name: str) -> MemoryState:
+    """Give back what earlier ordinary init containers still hold once a container starts."""
+    for ask in pod.containers:
+        if ask.name == name:
+            break
+        if ask.kind is Kind.INIT:
+            state = release(state, pod.uid, ask.name)
+    return state
+
+
+def release(state: MemoryState, uid: str, name: str) -> MemoryState:
+    """Give back the memory of a container; one that holds none changes nothing."""
+    blocks = state.blocks(uid, name)
+    if blocks is None:
+        return state
+    for block in blocks:
+        state = state.discharged(block)
+    return state.with_blocks(uid, name, None)

@@ -27,9 +27,9 @@ from proxy.place.memory.state import MemoryRefused, MemoryState, initial, node_m
 from proxy.place.packed import NotEnoughCpus
 from proxy.place.policies import decide
 from proxy.topology.build import described
+from tests.oracles import memory_manager
 from tests.oracles.cpu_manager_state import managed, start
 from tests.oracles.device_manager import without_pod
-from tests.oracles.memory_manager import release_pod
 from tests.oracles.memory_manager_file import held_memory
 from tests.oracles.memory_manager_state import difference, validated
 
@@ -167,13 +167,13 @@ class Node(RuleBasedStateMachine):
             return
         for ask in pod.containers:
             self.cpus = cpu_static.remove(self.cpus, uid, ask.name)
-        self.memory = release_pod(self.memory, uid)
+        self.memory = memory_manager.release_pod(self.memory, uid)
         self.devices = without_pod(self.devices, uid)
 
     @rule(uid=st.sampled_from("xyz"))
     def leave_the_init_containers(self, uid: str) -> None:
         if pod := self.pods.get(uid):
-            self.memory = memory_allocate.start(self.memory, pod, pod.of(Kind.APP)[0].name)
+            self.memory = memory_manager.start(self.memory, pod, pod.of(Kind.APP)[0].name)
 
     @rule()
     def restart(self) -> None:

@@ -53,7 +53,7 @@ from proxy.plan.events import (
     ReservationRequested,
     TimedOut,
 )
-from proxy.plan.reservation import CONTESTED, REFUSED, RESTORE_MOST_S, UnexpectedEventError, step
+from proxy.plan.reservation import CONTESTED, REFUSED, RESTORE, UnexpectedEventError, step
 from proxy.plan.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
 from proxy.plan.write_errors import ELSEWHERE, PAUSE_S, TRIES
 from tests.testkit.playbook import Playbook
@@ -430,11 +430,11 @@ class TestRestoration:
         for turn in range(12):
             playbook >> InflightLanded() << StartDeadline() << WriteOwners()
             playbook >> own_refused(errno.EBUSY) << EndDeadline() << ReportProblem(f"{WORDS}refused 16")
-            pauses.append(min(0.1 * 2**turn, RESTORE_MOST_S))
+            pauses.append(min(0.1 * 2**turn, RESTORE.longest))
             playbook << Pause(pauses[-1])
             playbook >> PauseOver() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
         assert pauses[0] == 0.1
-        assert pauses[-1] == RESTORE_MOST_S
+        assert pauses[-1] == RESTORE.longest
         assert back(playbook, "the daemon ended before it was done")
 
     @pytest.mark.parametrize(

@@ -82,26 +82,6 @@ def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -
     return Granted(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
 
 
-def start(state: MemoryState, pod: PodAsk, name: str) -> MemoryState:
-    """Give back what earlier ordinary init containers still hold once a container starts."""
-    for ask in pod.containers:
-        if ask.name == name:
-            break
-        if ask.kind is Kind.INIT:
-            state = release(state, pod.uid, ask.name)
-    return state
-
-
-def release(state: MemoryState, uid: str, name: str) -> MemoryState:
-    """Give back the memory of a container; one that holds none changes nothing."""
-    blocks = state.blocks(uid, name)
-    if blocks is None:
-        return state
-    for block in blocks:
-        state = state.discharged(block)
-    return state.with_blocks(uid, name, None)
-
-
 def _choose(
     state: MemoryState, able: Family, amounts: Mapping[str, int], merged: TopologyHint
 ) -> tuple[Mask, list[str]]:

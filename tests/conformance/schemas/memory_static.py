@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.model.asks import Kind
-from proxy.place.memory.allocate import allocate, release
+from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints, pod_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState
 from tests.conformance import hints, memory
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import first_app, pod
+from tests.oracles.memory_manager import release
 from tests.oracles.memory_manager_state import validated
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.place.memory.allocate import allocate, release, start
+from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState, NodeMemory, initial
-from tests.oracles.memory_manager import release_pod
+from tests.oracles.memory_manager import release, release_pod, start
 from tests.oracles.memory_manager_state import difference, validated
 
 KI = 1024

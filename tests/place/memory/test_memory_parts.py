@@ -9,7 +9,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import HugePages, Machine, NumaNode
 from proxy.place.family import Family
-from proxy.place.memory.allocate import allocate, release, start
+from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints, pod_hints
 from proxy.place.memory.request import nothing_left, pod_amounts
 from proxy.place.memory.state import (
@@ -21,6 +21,7 @@ from proxy.place.memory.state import (
     node_memory,
     page_resource,
 )
+from tests.oracles.memory_manager import release, start
 from tests.oracles.memory_manager_state import validated
 
 GI = 1 << 30
