@@ -1,6 +1,6 @@
-# topoproxy: everything that is done with a clone. `make` alone lists it.
+# topoproxy: all tasks of a clone. `make` alone lists them.
 #
-# Needs python3 (3.11 or newer) and make; the rest is put into .venv by the first target that needs it.
+# Needs python3 (3.11 or newer) and make; the first target that needs more installs it into .venv.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -36,13 +36,13 @@ BENCH_KIT ?= ../shared/bench
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## make .venv with the command topoproxy and all tools in it
+venv: $(STAMP) ## create .venv with the command topoproxy and all tools
 	@:
 
-# What a fresh machine may lack is found out here and said in one line. PYTHON=... chooses the interpreter.
-# Debian cuts ensurepip out of python3 into a package of its own; root gets it installed, others are told.
-# PIP_USE_PEP517: some pips otherwise build the one source package of the lock in an old way, with a warning. It is built
-# with what requirements-build.lock names; in an isolated build pip would fetch the newest build tools, unchecked.
+# Missing programs are reported in one line. PYTHON=... chooses the interpreter.
+# Debian has ensurepip in a separate package: it is installed if make runs as root; other users get a message.
+# PIP_USE_PEP517: some versions of pip otherwise build the one source package of the lock in an old way, with a warning.
+# The packages of requirements-build.lock build it; in an isolated build, pip would fetch the newest build tools, unchecked.
 NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 COMPLETE = -c 'import ensurepip, venv'
 PYTHONS = $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3)
@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-build.lock
 	    if "$$p" $(COMPLETE) 2>/dev/null; then py=$$p; break; else bare=$${bare:-$$p}; fi; \
 	  done; \
 	  if [ -z "$$py$$bare" ]; then \
-	    say "cannot find a Python 3.11 or newer among $(PYTHONS): install one, or name it with PYTHON=/path/to/python3"; \
+	    say "cannot find Python 3.11 or newer among $(PYTHONS): install it, or name it with PYTHON=/path/to/python3"; \
 	    exit 1; \
 	  fi; \
 	  if [ -z "$$py" ]; then \
@@ -81,10 +81,10 @@ $(STAMP): pyproject.toml requirements.lock requirements-build.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: venv ## show the main job in the terminal; RUNTIME=containerd: on this machine's containerd
+demo: venv ## show topoproxy at work in the terminal; RUNTIME=containerd: on this machine's containerd
 	@$(BIN)/topoproxy demo $(if $(RUNTIME),--runtime $(RUNTIME))
 
-# As root on Debian; elsewhere the tests that want them are skipped.
+# As root on Debian; elsewhere the tests that need these tools are skipped.
 e2e-tools:
 	@sh tests/e2e/install.sh
 
@@ -96,83 +96,83 @@ test: venv e2e-tools ## run all tests; as root on Debian also end to end on cont
 	@$(BIN)/python -m pytest --shuffle=$(or $(SEED),random) $(PYTEST_ARGS)
 
 # Counts what runs in pytest's own process: programs that the tests start are not measured.
-coverage: venv ## run all tests but the end-to-end ones and print how much of each package they run
+coverage: venv ## run all tests except the end-to-end ones and print the coverage of each package
 	@mkdir -p build/coverage
 	@$(BIN)/python -m coverage run -m pytest -q -p no:cacheprovider --ignore=tests/e2e --timeout 600 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/python -m coverage json -q -o build/coverage/report.json; \
 	$(BIN)/python tests/testkit/coverage_table.py build/coverage/report.json; exit $${failed:-0}
 
-# On a machine without KVM a story takes one to five minutes, all of them most of an hour: PYTEST_ARGS="-k pools".
-test-vm: venv vm-tools ## run the stories of virtual machines with NUMA nodes: as root on Debian; STORIES=quick; KUBELET=program
+# Without KVM, a scenario takes one to five minutes, all of them most of an hour: PYTEST_ARGS="-k pools".
+test-vm: venv vm-tools ## run scenarios in virtual machines with NUMA nodes: as root on Debian; STORIES=quick; KUBELET=program
 	@TOPOPROXY_VM="$(or $(STORIES),all)" TOPOPROXY_KUBELET="$(KUBELET)" \
 	  $(BIN)/python -m pytest tests/e2e/test_vm.py -v -s $(PYTEST_ARGS)
 
-test-runtimes: venv e2e-tools ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=folder
+test-runtimes: venv e2e-tools ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=directory
 	@bins=$$(sh tests/e2e/runtimes.sh $(RUNTIMES)) || exit 1; failed=0; \
 	for bin in $$bins; do \
 	  echo "== $$($$bin/containerd --version), $$(PATH=$$bin:$$PATH runc --version | head -n 1)"; \
 	  TOPOPROXY_CONTAINERD=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS) || failed=1; \
 	done; exit $$failed
 
-# Go builds it once; that takes some minutes. CRIO=v1.34.0 names a release.
-test-crio: venv ## run the end-to-end tests on CRI-O, which is built if need be: needs go
+# Go builds CRI-O once, in some minutes. CRIO=v1.34.0 names a release.
+test-crio: venv ## run the end-to-end tests on CRI-O, which is built if necessary: needs go
 	@sh tests/e2e/install.sh
 	@sh tests/e2e/install.sh conmon gcc libc6-dev
 	@bin=$$(CRIO="$(CRIO)" sh tests/e2e/build_crio.sh | tail -n 1) || exit 1; \
 	TOPOPROXY_CRIO=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
 
-# Go builds it once; that takes some minutes. KOORDINATOR=v1.8.0 names a release.
-test-koordinator: venv e2e-tools ## run Koordinator's own runtime proxy and hook server with ours: as root, needs go
+# Go builds Koordinator once, in some minutes. KOORDINATOR=v1.8.0 names a release.
+test-koordinator: venv e2e-tools ## test with Koordinator's own runtime proxy and hook server: as root, needs go
 	@bin=$$(KOORDINATOR="$(KOORDINATOR)" sh tests/e2e/koordinator/build.sh | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_KOORDINATOR=$$bin $(BIN)/python -m pytest tests/e2e/koordinator $(PYTEST_ARGS)
 
-lint: venv ## style, types, and which room may import which
+lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/mypy --no-error-summary hooks/*.py
-	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said"; exit 1; }
+	@output=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$output"; exit 1; }
 	@echo "lint: clean"
 
-mutate: venv ## break a room on purpose to try its tests: ROOM=place N=60 (N=0: all), MUTATE_ARGS="..."
+mutate: venv ## change code on purpose to check its tests: ROOM=place N=60 (N=0: all), MUTATE_ARGS="..."
 	@$(BIN)/python tests/mutation/mutate.py $(ROOM) -n $(N) $(MUTATE_ARGS)
 
-# Without SEED it is another one each time. What fails is printed with the command that does it again.
-fuzz: venv ## random sessions and random bodies without end: SEED=n, FUZZ_ARGS="--only bodies"
+# Without SEED, each run has another seed. A failure is printed with the command that repeats it.
+fuzz: venv ## run random sessions and random bodies without end: SEED=n, FUZZ_ARGS="--only bodies"
 	@$(BIN)/python -m tests.fuzz --forever $(if $(SEED),--seed $(SEED)) $(FUZZ_ARGS)
 
-conformance: venv ## run the tables of cases: VECTORS="file or folder ..."
+conformance: venv ## run the tables of cases: VECTORS="file or directory ..."
 	@$(BIN)/python -m tests.conformance $(VECTORS)
 
-bench: venv ## measure beside a direct connection and a plain proxy: BENCH_ARGS="..."
+bench: venv ## compare with a direct connection and a plain proxy: BENCH_ARGS="..."
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
 	@$(BIN)/python bench/simulate.py
 	@$(BIN)/python bench/ledger_figures.py
 	@$(BIN)/python bench/moving_figures.py
 	@$(BIN)/python bench/reconcile_figures.py --seconds 20
 
-bench-beside: venv ## measure every call beside another commit, in one run: BASE=commit BENCH_ARGS="..."
+bench-beside: venv ## compare every call with another commit, in one run: BASE=commit BENCH_ARGS="..."
 	@[ -n "$(BASE)" ] || { echo "make bench-beside: name a commit or a directory: BASE=main" >&2; exit 2; }
 	@$(BIN)/python bench/beside.py "$(BASE)" $(BENCH_ARGS)
 
-crash: venv ## kill the daemon at every step and at 500 moments: CRASH_ARGS="--moments 50"
+crash: venv ## kill the daemon at every step and at 500 random moments: CRASH_ARGS="--moments 50"
 	@$(BIN)/python bench/crash.py $(CRASH_ARGS)
 
-churn: venv ## 20,000 calls with a runtime and a kernel that fail now and then: CHURN_ARGS="--calls 2000"
+churn: venv ## make 20,000 calls while the runtime and the kernel fail at times: CHURN_ARGS="--calls 2000"
 	@$(BIN)/python bench/churn.py $(CHURN_ARGS)
 
-hostile-day: venv e2e-tools ## 200 hostile pods beside 50 honest ones on containerd, and kill -9: as root on Debian, HOSTILE_ARGS="..."
+hostile-day: venv e2e-tools ## run 200 hostile and 50 honest pods on containerd, with a kill -9: as root on Debian, HOSTILE_ARGS="..."
 	@$(BIN)/python bench/hostile_calls.py
 	@$(BIN)/python bench/hostile_day.py $(HOSTILE_ARGS)
 
-bench-hooks: venv ## measure what hooks add to a call, and make 10,000 calls while hooks misbehave: HOOKS_ARGS="--calls 1000"
+bench-hooks: venv ## measure the cost of hooks, and make 10,000 calls while hooks misbehave: HOOKS_ARGS="--calls 1000"
 	@$(BIN)/python bench/hooks_figures.py
 	@$(BIN)/python bench/hooks_chaos.py $(HOOKS_ARGS)
 
-drift: venv e2e-tools ## measure how soon a cpuset that somebody else wrote is put back: as root on Debian, a minute
+drift: venv e2e-tools ## measure how soon a foreign write to a cpuset is repaired: as root on Debian, a minute
 	@$(BIN)/python bench/drift_figures.py
 
-bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=folder
+bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=directory
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
 
 proto: venv ## generate proxy/*/pb from proto/*/*.proto
@@ -181,12 +181,12 @@ proto: venv ## generate proxy/*/pb from proto/*/*.proto
 	  $(BIN)/python -m grpc_tools.protoc -I $$from --python_out=$$to --pyi_out=$$to $$(cd $$from && ls *.proto); \
 	done
 
-hook-points: venv ## write docs/hook-points.md from the dataclasses of hooks
+hook-points: venv ## generate docs/hook-points.md from the dataclasses of hooks
 	@$(BIN)/topoproxy hooks points --markdown > docs/hook-points.md.new && mv docs/hook-points.md.new docs/hook-points.md
 
-# requirements-runtime.lock is what a node installs, requirements-build.lock what builds it there; both name the versions
-# of requirements.lock, with which the tests run. No index addresses are written, so that the files say the same wherever
-# they are made.
+# A node installs requirements-runtime.lock and builds with requirements-build.lock; both name the versions of
+# requirements.lock, with which the tests run. The files contain no index addresses, so that they do not depend on the
+# machine on which they are generated.
 LOCKS := requirements.lock requirements-runtime.lock requirements-build.lock
 COMPILE = uv pip compile --quiet --no-header --generate-hashes --universal --python-version 3.11 --no-emit-index-url
 lock: ## renew the files requirements*.lock from pyproject.toml (needs uv)
@@ -196,9 +196,9 @@ lock: ## renew the files requirements*.lock from pyproject.toml (needs uv)
 	@$(COMPILE) -c requirements.lock --group build -o requirements-build.lock
 	@! grep -nE '^(-|--)|://' $(LOCKS) || { echo "make lock: an address got into a lock file" >&2; exit 1; }
 
-wheel: venv ## build the wheel into dist/
+wheel: venv ## build the wheel in dist/
 	@$(BIN)/python -m hatchling build -t wheel
 
-clean: ## remove what the other targets made, .venv included
+clean: ## remove all files of the other targets, including .venv
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

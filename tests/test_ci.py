@@ -78,7 +78,7 @@ def test_a_failure_is_told_last(tmp_path: Path, test: int, stories: int, last: s
 def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
     status, lines = said(tmp_path, takes=40, limit="1")
     assert status != 0
-    assert "the stories of virtual machines took too long, and were ended" in lines
+    assert "the scenarios in virtual machines took too long, and were ended" in lines
 
 
 def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
