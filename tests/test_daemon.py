@@ -6,85 +6,32 @@ import asyncio
 import json
 import os
 import signal
-import tempfile
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from proxy.apply.folder import FolderCgroups
 from proxy.cli.main import cli
-from proxy.config.load import parse
-from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
 from proxy.pools.nodekeys import RESERVATION
 from proxy.serving import _serve
-from proxy.topology.build import described
-
-MACHINE = described(2, 1, 4, 2)
-
-
-class Node:
-    """Where everything of one test lies."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
-
-    def daemon(self, text: str = "", name: str = "cri", **parts: Any) -> Daemon:
-        more = f"""
-listen: unix://{self.folder}/{name}.sock
-adminSocket: unix://{self.folder}/{name}-admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
-"""
-        parts = {"machine": MACHINE, "cgroups": self.cgroups, **parts}
-        return Daemon(parse(text + more, "test"), **parts)
-
-    def cpus(self, container_id: str) -> str:
-        path = self.cgroups.find("", container_id)
-        return "" if path is None else str(self.cgroups.read(path).cpus)
+from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        made = Node(Path(folder))
-        made.runtime.start()
+def node() -> Iterator[DaemonNode]:
+    with temporary_node() as made:
         yield made
-        made.runtime.stop()
 
 
-def live(daemon: Daemon, day: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        await daemon.start()
-        try:
-            await day()
-        finally:
-            await daemon.stop()
-
-    asyncio.run(whole())
-
-
-async def launch(node: Node, spec: PodSpec, name: str = "cri") -> str:
-    def work() -> str:
-        with CriClient(node.folder / f"{name}.sock") as client:
-            return client.launch(spec).container_id
-
-    return await asyncio.to_thread(work)
-
-
-def test_a_daemon_places_and_tells(node: Node) -> None:
+def test_a_daemon_places_and_tells(node: DaemonNode) -> None:
     daemon = node.daemon("cpuManagerPolicy: static\nreconcilePeriod: 200ms\n")
 
     async def day() -> None:
-        ls = await launch(node, PodSpec("ls", "LS"))
-        lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
+        ls = await node.launch(PodSpec("ls", "LS"))
+        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
         assert (node.cpus(ls), node.cpus(lse)) == ("0-1,4-15", "2-3")
         page = daemon.pages.status()
         assert (page["ready"], page["mode"], page["violations"]) == (True, "enforce", [])
@@ -101,19 +48,19 @@ def test_a_daemon_places_and_tells(node: Node) -> None:
             while node.cpus(ls) != "0-15":
                 await asyncio.sleep(0.05)
 
-    live(daemon, day)
+    run(daemon, day)
     assert not (node.folder / "cri.sock").exists()
-    assert not (node.folder / "cri-admin.sock").exists()
+    assert not (node.folder / "admin.sock").exists()
 
 
-def test_another_daemon_finds_everything_again(node: Node) -> None:
+def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
     ids: list[str] = []
 
     async def before() -> None:
-        ids.append(await launch(node, PodSpec("ls", "LS")))
-        ids.append(await launch(node, PodSpec("lse", "LSE", cpuset="2-3")))
+        ids.append(await node.launch(PodSpec("ls", "LS")))
+        ids.append(await node.launch(PodSpec("lse", "LSE", cpuset="2-3")))
 
-    live(node.daemon(), before)
+    run(node.daemon(), before)
     held = [node.cpus(i) for i in ids]
     again = node.daemon()
 
@@ -122,11 +69,11 @@ def test_another_daemon_finds_everything_again(node: Node) -> None:
         await asyncio.wait_for(again.keeper.synced.wait(), 30)
         assert {str(o.cpus) for o in again.keeper.state.owners.values()} == {"2-3"}
 
-    live(again, after)
+    run(again, after)
     assert [node.cpus(i) for i in ids] == held == ["0-1,4-15", "2-3"]
 
 
-def test_a_runtime_that_comes_later(node: Node) -> None:
+def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
     node.runtime.stop()
     daemon = node.daemon()
 
@@ -134,23 +81,23 @@ def test_a_runtime_that_comes_later(node: Node) -> None:
         assert daemon.pages.status()["runtime"]["connected"] is False
         await asyncio.sleep(0.2)
         await asyncio.to_thread(node.runtime.start)
-        lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
+        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "2-3"
         assert daemon.pages.status()["runtime"]["connected"] is True
 
-    live(daemon, day)
+    run(daemon, day)
 
 
-def test_passthrough_only_relays(node: Node) -> None:
+def test_passthrough_only_relays(node: DaemonNode) -> None:
     daemon = node.daemon("mode: passthrough\n", cgroups=None)
 
     async def day() -> None:
-        lse = await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))
+        lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
         assert daemon.keeper is None
         assert daemon.pages.status()["mode"] == "passthrough"
 
-    live(daemon, day)
+    run(daemon, day)
     assert not (node.folder / "state").exists()
 
 
@@ -163,15 +110,15 @@ def test_passthrough_only_relays(node: Node) -> None:
     ],
 )
 def test_a_start_that_fails_leaves_nothing_behind(
-    node: Node, text: str, parts: dict[str, Any], error: type[Exception]
+    node: DaemonNode, text: str, parts: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         asyncio.run(node.daemon(text, **parts).start())
     assert not (node.folder / "cri.sock").exists()
-    live(node.daemon(), lambda: asyncio.sleep(0))
+    run(node.daemon(), lambda: asyncio.sleep(0))
 
 
-def test_one_daemon_a_socket_and_one_a_state_folder(node: Node) -> None:
+def test_one_daemon_a_socket_and_one_a_state_folder(node: DaemonNode) -> None:
     async def day() -> None:
         with pytest.raises(LockedError, match=r"cannot listen on .*cri.sock: "):
             await node.daemon().start()
@@ -180,25 +127,25 @@ def test_one_daemon_a_socket_and_one_a_state_folder(node: Node) -> None:
         assert not (node.folder / "other.sock").exists()
         assert (node.folder / "cri.sock").exists()
 
-    live(node.daemon(), day)
+    run(node.daemon(), day)
 
 
-def test_a_state_folder_that_cannot_be_made(node: Node) -> None:
+def test_a_state_folder_that_cannot_be_made(node: DaemonNode) -> None:
     (node.folder / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state folder"):
         asyncio.run(node.daemon().start())
 
 
-def test_signals_that_mean_nothing_do_nothing(node: Node) -> None:
+def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
     async def day() -> None:
         before = signal.getsignal(signal.SIGTERM)
         serving = asyncio.create_task(_serve(node.daemon()))
         async with asyncio.timeout(30):  # before that, a signal would end the tests
-            while signal.getsignal(signal.SIGTERM) is before or not (node.folder / "cri-admin.sock").exists():
+            while signal.getsignal(signal.SIGTERM) is before or not (node.folder / "admin.sock").exists():
                 await asyncio.sleep(0.02)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(os.getpid(), number)
-        assert node.cpus(await launch(node, PodSpec("lse", "LSE", cpuset="2-3"))) == "2-3"
+        assert node.cpus(await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))) == "2-3"
         assert not serving.done()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
@@ -206,7 +153,7 @@ def test_signals_that_mean_nothing_do_nothing(node: Node) -> None:
     asyncio.run(day())
 
 
-def test_a_socket_that_was_removed_is_noticed(node: Node) -> None:
+def test_a_socket_that_was_removed_is_noticed(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def day() -> None:
@@ -215,22 +162,22 @@ def test_a_socket_that_was_removed_is_noticed(node: Node) -> None:
             while not any("was removed" in p["what"] for p in daemon.pages.status()["problems"]):
                 await asyncio.sleep(0.1)
 
-    live(daemon, day)
+    run(daemon, day)
 
 
-def test_a_node_object_that_changes_while_the_daemon_runs(node: Node) -> None:
+def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> None:
     path = node.folder / "node.json"
     path.write_text('{"metadata": {"name": "worker-7", "uid": "u-7", "annotations": {}}}')
     daemon = node.daemon(f"reconcilePeriod: 200ms\nkoordinator: {{nodeObject: {path}}}\n")
 
     def asked(*words: str) -> str:
-        at = f"unix://{node.folder}/cri-admin.sock"
+        at = f"unix://{node.folder}/admin.sock"
         done = CliRunner().invoke(cli, [*words, "--admin", at, "--timeout", "60"])
         assert done.exit_code == 0, done.output
         return done.stdout
 
     async def day() -> None:
-        ls = await launch(node, PodSpec("ls", "LS"))
+        ls = await node.launch(PodSpec("ls", "LS"))
         assert node.cpus(ls) == "0-15"
         reserved = json.dumps({"reservedCPUs": "0-1", "applyPolicy": "Sometimes"})
         said = {"metadata": {"name": "worker-7", "annotations": {RESERVATION: reserved}}}
@@ -256,4 +203,4 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: Node) -> None:
         ):
             assert f"\n{line}\n" in numbers
 
-    live(daemon, day)
+    run(daemon, day)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
-from proxy.config.load import parse
-from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import RuntimeCallError
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
+from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 MACHINE = described(2, 1, 8, 2)  # 32 CPUs
 KEPT = 'reservedSystemCPUs: "1"\nkoordinator: {reservedCPUs: "0", systemCPUs: 2-3}\n'
@@ -25,49 +21,28 @@ TENTH = 102
 """CPU shares of a request of 100m."""
 
 
-class Node:
-    """A daemon beside a stand-in runtime, and a client of it."""
+class Node(DaemonNode):
+    """A node whose daemon has one client, which runs in a thread."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
-        self.daemon: Any = None
+        super().__init__(folder, MACHINE)
+        self.running: Any = None
 
     def live(self, text: str, day: Callable[[CriClient], None]) -> None:
-        more = f"""
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
-"""
-        self.daemon = Daemon(parse(text + more, "test"), machine=MACHINE, cgroups=self.cgroups)
+        """Run a daemon with this configuration, and the client beside it."""
+        self.running = self.daemon(text)
 
         def work() -> None:
-            with CriClient(self.folder / "cri.sock") as client:
+            with self.client() as client:
                 day(client)
 
-        async def whole() -> None:
-            await self.daemon.start()
-            try:
-                await asyncio.to_thread(work)
-            finally:
-                await self.daemon.stop()
-
-        asyncio.run(whole())
-
-    def cpus(self, container_id: str) -> str:
-        path = self.cgroups.find("", container_id)
-        return "" if path is None else str(self.cgroups.read(path).cpus)
+        run(self.running, lambda: asyncio.to_thread(work))
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        made = Node(Path(folder))
-        made.runtime.start()
+    with temporary_node(Node) as made:
         yield made
-        made.runtime.stop()
 
 
 def refused(client: CriClient, spec: PodSpec) -> str:
@@ -101,7 +76,7 @@ def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> Non
         assert node.cpus(client.launch(bound).container_id) == "4-15"
         whole = PodSpec("db", kube_qos=KubeQos.GUARANTEED, cpus=4)
         assert len(node.cpus(client.launch(whole).container_id)) > 0
-        assert node.daemon.pages.status()["violations"] == []
+        assert node.running.pages.status()["violations"] == []
 
     node.live(f"cpuManagerPolicy: static\n{KEPT}", day)
 
@@ -112,7 +87,7 @@ def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
         said = refused(client, PodSpec("mine", "LSR", cpuset="10-12", cpus=3))
         assert "CPUs 10-11 are owned by" in said
         assert "secret" not in said
-        told = node.daemon.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
+        told = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
         assert "demo/secret" in told["message"]
 
     node.live("", day)
@@ -125,7 +100,7 @@ def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
         assert "AdmissionSharedFloor" in _reason(node, client, PodSpec("all", "LSR", cpuset="0-30", cpus=31))
         assert "AdmissionSharedFloor" in _reason(node, client, PodSpec("most", "LSR", cpuset="0-29", cpus=30))
         client.launch(PodSpec("much", "LSR", cpuset="0-6,16-22", cpus=14))
-        pools = node.daemon.pages.status()["pools"]
+        pools = node.running.pages.status()["pools"]
         assert pools["shared"] == "7-15,23-31"
 
     node.live("", day)
@@ -133,7 +108,7 @@ def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
 
 def _reason(node: Node, client: CriClient, spec: PodSpec) -> str:
     assert refused(client, spec)
-    reason: str = node.daemon.pages.explain({"query": f"demo/{spec.name}"})["records"][-1]["decision"][
+    reason: str = node.running.pages.explain({"query": f"demo/{spec.name}"})["records"][-1]["decision"][
         "verdict"
     ]["reason"]
     return reason

@@ -10,27 +10,22 @@ from typing import Any
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
-from proxy.config.load import parse
 from proxy.cri.pb import api_pb2 as pb
-from proxy.daemon import Daemon
-from proxy.demo.client import CriClient
-from proxy.demo.runtime import StandInRuntime
 from proxy.topology.build import described
 from tests.hooks.remote.conftest import METHODS, HookServer
+from tests.testkit.daemon import DaemonNode
 
 MACHINE = described(1, 1, 4, 2)
 LABELS = {"koordinator.sh/qosClass": "LS", "app": "db"}
 ANNOTATIONS = {"example.com/team": "storage", "note": "x" * 3000}
 
 
-class Node:
+class Node(DaemonNode):
     """A node whose daemon can be started again."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups).start()
+        super().__init__(folder, MACHINE)
+        self.runtime.start()
         self.server = HookServer(folder / "hook.sock")
         self.server.start()
         servers = folder / "servers"
@@ -40,23 +35,14 @@ class Node:
         (servers / "koordlet.json").write_text(json.dumps(said))
         (servers / "koordlet.json").chmod(0o644)
 
-    def daemon(self) -> Daemon:
-        text = f"""
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
+        self.settings = f"""
 hooks:
-  folder: {self.folder}/hooks.d
-  vendorFolder: {self.folder}/vendor
-  serverFolder: {self.folder}/servers
+  folder: {folder}/hooks.d
+  vendorFolder: {folder}/vendor
+  serverFolder: {folder}/servers
 """
-        return Daemon(parse(text, "test"), machine=MACHINE, cgroups=self.cgroups)
 
-    def client(self, *, direct: bool = False) -> CriClient:
-        return CriClient(str(self.folder / ("runtime.sock" if direct else "cri.sock")))
-
-    def run(self, *, direct: bool = False) -> tuple[str, str]:
+    def create(self, socket: str = "cri") -> tuple[str, str]:
         """Run a pod with a container that has been created and not started."""
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name="db-0", uid="u-7", namespace="shop", attempt=2),
@@ -64,7 +50,7 @@ hooks:
             annotations=ANNOTATIONS,
             linux=pb.LinuxPodSandboxConfig(cgroup_parent="/kubepods/burstable/podu-7"),
         )
-        with self.client(direct=direct) as client:
+        with self.client(socket) as client:
             sandbox = client.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config)).pod_sandbox_id
             request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, sandbox_config=config)
             request.config.metadata.name, request.config.metadata.attempt = "main", 3
@@ -131,7 +117,7 @@ def test_a_container_made_before_the_restart(node: Node) -> None:
         daemon = node.daemon()
         await daemon.start()
         try:
-            sandbox, container = await asyncio.to_thread(node.run)
+            sandbox, container = await asyncio.to_thread(node.create)
         finally:
             await daemon.stop()
         node.server.asked.clear()
@@ -148,7 +134,7 @@ def test_a_container_made_before_the_restart(node: Node) -> None:
 
 def test_a_container_known_only_from_the_runtimes_list(node: Node) -> None:
     async def whole() -> None:
-        sandbox, container = await asyncio.to_thread(lambda: node.run(direct=True))
+        sandbox, container = await asyncio.to_thread(node.create, "runtime")
         daemon = node.daemon()
         await daemon.start()
         try:
@@ -169,7 +155,7 @@ def test_a_container_made_at_the_runtime_while_the_daemon_runs(node: Node) -> No
         try:
             assert daemon.keeper is not None
             await daemon.keeper.synced.wait()
-            sandbox, container = await asyncio.to_thread(lambda: node.run(direct=True))
+            sandbox, container = await asyncio.to_thread(node.create, "runtime")
             await asyncio.to_thread(node.use, sandbox, container)
             check(await asked(node, HOOKS))
         finally:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy import ledger
-from proxy.apply.folder import FolderCgroups
-from proxy.config.load import parse
-from proxy.daemon import Daemon
-from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.runtime import StandInRuntime
+from proxy.demo.client import PodSpec
 from proxy.ledger import open_ledger
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
+from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 if TYPE_CHECKING:
     import pytest
@@ -29,37 +25,24 @@ def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CannotCreateError("cannot open the ledger: no space left on device")
 
     monkeypatch.setattr(ledger, "open_ledger", no_room)
-    with tempfile.TemporaryDirectory(prefix="tp-") as name:
-        folder = Path(name)
-        cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
-        text = f"""
-listen: unix://{folder}/cri.sock
-adminSocket: unix://{folder}/admin.sock
-runtime: unix://{folder}/runtime.sock
-stateDir: {folder}/state
-"""
-        daemon = Daemon(parse(text, "test"), machine=MACHINE, cgroups=cgroups)
+    with temporary_node(lambda folder: DaemonNode(folder, MACHINE)) as node:
+        daemon = node.daemon()
 
         def work() -> str:
-            with CriClient(str(folder / "cri.sock")) as client:
+            with node.client() as client:
                 pod = client.run_pod(PodSpec("lse", "LSE", KubeQos.GUARANTEED, "2-3", 2))
                 container_id = client.create(pod)
                 client.start(container_id)
                 return container_id
 
-        async def whole() -> None:
-            await daemon.start()
-            try:
-                container_id = await asyncio.to_thread(work)
-                assert daemon.keeper is not None
-                assert str(daemon.keeper.state.containers[container_id].placement.own) == "2-3"
-                told = [str(problem["what"]) for problem in daemon.keeper.problems.page()]
-                assert any("placements are not kept" in what for what in told)
-            finally:
-                await daemon.stop()
+        async def scenario() -> None:
+            container_id = await asyncio.to_thread(work)
+            assert daemon.keeper is not None
+            assert str(daemon.keeper.state.containers[container_id].placement.own) == "2-3"
+            problems = [str(problem["what"]) for problem in daemon.keeper.problems.page()]
+            assert any("placements are not kept" in what for what in problems)
 
-        with StandInRuntime(folder / "runtime.sock", cgroups).start():
-            asyncio.run(whole())
+        run(daemon, scenario)
 
 
 def test_files_put_aside_in_the_same_second_are_all_kept(tmp_path: Path) -> None:

@@ -2,66 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
-from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.runtime import StandInRuntime
+from proxy.demo.client import PodSpec
 from proxy.keeper.keeper import Keeper
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
-from proxy.topology.build import described
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node, until
 
-MACHINE = described(2, 1, 4, 2)
 OWN = CpuSet.parse("2-3")
 ISOLATED, NONE = "apply: {partitions: isolated}", ""
 
 
-class Node:
-    """Where everything of one test lies."""
+class Node(DaemonNode):
+    """A node with cgroup v2."""
+
+    settings = "reconcilePeriod: 200ms"
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.root = folder, folder / "cgroup"
-        self.cgroups = FolderCgroups(self.root, MACHINE.online, MACHINE.memory_nodes, 2)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+        super().__init__(folder, version=2)
+        self.root = folder / "cgroup"
 
     def live(self, text: str, day: Callable[[Daemon], Coroutine[Any, Any, None]]) -> None:
-        """A day of a daemon."""
-        more = f"""
-reconcilePeriod: 200ms
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
-{text}
-"""
-        daemon = Daemon(parse(more, "test"), machine=MACHINE, cgroups=self.cgroups)
+        """Run a daemon with this configuration, and the scenario, which gets the daemon."""
+        daemon = self.daemon(text)
+        run(daemon, lambda: day(daemon))
 
-        async def whole() -> None:
-            await daemon.start()
-            try:
-                await day(daemon)
-            finally:
-                await daemon.stop()
-
-        asyncio.run(whole())
-
-    async def launch(self, spec: PodSpec) -> Path:
-        """Run a pod; gives its container's group."""
-
-        def work() -> str:
-            with CriClient(str(self.folder / "cri.sock")) as client:
-                return client.launch(spec).container_id
-
-        path = self.cgroups.find("", await asyncio.to_thread(work))
+    async def group(self, spec: PodSpec) -> Path:
+        """Run a pod; return its container's cgroup."""
+        path = self.cgroups.find("", await self.launch(spec))
         assert path is not None
         return self.root / path
 
@@ -72,17 +46,8 @@ stateDir: {self.folder}/state
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        made = Node(Path(folder))
-        made.runtime.start()
+    with temporary_node(Node) as made:
         yield made
-        made.runtime.stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def kind(group: Path) -> str:
@@ -110,15 +75,15 @@ LSE, LS = PodSpec("lse", "LSE", cpuset="2-3"), PodSpec("ls", "LS")
 
 def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
     async def day(daemon: Daemon) -> None:
-        shared = await node.launch(LS)
-        own = await node.launch(LSE)
+        shared = await node.group(LS)
+        own = await node.group(LSE)
         await until(lambda: kind(own) == "isolated")
         await until(lambda: node.rest() == MACHINE.online - OWN)  # one write of the kernel, many files here
         assert effective(own) == OWN
         await until(lambda: shown(daemon)["isolated"] == "2-3")
         (row,) = shown(daemon)["containers"]
         assert (row["state"], row["cpus"]) == ("isolated", "2-3")
-        more = await node.launch(PodSpec("more", "LSE", cpuset="4-5"))
+        more = await node.group(PodSpec("more", "LSE", cpuset="4-5"))
         await until(lambda: kind(more) == "isolated")
         node.runtime.exit(own.name)
         await until(lambda: effective(shared) == MACHINE.online - CpuSet.parse("4-5"))
@@ -133,7 +98,7 @@ def test_it_outlives_a_daemon_until_it_is_no_longer_wanted(node: Node) -> None:
     groups: list[Path] = []
 
     async def first(daemon: Daemon) -> None:
-        groups.append(await node.launch(LSE))
+        groups.append(await node.group(LSE))
         await until(lambda: kind(groups[0]) == "isolated")
 
     async def second(daemon: Daemon) -> None:
@@ -158,7 +123,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
     groups: list[Path] = []
 
     async def first(daemon: Daemon) -> None:
-        groups.append(await node.launch(LSE))
+        groups.append(await node.group(LSE))
         await until(lambda: kind(groups[0]) == "isolated")
 
     async def second(daemon: Daemon) -> None:
@@ -176,7 +141,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
 
 def test_an_overlap_by_somebody_else_is_repaired(node: Node) -> None:
     async def day(daemon: Daemon) -> None:
-        own = await node.launch(LSE)
+        own = await node.group(LSE)
         # The file says "isolated" before the daemon has read it back: an overlap in between fails that.
         await until(lambda: keeper(daemon).counters["partitions_made"])
         assert kind(own) == "isolated"

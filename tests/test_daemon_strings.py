@@ -9,51 +9,37 @@ from typing import Any
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
-from proxy.config.load import parse
-from proxy.daemon import Daemon
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
 from tests.go_strings import MARK, GoClient, GoRuntime
+from tests.testkit.daemon import LIMIT_S, DaemonNode, until
 
 MACHINE = described(1, 1, 4, 2)
-PATIENCE_S = 60
 
 
-class Node:
-    """A node whose daemon can be started again."""
+class Node(DaemonNode):
+    """A node whose runtime does not check strings, and whose daemon can be started again."""
+
+    settings = "reconcilePeriod: 1s"
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
+        super().__init__(folder, MACHINE)
         self.runtime = GoRuntime(folder / "runtime.sock", self.cgroups).start()
         self.direct = GoClient(folder / "runtime.sock")
-        self.daemon: Any = None
+        self.running: Any = None
 
     async def start(self) -> GoClient:
-        text = f"""
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
-reconcilePeriod: 1s
-"""
-        self.daemon = Daemon(parse(text, "test"), machine=MACHINE, cgroups=self.cgroups)
-        await self.daemon.start()
+        self.running = self.daemon()
+        await self.running.start()
         return GoClient(self.folder / "cri.sock")
 
     async def in_step(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.daemon.keeper.synced.wait()
+        async with asyncio.timeout(LIMIT_S):
+            await self.running.keeper.synced.wait()
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-
-    def cpus(self, container: str) -> str:
+    def cpus(self, container_id: str) -> str:
         """The CPUs that the container's cgroup has."""
-        return str(self.cgroups.cpus(self.runtime.containers[container].cgroup))
+        return str(self.cgroups.cpus(self.runtime.containers[container_id].cgroup))
 
     def asked(self, container: str) -> str:
         """The CPUs that the runtime was asked to create the container with."""
@@ -76,7 +62,7 @@ def lived(node: Node, day: Callable[[GoClient], Any]) -> None:
             await day(client)
         finally:
             client.close()
-            await node.daemon.stop()
+            await node.running.stop()
 
     asyncio.run(whole())
 
@@ -87,9 +73,9 @@ def test_a_container_of_a_pod_with_odd_strings_is_placed(node: Node) -> None:
         odd = await asyncio.to_thread(client.run, "odd", "LS", note=f"{MARK} and more")
         assert (node.asked(odd), node.cpus(odd)) == ("0-1,4-7", "0-1,4-7")
         assert node.cpus(owner) == "2-3"
-        placed = {c.pod.name: c for c in node.daemon.keeper.state.containers.values()}
+        placed = {c.pod.name: c for c in node.running.keeper.state.containers.values()}
         assert placed.keys() == {"owner", "odd"}
-        assert not node.daemon.keeper.counters["requests_undecodable"]
+        assert not node.running.keeper.counters["requests_undecodable"]
 
     lived(node, day)
 
@@ -99,7 +85,7 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
         status = f'{{"cpuset":"2-3","note":"{MARK}"}}'
         odd = await asyncio.to_thread(client.run, "odd", "LS", _resource_status=status)
         assert node.cpus(odd) == "0-7"
-        told = [str(each["what"]) for each in node.daemon.keeper.problems.page()]
+        told = [str(each["what"]) for each in node.running.keeper.problems.page()]
         assert any("ns/odd" in what and "resource-status" in what for what in told)
 
     lived(node, day)
@@ -107,16 +93,16 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
 
 def test_comparisons_go_on_beside_a_sandbox_with_odd_strings(node: Node) -> None:
     async def day(client: GoClient) -> None:
-        keeper = node.daemon.keeper
+        keeper = node.running.keeper
         plain = await asyncio.to_thread(client.run, "plain")
         await asyncio.to_thread(client.run, "odd", note=MARK, **{MARK: "a key"})
         passes = keeper.counters["passes"]
         keeper.attention.set()
-        await node.until(lambda: keeper.counters["passes"] > passes)
+        await until(lambda: keeper.counters["passes"] > passes)
         behind = await asyncio.to_thread(node.direct.run, "behind", "", more=MARK)
         node.cgroups.write(node.runtime.containers[plain].cgroup, CpuSet.parse("5"), None)
         keeper.attention.set()
-        await node.until(lambda: behind in keeper.state.containers and node.cpus(plain) == "0-7")
+        await until(lambda: behind in keeper.state.containers and node.cpus(plain) == "0-7")
         assert not any("deserializing" in str(each["what"]) for each in keeper.problems.page())
 
     lived(node, day)
@@ -128,7 +114,7 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
         await asyncio.to_thread(client.run, "owner", "LSE", _resource_status='{"cpuset":"2-3"}')
 
     async def after(client: GoClient) -> None:
-        there = {c.pod.name for c in node.daemon.keeper.state.containers.values()}
+        there = {c.pod.name for c in node.running.keeper.state.containers.values()}
         assert there == {"odd", "owner"}
         late = await asyncio.to_thread(client.run, "late")
         assert node.asked(late) == "0-1,4-7"
@@ -141,7 +127,7 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
 
 def test_a_start_without_a_ledger_takes_in_a_pod_with_odd_strings(node: Node) -> None:
     async def day(_client: GoClient) -> None:
-        containers = node.daemon.keeper.state.containers
+        containers = node.running.keeper.state.containers
         assert {(c.pod.name, c.pod.uid) for c in containers.values()} == {("odd", r"uid-odd")}
 
     node.direct.run("odd", "LS", note=MARK)

@@ -5,51 +5,43 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.apply.folder import FolderCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.runtime import StandInRuntime
+from proxy.demo.client import PodSpec
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
 
-MACHINE = described(2, 1, 4, 2)
 PERIOD_S = 0.1
 S = 1_000_000_000
 
 
-class Node:
-    """Where everything of one test lies; ``busy`` CPUs are in use by the LS pod."""
+class Node(DaemonNode):
+    """A node with counters of CPU time; ``busy`` CPUs are in use by the LS pod."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.root, self.proc = folder, folder / "cgroup", folder / "proc"
-        self.cgroups = FolderCgroups(self.root, MACHINE.online, MACHINE.memory_nodes, 1)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
+        super().__init__(folder)
+        self.root, self.proc = folder / "cgroup", folder / "proc"
         self.busy, self._used = 0.0, 0
         self.proc.mkdir()
         (self.proc / "stat").write_text("cpu  1 1 1 1 1 1 1 1 0 0\n")
         (self.root / "cpuacct.usage").write_text("0\n")
 
-    def daemon(self, mode: str) -> Daemon:
+    def suppressing(self, mode: str) -> Daemon:
+        """Create a daemon with this mode of BE suppression, which reads the node's counters."""
         text = f"""
 beSuppress: {{mode: {mode}, period: {PERIOD_S}s}}
 reconcilePeriod: 200ms
 procfsRoot: {self.proc}
 cgroupRoot: {self.root}
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
 """
-        return Daemon(parse(text, "test"), machine=MACHINE)
+        return self.daemon(text, cgroups=None)
 
     def pods(self, qos: str) -> list[Path]:
         return [each for each in (self.root / "kubepods" / qos).iterdir() if each.is_dir()]
@@ -77,32 +69,8 @@ stateDir: {self.folder}/state
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
-        made = Node(Path(folder))
-        made.runtime.start()
+    with temporary_node(Node) as made:
         yield made
-        made.runtime.stop()
-
-
-def live(daemon: Daemon, day: Callable[[], Coroutine[Any, Any, None]], *, crash: bool = False) -> None:
-    async def whole() -> None:
-        await daemon.start()
-        try:
-            await day()
-        finally:
-            if crash:
-                daemon._suppression = None
-            await daemon.stop()
-
-    asyncio.run(whole())
-
-
-async def launch(node: Node, spec: PodSpec) -> str:
-    def work() -> str:
-        with CriClient(node.folder / "cri.sock") as client:
-            return client.launch(spec).container_id
-
-    return await asyncio.to_thread(work)
 
 
 BE, LS = PodSpec("be", "BE", KubeQos.BEST_EFFORT), PodSpec("ls", "LS")
@@ -115,10 +83,10 @@ def cpus(node: Node, container: str) -> CpuSet:
 
 
 def test_by_cpus(node: Node) -> None:
-    daemon, ids = node.daemon("cpuset"), []
+    daemon, ids = node.suppressing("cpuset"), []
 
     async def day() -> None:
-        ids.extend([await launch(node, BE), await launch(node, LS)])
+        ids.extend([await node.launch(BE), await node.launch(LS)])
         await node.time_passes(lambda: len(cpus(node, ids[0])) == 11)
         node.busy = 8.0
         await node.time_passes(lambda: len(cpus(node, ids[0])) <= 4)
@@ -130,9 +98,9 @@ def test_by_cpus(node: Node) -> None:
         assert "now" not in daemon.pages.explain({"query": "ls"})["records"][-1]
         assert cpus(node, ids[1]) == MACHINE.online
         assert daemon.pages.status()["violations"] == []
-        ids.append(await launch(node, PodSpec("late", "BE", KubeQos.BEST_EFFORT)))
+        ids.append(await node.launch(PodSpec("late", "BE", KubeQos.BEST_EFFORT)))
 
-    live(daemon, day)
+    run(daemon, day)
     assert cpus(node, ids[0]) == cpus(node, ids[2]) == MACHINE.online
     updates = [call for call in node.runtime.calls if call.method == "UpdateContainerResources"]
     told = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
@@ -142,55 +110,52 @@ def test_by_cpus(node: Node) -> None:
 
 def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
     async def day() -> None:
-        await launch(node, BE)
-        await launch(node, LS)
+        await node.launch(BE)
+        await node.launch(LS)
         await node.time_passes(lambda: node.quota == 1_040_000)
 
-    live(node.daemon("cfs-quota"), day, crash=True)
+    crashed = node.suppressing("cfs-quota")
+
+    async def before() -> None:
+        await day()
+        crashed._suppression = None  # it restores nothing
+
+    run(crashed, before)
     assert node.quota == 1_040_000
 
     async def after() -> None:
         await node.time_passes(lambda: node.quota == -1)
 
-    off = node.daemon("off")
-    live(off, after)
+    off = node.suppressing("off")
+    run(off, after)
 
     async def quiet() -> None:
         assert "beSuppress" not in later.pages.status(), "nothing is left to do"
 
-    later = node.daemon("off")
-    live(later, quiet)
+    later = node.suppressing("off")
+    run(later, quiet)
 
 
 def test_where_nobody_counts(node: Node) -> None:
     (node.root / "cpuacct.usage").unlink()
-    daemon = node.daemon("cpuset")
+    daemon = node.suppressing("cpuset")
 
     async def day() -> None:
-        be = await launch(node, BE)
+        be = await node.launch(BE)
         said = ["cannot find the kernel's CPU times", "cannot suppress BE pods"]
         async with asyncio.timeout(60):
             while not all(any(word in str(p) for p in daemon.pages.status()["problems"]) for word in said):
                 await asyncio.sleep(0.05)
         assert cpus(node, be) == MACHINE.online
 
-    live(daemon, day)
+    run(daemon, day)
 
 
 def test_who_only_looks_suppresses_nothing(node: Node) -> None:
-    daemon = node.daemon("cpuset")
-    daemon.config = parse(f"mode: observe\nbeSuppress: {{mode: cpuset}}\n{_rest(node)}", "test")
+    daemon = node.suppressing("cpuset")
+    daemon.config = parse(f"mode: observe\nbeSuppress: {{mode: cpuset}}\n{node.configuration()}", "test")
 
     async def day() -> None:
         assert "beSuppress" not in daemon.pages.status()
 
-    live(daemon, day)
-
-
-def _rest(node: Node) -> str:
-    return f"""
-cgroupRoot: {node.root}
-listen: unix://{node.folder}/cri.sock
-adminSocket: unix://{node.folder}/admin.sock
-runtime: unix://{node.folder}/runtime.sock
-"""
+    run(daemon, day)

@@ -10,41 +10,28 @@ from typing import Any
 from click.testing import CliRunner
 
 from proxy.admin.client import ask
-from proxy.apply.folder import FolderCgroups
 from proxy.cli.release import release
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.demo.client import CriClient, PodSpec
-from proxy.demo.runtime import StandInRuntime
-from proxy.topology.build import described
 from proxy.topology.sysfs_tree import write_sysfs
+from tests.testkit.daemon import MACHINE, DaemonNode, run, until
 
-MACHINE = described(2, 1, 4, 2)
 ALL = "0-15"
 
 
-class Node:
-    """Where everything of one test lies."""
+class Node(DaemonNode):
+    """A node that topoproxy leaves; effective CPUs and memory nodes are compared, as cgroup v2 has them."""
 
     def __init__(self, folder: Path, version: int) -> None:
-        self.folder = folder
-        self.cgroups = FolderCgroups(folder / "cgroup", MACHINE.online, MACHINE.memory_nodes, version)
-        self.runtime = StandInRuntime(folder / "runtime.sock", self.cgroups)
-
-    def config(self, text: str = "") -> Any:
-        more = f"""
-listen: unix://{self.folder}/cri.sock
-adminSocket: unix://{self.folder}/admin.sock
-runtime: unix://{self.folder}/runtime.sock
-stateDir: {self.folder}/state
-kubelet: {{stateDir: {self.folder}/kubelet}}
+        super().__init__(folder, version=version)
+        self.settings = f"""
+kubelet: {{stateDir: {folder}/kubelet}}
 reconcilePeriod: 200ms
 settle: {{perSecond: 100}}
 """
-        return parse(text + more, "test")
 
-    def daemon(self, text: str = "") -> Daemon:
-        return Daemon(self.config(text), machine=MACHINE, cgroups=self.cgroups)
+    def config(self, text: str = "") -> Any:
+        return parse(self.configuration(text), "test")
 
     def cpus(self, container_id: str) -> str:
         path = self.cgroups.find("", container_id)
@@ -54,34 +41,15 @@ settle: {{perSecond: 100}}
         path = self.cgroups.find("", container_id)
         return "" if path is None else str(self.cgroups.read(path).effective_mems)
 
-    async def launch(self, spec: PodSpec, socket: str = "cri") -> str:
-        def work() -> str:
-            with CriClient(self.folder / f"{socket}.sock") as client:
-                return client.launch(spec).container_id
-
-        return await asyncio.to_thread(work)
-
     async def ask(self, what: str, **options: Any) -> Any:
         return await asyncio.to_thread(ask, self.folder / "admin.sock", what, 30, **options)
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.02)
-
     async def release(self, daemon: Daemon) -> None:
         await self.ask("/release/start", act=True)
-        await self.until(lambda: daemon.pages.status()["mode"] == "released")
+        await until(lambda: daemon.pages.status()["mode"] == "released")
 
     def live(self, daemon: Daemon, day: Callable[[], Any]) -> None:
-        async def whole() -> None:
-            await daemon.start()
-            try:
-                await day()
-            finally:
-                await daemon.stop()
-
-        asyncio.run(whole())
+        run(daemon, day)
 
 
 def command(node: Node, *words: str, config: str = "") -> Any:

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 import pytest
-from leaving_node import ALL, MACHINE, Node, command
 
 from proxy.config import Config
 from proxy.demo.client import PodSpec
@@ -23,6 +22,8 @@ from proxy.model.errors import (
 )
 from proxy.model.idset import CpuSet
 from proxy.release import offline
+from tests.release.leaving_node import ALL, MACHINE, Node, command
+from tests.testkit.daemon import until
 
 
 def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
@@ -40,7 +41,7 @@ def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
         # From now on it is a relay: an owner that comes gets nothing, and nobody moves.
         ids.append(await node.launch(PodSpec("late", "LSE", cpuset="4-5")))
         passes = daemon.pages.status()["counters"]["passes"]
-        await node.until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
+        await until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
 
     daemon = node.daemon()
@@ -56,8 +57,8 @@ def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
         answer = await node.ask("/release/undo", act=True)
         assert answer["stage"] == ""
         assert again.pages.status()["mode"] == "enforce"
-        await node.until(lambda: [node.cpus(i) for i in ids[:2]] == ["0-1,6-15", "2-3"])
-        await node.until(lambda: node.cpus(ids[3]) == "4-5")
+        await until(lambda: [node.cpus(i) for i in ids[:2]] == ["0-1,6-15", "2-3"])
+        await until(lambda: node.cpus(ids[3]) == "4-5")
         lsr = await node.launch(PodSpec("lsr", "LSR", cpuset="6-7"))
         assert node.cpus(lsr) == "6-7"
 
@@ -78,7 +79,7 @@ def test_the_command(node: Node) -> None:
         assert json.loads(done.stdout)["stage"] == "released"
         done = await asyncio.to_thread(command, node, "--undo")
         assert done.stdout == "containers are placed again\n"
-        await node.until(lambda: node.cpus(lse) == "2-3")
+        await until(lambda: node.cpus(lse) == "2-3")
         with pytest.raises(InputError, match="the node is not released"):
             await asyncio.to_thread(command, node, "--undo")
 
@@ -168,7 +169,7 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
     again = node.daemon("releaseAtStop: true")
 
     async def after() -> None:
-        await node.until(lambda: node.cpus(ids[0]) == "2-3")
+        await until(lambda: node.cpus(ids[0]) == "2-3")
         assert again.pages.status()["mode"] == "enforce"
 
     node.live(again, after)

@@ -12,6 +12,7 @@ from leaving_node import Node, command
 from proxy.admin.memory import memory_rows
 from proxy.demo.client import PodSpec
 from proxy.report.parts import table
+from tests.testkit.daemon import until
 
 PAGE = Path(__file__).parents[2] / "docs/release.md"
 MIB = 1 << 20
@@ -38,7 +39,7 @@ def test_the_walk(node: Node) -> None:
         await typed("topoproxy release --undo")
         assert daemon.keeper is not None
         await asyncio.wait_for(daemon.keeper.synced.wait(), 30)
-        await node.until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.keeper.state.containers})
+        await until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.keeper.state.containers})
 
     daemon = node.daemon()
     node.live(daemon, day)

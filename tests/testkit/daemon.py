@@ -1,0 +1,144 @@
+"""A whole daemon in this process, beside the stand-in runtime and an imitated cgroup tree.
+
+A test takes a node, creates daemons on it and runs a scenario while a daemon is running::
+
+    with temporary_node() as node:
+        daemon = node.daemon("reconcilePeriod: 200ms\\n")
+
+        async def scenario() -> None:
+            container = await node.launch(PodSpec("web", "LS"))
+            await until(lambda: node.cpus(container) == "0-15")
+
+        run(daemon, scenario)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proxy.apply.folder import FolderCgroups
+from proxy.config.load import parse
+from proxy.daemon import Daemon
+from proxy.demo.client import CriClient, PodSpec
+from proxy.demo.runtime import StandInRuntime
+from proxy.topology.build import described
+
+MACHINE = described(2, 1, 4, 2)
+"""Two sockets with one NUMA node each, 4 cores of 2 threads: 16 CPUs."""
+LIMIT_S = 60.0
+"""How long a test waits for something that takes milliseconds on an idle machine."""
+
+
+class DaemonNode:
+    """The files, cgroups and runtime of one test.
+
+    Attributes:
+        folder: All files of the node are below this directory.
+        machine: The machine that daemons are given.
+        cgroups: The imitated cgroup tree.
+        runtime: The container runtime; it is not started yet. A subclass may replace it.
+        settings: Lines of configuration that all daemons of a subclass have.
+    """
+
+    settings = ""
+
+    def __init__(self, folder: Path, machine: Any = MACHINE, version: int = 1) -> None:
+        self.folder = folder
+        self.machine = machine
+        self.cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, version)
+        self.runtime: Any = StandInRuntime(folder / "runtime.sock", self.cgroups)
+
+    def configuration(self, text: str = "", name: str = "cri") -> str:
+        """Return a configuration with the paths of this node.
+
+        Args:
+            text: More lines.
+            name: Begins the names of the daemon's two sockets, so that several daemons can run.
+        """
+        admin = "admin" if name == "cri" else f"{name}-admin"
+        paths = (
+            f"listen: unix://{self.folder}/{name}.sock\n"
+            f"adminSocket: unix://{self.folder}/{admin}.sock\n"
+            f"runtime: unix://{self.folder}/runtime.sock\n"
+            f"stateDir: {self.folder}/state\n"
+        )
+        return "\n".join(part.strip("\n") for part in (text, self.settings, paths) if part)
+
+    def daemon(self, text: str = "", name: str = "cri", **parts: Any) -> Daemon:
+        """Create a daemon; ``parts`` replace the machine and the cgroups that it is given."""
+        parts = {"machine": self.machine, "cgroups": self.cgroups, **parts}
+        return Daemon(parse(self.configuration(text, name), "test"), **parts)
+
+    def client(self, name: str = "cri") -> CriClient:
+        """Connect to a socket of the node: ``cri`` is the daemon's, ``runtime`` the runtime's own."""
+        return CriClient(str(self.folder / f"{name}.sock"))
+
+    async def launch(self, spec: PodSpec, name: str = "cri") -> str:
+        """Run a pod with one container through a socket; return the container's id."""
+
+        def work() -> str:
+            with self.client(name) as client:
+                return client.launch(spec).container_id
+
+        return await asyncio.to_thread(work)
+
+    def cpus(self, container_id: str) -> str:
+        """Return the CPUs of the container's cgroup as a list, or "" where it has no cgroup."""
+        path = self.cgroups.find("", container_id)
+        return "" if path is None else str(self.cgroups.read(path).cpus)
+
+
+AnyNode = TypeVar("AnyNode", bound=DaemonNode)
+
+
+@contextlib.contextmanager
+def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[AnyNode]:  # type: ignore[assignment]
+    """Create a node in a short temporary directory (socket paths are limited) and start its runtime."""
+    with tempfile.TemporaryDirectory(prefix="tp-") as folder:
+        node = make(Path(folder))
+        node.runtime.start()
+        try:
+            yield node
+        finally:
+            node.runtime.stop()
+
+
+def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, synced: bool = False) -> None:
+    """Start the daemon, run the scenario, and stop the daemon whatever happened.
+
+    Args:
+        daemon: What :meth:`DaemonNode.daemon` returned.
+        scenario: A coroutine function without arguments.
+        synced: Whether to wait for the first reconcile with the runtime before the scenario.
+    """
+
+    async def whole() -> None:
+        await daemon.start()
+        try:
+            if synced:
+                async with asyncio.timeout(LIMIT_S):
+                    await daemon.keeper.synced.wait()
+            await scenario()
+        finally:
+            await daemon.stop()
+
+    asyncio.run(whole())
+
+
+async def until(condition: Callable[[], object], seconds: float = LIMIT_S, pause: float = 0.02) -> float:
+    """Wait until the condition holds; return the seconds that this took.
+
+    Raises:
+        TimeoutError: It does not hold after ``seconds``.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(pause)
+    return loop.time() - began
