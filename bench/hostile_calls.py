@@ -17,12 +17,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "security"))
 
-import conftest  # noqa: F401 - loads the node in memory
 from hostile import ATTACKS, attack
 from table import number, render
-from tenants import CPUS, DAY, HOLD_MS, LARGEST_MESSAGE, Visits, play
+
+from tests.security.tenants import CPUS, DAY, HOLD_MS, LARGEST_MESSAGE, Visits, play
 
 PLAYS = 3
 

@@ -17,13 +17,6 @@ from hypothesis import strategies as st
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    sys.path.insert(0, str(BENCH))
-    yield
-    sys.path.remove(str(BENCH))
-
-
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[Path]:
     import procs
@@ -123,10 +116,8 @@ def test_a_peer_that_ignores_the_window_loses_its_connection(backend: Path) -> N
     )
 )
 def test_header_tables_are_followed_through_evictions(calls: list[tuple[bytes, int]]) -> None:
-    from hpack import Decoder
-
-    sys.path.insert(0, str(BENCH))
     import frames
+    from hpack import Decoder
 
     encoder, reader, decoder = frames.Encoder(400), frames.PathReader(), Decoder()
     reader.limit = decoder.header_table.maxsize = decoder.max_allowed_table_size = 400

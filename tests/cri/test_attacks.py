@@ -2,15 +2,11 @@
 
 import contextlib
 import struct
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from attacks import (
+from tests.cri.attacks import (
     CONTINUATION,
     CREATE,
     DATA,

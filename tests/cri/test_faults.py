@@ -2,17 +2,12 @@
 
 import asyncio
 import socket
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
-
 from proxy.cri.link import Ground, Link
 from proxy.relay.room import Room
+from tests.cri.attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
 
 
 class Decider:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +23,9 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A directory with a short path, for sockets."""
-    sys.path.insert(0, str(BENCH))
     made = Path(tempfile.mkdtemp(prefix="th"))
     yield made
     shutil.rmtree(made)
-    sys.path.remove(str(BENCH))
 
 
 @pytest.mark.timeout(180)

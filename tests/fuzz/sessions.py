@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import random
 import struct
-import sys
-from pathlib import Path
 from typing import Any
 
 from proxy.relay.events import RelayError, Unusual
@@ -23,10 +21,7 @@ from proxy.relay.session import Session
 from proxy.relay.stream import ARRIVING
 from tests.fuzz import wires
 from tests.fuzz.outcome import Outcome
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "relay"))
-
-import strict_peer as strict
+from tests.relay import strict_peer as strict
 
 STEPS = 150
 ROOM = 60_000

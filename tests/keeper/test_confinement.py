@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the fake beside this file is a plain module
-
-from played_writes import PlayedWrites
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import confinement
@@ -20,6 +14,7 @@ from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from tests.keeper.played_writes import PlayedWrites
 
 TENANTS = {"admission": AdmissionRules(name_others=False)}
 """Pods of several tenants: answers to one name no pod of another."""

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).parent))  # the fake beside this file is a plain module
-
-from played_writes import PlayedWrites
 
 from proxy.keeper.drift import blame
 from proxy.keeper.drift.finding import Drift
@@ -20,6 +14,7 @@ from proxy.keeper.settle import Settler
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
+from tests.keeper.played_writes import PlayedWrites
 
 if TYPE_CHECKING:
     import pytest

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are a plain module
-
-from played_hooks import hooks
 
 from proxy.cri.hooked import way
 from proxy.cri.pb import api_pb2 as pb
@@ -22,6 +16,7 @@ from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
+from tests.keeper.played_hooks import hooks
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 

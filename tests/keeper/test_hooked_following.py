@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are a plain module
-
-from played_hooks import hooks
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import Adjustment
@@ -19,6 +13,7 @@ from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.topology.build import described
+from tests.keeper.played_hooks import hooks
 
 
 async def ended(w: Any, method: str, sandbox: str, status: int = 0) -> None:

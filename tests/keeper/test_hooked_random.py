@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # what is beside this file are plain modules
-
-from played_hooks import hooks
-from test_random import RULES, Play
-
 from proxy.hooks.answers import CLEAR, Adjustment, Update, Veto
 from proxy.keeper.settle import Settler
 from proxy.model.idset import CpuSet
+from tests.keeper.played_hooks import hooks
+from tests.keeper.test_random import RULES, Play
 
 DAYS = 6
 

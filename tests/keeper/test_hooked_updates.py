@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the hooks beside this file are a plain module
-
-from played_hooks import hooks
 
 from proxy.cri.hooked import updates as module
 from proxy.cri.pb import api_pb2 as pb
@@ -21,6 +15,7 @@ from proxy.keeper.runtime_ports import Limits
 from proxy.keeper.settle import Settler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
+from tests.keeper.played_hooks import hooks
 
 
 def cpus(text: str) -> CpuSet:

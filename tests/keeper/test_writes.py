@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the fake beside this file is a plain module
-
-from played_writes import PlayedWrites
-
 from proxy.apply.files import OsFiles
 from proxy.apply.inotify import InotifyWrites
 from proxy.keeper.drift.ports import Writes
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
+from tests.keeper.played_writes import PlayedWrites
 
 MOUNT = Path("/sys/fs/cgroup/cpuset")
 BASE = "topoproxy-test-writes"

@@ -6,7 +6,15 @@ import tracemalloc
 import pytest
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
-from strict_peer import (
+
+from proxy.relay.direction import MOST_EMPTY
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
+from proxy.relay.headers import LONGEST_TEXT
+from proxy.relay.requests import MOST_STREAMS
+from proxy.relay.room import ALL_HELD_BYTES, Room
+from proxy.relay.session import Session
+from proxy.relay.walker import LARGEST_BLOCK
+from tests.relay.strict_peer import (
     CONTINUATION,
     CREATE,
     DATA,
@@ -20,14 +28,6 @@ from strict_peer import (
     rewrite,
     settings,
 )  # fmt: skip
-
-from proxy.relay.direction import MOST_EMPTY
-from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
-from proxy.relay.headers import LONGEST_TEXT
-from proxy.relay.requests import MOST_STREAMS
-from proxy.relay.room import ALL_HELD_BYTES, Room
-from proxy.relay.session import Session
-from proxy.relay.walker import LARGEST_BLOCK
 
 CALM = ENHANCE_YOUR_CALM
 EIGHT_A = bytes.fromhex("18c6318c63")  # Huffman coded

@@ -6,13 +6,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strict_peer import CREATE, PREFACE, VERSION, Net, Owner, frame, keep
-from strict_peer import settings as settings_frame
 
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import RelayError
 from proxy.relay.session import Session
 from proxy.relay.walker import LARGEST_BLOCK
+from tests.relay.strict_peer import CREATE, PREFACE, VERSION, Net, Owner, frame, keep
+from tests.relay.strict_peer import settings as settings_frame
 
 frame_bytes = st.builds(
     frame,

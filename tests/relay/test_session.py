@@ -4,7 +4,10 @@ import random
 import struct
 
 import pytest
-from strict_peer import (
+
+from proxy.relay.events import RelayError, Unusual
+from proxy.relay.session import Session
+from tests.relay.strict_peer import (
     CREATE,
     DATA,
     GOAWAY,
@@ -25,9 +28,6 @@ from strict_peer import (
     settings,
     turn_down,
 )  # fmt: skip
-
-from proxy.relay.events import RelayError, Unusual
-from proxy.relay.session import Session
 
 
 def started(decide=None, **options):

@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from strict_peer import CREATE, VERSION, WINDOW, Net, Owner, Peer, frame, frames
 
 from proxy.relay.session import Session
+from tests.relay.strict_peer import CREATE, VERSION, WINDOW, Net, Owner, Peer, frame, frames
 
 METHODS = [CREATE, "/runtime.v1.RuntimeService/StopContainer", VERSION, "/x.Y/Z"]
 

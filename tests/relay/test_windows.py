@@ -4,9 +4,9 @@ import random
 import struct
 
 import pytest
-from strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
 
 from proxy.relay.flow import Books
+from tests.relay.strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
 
 LARGE = 205_000
 UPLOAD = "/other.Service/Upload"

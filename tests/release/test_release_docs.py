@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from leaving_node import Node, command
-
 from proxy.admin.memory import memory_rows
 from proxy.demo.client import PodSpec
 from proxy.report.parts import table
+from tests.release.leaving_node import Node, command
 from tests.testkit.daemon import until
 
 PAGE = Path(__file__).parents[2] / "docs/release.md"

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from hostile import NAMESPACE, NOT_UTF8, HonestPod, HostilePod, on_the_wire
-from played_node import MACHINE, PlayedCall, World
 
 from proxy.config.load import parse
 from proxy.cri.pb import api_pb2 as pb
@@ -29,6 +28,7 @@ from proxy.model.workload import Pool
 from proxy.plan.invariants import violations
 from proxy.report.answer import history_page
 from proxy.wiring import _options
+from tests.keeper.conftest import MACHINE, PlayedCall, World
 
 CPUS = len(MACHINE.online)
 LARGEST_MESSAGE = 2_000

@@ -19,7 +19,8 @@ import pytest
 from hostile import ATTACKS, CLASSES, KEYS, NOTHING, PARENTS, QOS, STATUS, TENTH, HostilePod, attack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tenants import CPUS, DAY, HOLD_MS, Visits, play
+
+from tests.security.tenants import CPUS, DAY, HOLD_MS, Visits, play
 
 _quiet: dict[int, dict[str, Any]] = {}
 

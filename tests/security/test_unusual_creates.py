@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 from hostile import QOS, STATUS
-from tenants import Node
 
 from proxy.admin.client import ask
 from proxy.cri.pb import api_pb2 as pb
 from proxy.model.errors import TopoproxyError
+from tests.security.tenants import Node
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cri"))
 SECONDS = 5.0
 
 
@@ -59,7 +57,7 @@ def wait(condition: Any, seconds: float = 20.0) -> None:
 
 def send(daemon: Any, path: bytes, body: bytes) -> bytes:
     """Make one call on a connection of its own; gives all that came back."""
-    import attacks
+    from tests.cri import attacks
 
     client = attacks.Client(daemon.sock)
     client.end.settimeout(SECONDS)
@@ -92,7 +90,7 @@ def create() -> bytes:
 
 @pytest.mark.parametrize("behind", [None, b"\x00\x00\x00"], ids=["a second message", "three bytes"])
 def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, behind: bytes | None) -> None:
-    import attacks
+    from tests.cri import attacks
 
     before = page(daemon)
     message = attacks.grpc(create())
@@ -106,7 +104,7 @@ def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, 
 
 
 def test_a_path_without_its_first_slash_is_placed(daemon: Any) -> None:
-    import attacks
+    from tests.cri import attacks
 
     usual = send(daemon, attacks.CREATE, attacks.grpc(create()))
     bare = send(daemon, attacks.CREATE[1:], attacks.grpc(create()))
