@@ -17,13 +17,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.plan.invariants import violations
-
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
-
-
-def sent(call: Any) -> pb.LinuxContainerResources:
-    return pb.CreateContainerRequest.FromString(call.sent).config.linux.resources
-
+from tests.testkit.cri import TWO_CPUS, created_with
 
 # -- a stale list -----------------------------------------------------------------------------------------
 
@@ -296,7 +290,7 @@ def test_an_lse_pod_that_restarts_finds_its_cpus_again(live) -> None:
     async def day(w: Any) -> None:
         sandbox = await w.pod("lse", "LSE", "", "0-3")
         await w.stop(await w.run(sandbox, "init"))
-        await w.run(await w.pod("g"), **WHOLE)
+        await w.run(await w.pod("g"), **TWO_CPUS)
         call = await w.begin(sandbox, "main")
         assert call.refused is None, call.refused
 
@@ -311,11 +305,11 @@ def test_a_guaranteed_container_that_restarts_keeps_its_cpus(live) -> None:
 
     async def day(w: Any) -> None:
         sandbox = await w.pod("g")
-        first = await w.run(sandbox, **WHOLE)
+        first = await w.run(sandbox, **TWO_CPUS)
         had = w.on(first)
         await w.stop(first)
-        await w.run(await w.pod("h"), **WHOLE)
-        assert sent(await w.begin(sandbox, **WHOLE)).cpuset_cpus == had
+        await w.run(await w.pod("h"), **TWO_CPUS)
+        assert created_with(await w.begin(sandbox, **TWO_CPUS)).cpuset_cpus == had
 
     live(day)
 
@@ -331,12 +325,12 @@ def test_pods_without_a_uid_are_not_one_pod(live) -> None:
         for name in ("one", "two"):
             request = pb.CreateContainerRequest(pod_sandbox_id=f"s-{name}")
             request.config.metadata.name = "c"
-            request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**WHOLE))
+            request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
             request.sandbox_config.metadata.name = name
             request.sandbox_config.linux.cgroup_parent = f"/kubepods/pod{name}"
             call = await w.call("CreateContainer", request)
             w.finish(call, f"x-{name}")
-            cpus.append(CpuSet.parse(sent(call).cpuset_cpus))
+            cpus.append(CpuSet.parse(created_with(call).cpuset_cpus))
         assert cpus[0].isdisjoint(cpus[1]), cpus
 
     live(day)
@@ -505,11 +499,11 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(live) -> Non
             w.runtime.list_containers = plain  # it is ready now
             request = pb.CreateContainerRequest(pod_sandbox_id="q")
             request.config.metadata.name = "c"
-            request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**WHOLE))
+            request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
             request.sandbox_config.metadata.uid = "v"
             request.sandbox_config.linux.cgroup_parent = "/kubepods/podv"
             call = await w.call("CreateContainer", request)
-            assert CpuSet.parse(sent(call).cpuset_cpus).isdisjoint(CpuSet.parse("0,8"))
+            assert CpuSet.parse(created_with(call).cpuset_cpus).isdisjoint(CpuSet.parse("0,8"))
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -610,7 +604,7 @@ def test_an_annotation_with_all_cpus_leaves_a_pod_that_is_not_strict_in_its_pool
         for qos in ("LS", ""):
             call = await w.begin(await w.pod(f"p{qos}", qos, "burstable", "0-15"))
             assert call.refused is None, call.refused
-            assert sent(call).cpuset_cpus == "0-15"
+            assert created_with(call).cpuset_cpus == "0-15"
 
     live(day)
 

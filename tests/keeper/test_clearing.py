@@ -14,8 +14,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.plan.invariants import violations
-
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+from tests.testkit.cri import TWO_CPUS
 
 
 class Refusals:
@@ -113,13 +112,13 @@ def test_who_cannot_be_written_and_is_elsewhere_is_in_nobodys_way(live: Callable
 def test_cpus_of_our_own_choice_are_chosen_again(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        first = carried(await w.begin(await w.pod("probe"), **WHOLE))
+        first = carried(await w.begin(await w.pod("probe"), **TWO_CPUS))
         stuck = await w.run(await w.pod("stuck", "LS"))
         free = w.keeper.state.pools.shared
         sandbox = await w.pod("g")
         w.cgroups.sets[stuck] = CpuSet.parse("1-4,9-12")
         Refusals(w, stuck, errno.EACCES)
-        call = await w.begin(sandbox, **WHOLE)
+        call = await w.begin(sandbox, **TWO_CPUS)
         assert call.refused is None
         got = CpuSet.parse(carried(call))
         assert len(got) == 2
@@ -143,7 +142,7 @@ def test_where_there_are_no_other_cpus_the_create_is_refused(live: Callable[...,
     async def day(w: Any) -> None:
         stuck = await w.run(await w.pod("stuck", "LS"))
         Refusals(w, stuck, errno.EACCES)
-        call = await w.begin(await w.pod("g"), **WHOLE)
+        call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is not None
         assert "Permission denied" in call.refused[1]
         await w.quiet()
@@ -158,7 +157,7 @@ def test_a_read_only_tree_is_no_reason_to_look_elsewhere(live: Callable[..., Non
         stuck = await w.run(await w.pod("stuck", "LS"))
         w.cgroups.sets[stuck] = CpuSet.parse("0-3,8-11")
         Refusals(w, stuck, errno.EROFS)
-        call = await w.begin(await w.pod("g"), **WHOLE)
+        call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is not None
         assert "Read-only" in call.refused[1]
         assert w.keeper.counters["creates_elsewhere"] == 0
@@ -174,7 +173,7 @@ def test_who_waits_for_a_slow_start_in_vain_is_placed_elsewhere(live: Callable[.
         start = await w.call("StartContainer", pb.StartContainerRequest(container_id=slow))
         for flight in w.keeper.flights.of(slow):
             flight.carries = CpuSet.parse("0-3,8-11")
-        call = await w.begin(await w.pod("g"), **WHOLE)
+        call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is None
         assert CpuSet.parse(carried(call)).isdisjoint(CpuSet.parse("0-3,8-11"))
         assert w.keeper.counters["creates_elsewhere"] == 1
@@ -192,7 +191,7 @@ def test_a_client_that_is_gone_gets_no_second_placement(live: Callable[..., None
         refusals = Refusals(w, stuck, errno.EBUSY)
         request = pb.CreateContainerRequest(pod_sandbox_id=await w.pod("g"))
         request.config.metadata.name = "c"
-        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**WHOLE))
+        request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
         call = w.played("CreateContainer", request)
         w.wire.request(call)
         await w.until(lambda: refusals.asked)

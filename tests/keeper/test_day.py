@@ -12,12 +12,7 @@ from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
-
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
-
-
-def sent(call) -> pb.LinuxContainerResources:
-    return pb.CreateContainerRequest.FromString(call.sent).config.linux.resources
+from tests.testkit.cri import TWO_CPUS, created_with
 
 
 def test_each_class_runs_where_it_belongs(live) -> None:
@@ -29,7 +24,7 @@ def test_each_class_runs_where_it_belongs(live) -> None:
         assert (w.on(lsr), w.on(ls), w.on(be)) == ("0-1", "2-15", "0-15")
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
         assert (w.on(lse), w.on(ls), w.on(be)) == ("2-3", "4-15", "0-1,4-15")
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         assert w.on(own) == "4,12"
         w.check()
         for gone in (lse, own):
@@ -50,7 +45,7 @@ def test_others_leave_before_the_create_goes_on_and_the_ledger_knows_first(live)
         w.log.clear()
         call = await w.begin(sandbox)
         assert w.log == ["ledger +i/", f"kernel {ls} 4-15", "forward CreateContainer"]
-        assert (sent(call).cpuset_cpus, sent(call).cpuset_mems) == ("0-3", "0")
+        assert (created_with(call).cpuset_cpus, created_with(call).cpuset_mems) == ("0-3", "0")
 
     live(day)
 
@@ -90,7 +85,7 @@ def test_creates_of_different_pods_overlap(live) -> None:
         second = await w.begin(await w.pod("b", "LSE", "", "4-7"))
         clash = await w.begin(await w.pod("c", "LSE", "", "7-8"))
         assert clash.refused[0] == 9
-        assert (sent(first).cpuset_cpus, sent(second).cpuset_cpus) == ("0-3", "4-7")
+        assert (created_with(first).cpuset_cpus, created_with(second).cpuset_cpus) == ("0-3", "4-7")
         w.finish(second, "id-b")
         w.wire.finished(first, 2)
         await w.quiet()
@@ -135,7 +130,7 @@ def test_a_shrink_waits_for_a_start_in_flight(live) -> None:
         w.wire.finished(start, 0)
         call = await create
         assert w.on(ls) == "4-15"
-        assert sent(call).cpuset_cpus == "0-3"
+        assert created_with(call).cpuset_cpus == "0-3"
 
     live(day)
 
@@ -196,7 +191,7 @@ def test_strict_pods_are_refused_with_the_reason(live) -> None:
                 assert call.refused[0] == 3
                 assert call.refused[1].startswith(f"cannot place ns/{qos}{number}/c: ")
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
-        assert sent(ls).cpuset_cpus == "0-15"
+        assert created_with(ls).cpuset_cpus == "0-15"
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
         problems = [p for p in w.keeper.problems.page() if "ns/ls" in p["what"]]
         assert len(problems) == 1
@@ -216,7 +211,7 @@ def test_everything_is_known_without_run_pod_sandbox(live) -> None:
         request.sandbox_config.annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset":"5"}'
         request.sandbox_config.linux.cgroup_parent = "/kubepods/podu"
         call = await w.call("CreateContainer", request)
-        assert sent(call).cpuset_cpus == "5"
+        assert created_with(call).cpuset_cpus == "5"
 
     live(day)
 
@@ -224,7 +219,7 @@ def test_everything_is_known_without_run_pod_sandbox(live) -> None:
 def test_restart_moves_nothing_and_gives_nothing_twice(live) -> None:
     async def day(w) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         lse = await w.run(await w.pod("lse", "LSE", "", "6-7"))
         created = await w.create(await w.pod("late", "LS"))
         await w.quiet()
@@ -237,8 +232,8 @@ def test_restart_moves_nothing_and_gives_nothing_twice(live) -> None:
         assert {k: str(o.cpus) for k, o in w.keeper.state.owners.items()} == {"g/c": "0,8", "lse": "6-7"}
         w.now += 3  # a start that was on its way at the end is over
         await w.sync.once()
-        again = await w.begin(await w.pod("h"), **WHOLE)
-        assert sent(again).cpuset_cpus == "1,9"
+        again = await w.begin(await w.pod("h"), **TWO_CPUS)
+        assert created_with(again).cpuset_cpus == "1,9"
         await w.start(created)
         assert w.on(created) == "2-5,10-15"
         w.check()
@@ -254,7 +249,7 @@ def test_killed_between_shrink_and_answer(live) -> None:
         await w.begin(await w.pod("lost", "LSE", "", "2-3"))
         await w.quiet()
         # The runtime made one of them; then we were killed.
-        w.runtime.specs["x"] = sent(for_good).cpuset_cpus
+        w.runtime.specs["x"] = created_with(for_good).cpuset_cpus
         w.runtime.containers["x"] = RuntimeContainer("x", "s-made", "c", 0, "CREATED")
         w.boot()
         await w.sync.once()
@@ -372,7 +367,7 @@ def test_calls_wait_for_the_first_comparison_and_pass_when_it_does_not_come(live
         await asyncio.sleep(0.05)
         w.runtime.down = False
         await w.sync.once()
-        assert sent(await waiting).cpuset_cpus == "0-15"
+        assert created_with(await waiting).cpuset_cpus == "0-15"
 
     live(day, synced=False, call_timeout=2.0)
 

@@ -17,8 +17,7 @@ from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from tests.keeper.played_hooks import hooks
-
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+from tests.testkit.cri import TWO_CPUS
 
 
 def cpus(text: str) -> CpuSet:
@@ -324,7 +323,7 @@ def test_cpus_that_cannot_be_freed_are_changed_for_others_and_hooks_are_asked_an
             stuck = await w.run(await w.pod("ls", "LS"))
             w.cgroups.sets[stuck] = cpus("0,8")
             w.cgroups.broken.add(stuck)
-            call = await w.begin(await w.pod("g"), **WHOLE)
+            call = await w.begin(await w.pod("g"), **TWO_CPUS)
             config = created(call)
             assert seen == ["0,8", config.linux.resources.cpuset_cpus]
             assert [e.value.decode() for e in config.envs] == seen[1:], "what was wanted at first is not kept"

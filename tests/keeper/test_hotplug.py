@@ -15,8 +15,7 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy
 from proxy.plan.invariants import violations
 from proxy.report.answer import history_page
-
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
+from tests.testkit.cri import TWO_CPUS
 
 
 def without(machine: Machine, text: str) -> Machine:
@@ -70,7 +69,7 @@ def test_a_restart_while_a_cpu_is_offline_keeps_its_owner(live) -> None:
         whole = w.machine
         ls = await w.run(await w.pod("ls", "LS"))
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         had = w.on(own)
         w.runtime.details[own] = RuntimeDetail(f"/kubepods/podg/{own}", 2048, 200_000, 100_000, 0, had)
         await w.quiet()
@@ -107,7 +106,7 @@ def test_an_owner_whose_cpu_went_is_given_another_until_it_returns(live) -> None
     async def day(w: Any) -> None:
         whole = w.machine
         ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         await w.quiet()
         had = w.keeper.state.containers[own].placement.own
         gone = max(had)
@@ -183,7 +182,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
     async def day(w: Any) -> None:
         whole = w.machine
         ls, be = await w.run(await w.pod("ls", "LS")), await w.run(await w.pod("be", "BE", "besteffort"))
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         had = w.keeper.state.containers[own].placement.own
         assert len({whole.by_id[cpu].core for cpu in had}) == 1, "both threads of a core"
         second = CpuSet.from_bits(sum(1 << max(core) for core in whole.cores.values()))
@@ -195,7 +194,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
         assert len(w.machine.nodes_of(now)) == 1
         for sharer in (ls, be):
             assert CpuSet.parse(w.on(sharer)) == w.machine.online - now
-        late = await w.run(await w.pod("late"), **WHOLE)
+        late = await w.run(await w.pod("late"), **TWO_CPUS)
         assert len(CpuSet.parse(w.on(late))) == 2, "a whole core is one CPU now"
         w.check()
         w.machine = whole
@@ -209,7 +208,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
 
 def test_half_a_core_stands_in_for_nobody_who_has_whole_ones(live) -> None:
     async def day(w: Any) -> None:
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         had = w.keeper.state.containers[own].placement.own
         w.machine = without(w.machine, str(max(had)))
         await look(w)
@@ -223,7 +222,7 @@ def test_half_a_core_stands_in_for_nobody_who_has_whole_ones(live) -> None:
 def test_cpus_that_cannot_be_freed_stand_in_for_nobody(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
         had = w.keeper.state.containers[own].placement.own
         w.machine = without(w.machine, str(max(had)))
         w.cgroups.broken.add(ls)

@@ -12,8 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.plan.narrowing import Narrowing
 from proxy.plan.standin import shorts
 from proxy.topology.build import described
-
-WHOLE = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
+from tests.testkit.cri import FOUR_CPUS
 
 
 def wish(cpus: str, **more: Any) -> Narrowing:
@@ -70,7 +69,7 @@ def test_what_cannot_be_had_is_said_and_the_rest_is_done(live) -> None:
 
 def test_an_owner_who_is_narrowed_and_loses_cpus_has_others_and_gives_them_back(live) -> None:
     async def day(w) -> None:
-        own = await w.run(await w.pod("g"), **WHOLE)
+        own = await w.run(await w.pod("g"), **FOUR_CPUS)
         assert w.on(own) == "0-1,8-9"
         assert narrow(w.keeper, own, wish("0,8")) == ""
         await w.until(lambda: w.on(own) == "0,8")

@@ -9,11 +9,11 @@ from typing import Any
 from proxy.kubelet.node_file import NodeFile
 from proxy.model.kubelet import CpuManager
 from proxy.model.options import TopologyOptions
+from tests.testkit.cri import TWO_CPUS
 
 BIND = "node.koordinator.sh/cpu-bind-policy"
 RESERVATION = "node.koordinator.sh/reservation"
 SYSTEM = "node.koordinator.sh/system-qos-resource"
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
 
 class Written:
@@ -121,11 +121,11 @@ def test_a_label_goes_before_what_kubelet_was_told(live, tmp_path: Path) -> None
         )
         await node.say()
         assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
-        odd = await w.begin(await w.pod("odd"), **{**WHOLE, "cpu_shares": 1024, "cpu_quota": 100_000})
+        odd = await w.begin(await w.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000})
         assert odd.refused is not None, "no whole core"
         await node.say({BIND: "SpreadByPCPUs"})
         assert node.value("cpuBindPolicy")["source"] == f"label {BIND} of the Node object"
-        spread = await w.run(await w.pod("spread"), **WHOLE)
+        spread = await w.run(await w.pod("spread"), **TWO_CPUS)
         machine = w.machine
         assert len({machine.by_id[cpu].core for cpu in w.cgroups.sets[spread]}) == 2
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.page import quotas_page
 from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
+from tests.testkit.cri import created_with
 
 TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 SEVERAL = {"rules": {"keep_quota": KeepQuota.SEVERAL_CONTAINERS}}
@@ -25,10 +25,6 @@ def at(w: Any, sandbox: str, container: str = "") -> int:
     """What the kernel says of a pod's quota, or of a container's."""
     path = w.parents[sandbox]
     return w.cpu.quotas[f"{path}/{container}" if container else path]
-
-
-def sent(call: Any) -> Any:
-    return pb.CreateContainerRequest.FromString(call.sent).config.linux.resources
 
 
 async def lsr(w: Any, uid: str = "db", quota: int = 200_000, **more: Any) -> str:
@@ -48,7 +44,7 @@ def test_a_container_and_its_pod(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await lsr(w)
         call = await w.begin(pod, **TWO)
-        assert (sent(call).cpu_quota, sent(call).cpu_period) == (-1, 100_000)
+        assert (created_with(call).cpu_quota, created_with(call).cpu_period) == (-1, 100_000)
         owner = w.finish(call, "o1")
         assert at(w, pod) == 200_000, "nobody runs there yet"
         await w.start(owner)
@@ -69,7 +65,7 @@ def test_who_owns_nothing_keeps_his(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await w.pod("ls", "LS", quota=100_000)
         call = await w.begin(pod, cpu_quota=50_000, cpu_period=100_000)
-        assert sent(call).cpu_quota == 50_000
+        assert created_with(call).cpu_quota == 50_000
         sharer = w.finish(call, "s1")
         await w.start(sharer)
         got = await w.update(sharer, cpu_quota=60_000)
@@ -283,7 +279,7 @@ def test_several_containers(live: Callable[..., None]) -> None:
         first = await w.run(pod, "first", **TWO)
         assert (at(w, pod), at(w, pod, first)) == (-1, -1)
         call = await w.begin(pod, "second", cpu_quota=100_000, cpu_period=100_000)
-        assert sent(call).cpu_quota == 100_000
+        assert created_with(call).cpu_quota == 100_000
         second = w.finish(call, "second-1")
         await w.quiet()
         assert (at(w, pod), at(w, pod, first)) == (300_000, 200_000)
@@ -340,7 +336,7 @@ def test_made_with_a_second_while_the_runtime_makes_it(live: Callable[..., None]
     async def day(w: Any) -> None:
         pod = await lsr(w)
         call = await w.begin(pod, "first", **TWO)
-        assert sent(call).cpu_quota == -1
+        assert created_with(call).cpu_quota == -1
         await w.create(pod, "second", **TWO)
         first = w.finish(call, "first-1")
         await w.quiet()
@@ -421,7 +417,7 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Call
         w.keeper.quotas.groups = None
         pod = await lsr(w)
         call = await w.begin(pod, **TWO)
-        assert sent(call).cpu_quota == 200_000
+        assert created_with(call).cpu_quota == 200_000
         owner = w.finish(call, "o1")
         await w.start(owner)
         assert (await w.update(owner, cpu_quota=170_000)).cpu_quota == 170_000

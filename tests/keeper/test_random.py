@@ -26,8 +26,8 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near
 from proxy.plan.invariants import violations
 from proxy.plan.state import NodeState
+from tests.testkit.cri import TWO_CPUS
 
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 KINDS = (
     ("LS", "burstable", "", {}),
     ("LS", "burstable", "", {}),
@@ -36,8 +36,8 @@ KINDS = (
     ("LSE", "", "4-5,12", {}),
     ("LSR", "", "8-9", {}),
     ("LSR", "", "1-2", {}),
-    ("", "", "", WHOLE),
-    ("", "", "", WHOLE),
+    ("", "", "", TWO_CPUS),
+    ("", "", "", TWO_CPUS),
 )
 STEPS, DAYS = 80, 12
 

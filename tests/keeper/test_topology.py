@@ -22,9 +22,9 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Phase
 from proxy.plan.invariants import violations
 from proxy.plan.state import NodeState
+from tests.testkit.cri import TWO_CPUS
 
 MIB = 1 << 20
-WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 FOUR = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
 SIX = {"cpu_shares": 6144, "cpu_quota": 600_000, "cpu_period": 100_000}
 BY_POD = {"policy": Policy.RESTRICTED, "scope": Scope.POD}
@@ -121,8 +121,8 @@ def test_a_pod_is_admitted_once_and_its_containers_find_what_was_set_aside(live)
         assert w.keeper.state.pools.shared == w.machine.online
         await w.quiet()
         assert w.ledger.entries[f"p/{s}"]["aside"]["cpus"] == "0-1,8-9"
-        first = await w.run(s, "x", **WHOLE)
-        second = await w.run(s, "y", **WHOLE)
+        first = await w.run(s, "x", **TWO_CPUS)
+        second = await w.run(s, "y", **TWO_CPUS)
         assert {w.on(first), w.on(second)} == {"0,8", "1,9"}
         assert records(w, "ns/a") == [("ns/a", True, True), ("ns/a/x", True, True), ("ns/a/y", True, True)]
         w.check()
@@ -239,7 +239,7 @@ def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(live) -> None:
         w.wire.finished(call, 0)
         create = pb.CreateContainerRequest(pod_sandbox_id="s-a", sandbox_config=request.config)
         create.config.metadata.name = "c"
-        create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**WHOLE))
+        create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
         await w.call("CreateContainer", create)
         assert asides(w) == {"a": "0-1,8-9"}
 
@@ -294,7 +294,7 @@ def test_memory_that_an_init_container_let_go_of_is_not_promised_again_after_a_c
         s = await w.pod("a", total=FOUR)
         first = await w.run(s, "i", memory_limit_in_bytes=20 * MIB, **FOUR)
         await w.stop(first)
-        await w.run(s, "c", memory_limit_in_bytes=MIB, **WHOLE)
+        await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
         before = w.keeper.state.memory
         assert {name for name, blocks in before.assignments["a"].items() if blocks} == {"c"}
         await w.quiet()
@@ -325,7 +325,7 @@ def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(live, monk
 def test_records_of_the_version_before_are_read(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
-        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **WHOLE)
+        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
         await w.quiet()
         old = copy.deepcopy(w.ledger.entries)
         for value in (*old.values(), old[f"c/{container}"]["pod"]):
@@ -375,8 +375,8 @@ def test_what_kubelet_tells_counts_more_than_the_cri(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
         assert kubelet.asked == 1, "known with the sandbox"
-        assert w.on(await w.run(s, "c", **WHOLE)) == "0-1,8"
-        half, unheard = await w.create(s, "half", **WHOLE), await w.create(s, "unheard", **WHOLE)
+        assert w.on(await w.run(s, "c", **TWO_CPUS)) == "0-1,8"
+        half, unheard = await w.create(s, "half", **TWO_CPUS), await w.create(s, "unheard", **TWO_CPUS)
         assert w.keeper.state.containers[half].owner == ""
         assert w.keeper.state.containers[unheard].owner == "a/unheard"
         assert kubelet.asked == 1
@@ -393,7 +393,7 @@ def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
         s = await w.pod("a")
         assert w.keeper.state.pods[s].asks is None
         kubelet.answer = PodAsk("?", (ask("c", 3),)), "kubelet's /pods"
-        container = await w.create(s, "c", **WHOLE)
+        container = await w.create(s, "c", **TWO_CPUS)
         assert len(w.keeper.state.containers[container].placement.own) == 3
         assert kubelet.asked == 2
 
@@ -475,7 +475,7 @@ def test_an_answer_that_tells_nothing_takes_back_nothing(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
         kubelet.gate.clear()
-        silent = asyncio.create_task(w.begin(s, "c", **WHOLE))
+        silent = asyncio.create_task(w.begin(s, "c", **TWO_CPUS))
         await w.until(lambda: kubelet.asked == 2)
         pod = w.keeper.state.pods[s]
         pod = dataclasses.replace(pod, asks=PodAsk("a", (ask("c", 2),)), source="kubelet's /pods")
@@ -605,8 +605,8 @@ def test_kubelet_does_not_make_a_pod_guaranteed_whose_cgroup_is_not(live) -> Non
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 
     async def day(w: Any) -> None:
-        s = await w.pod("a", kube="burstable", total=WHOLE)
-        container = await w.run(s, "c", **WHOLE)
+        s = await w.pod("a", kube="burstable", total=TWO_CPUS)
+        container = await w.run(s, "c", **TWO_CPUS)
         placement = w.keeper.state.containers[container].placement
         assert (placement.own, placement.blocks) == (CpuSet(), ())
         assert w.keeper.state.pods[s].asks.guaranteed is False
