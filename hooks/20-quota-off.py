@@ -12,7 +12,7 @@ group has a quota as well, the sum of its containers'; it is taken off before th
 would hold the container back just the same (``pod: false`` leaves it). It stays off until the pod ends. Under
 systemd on cgroup v2 a daemon-reload brings it back until the container's next update or start.
 
-Containers that are there when this hook is enabled keep their quota until they are made anew, or updated.
+Containers that are there when this hook is enabled keep their quota until they are made again, or updated.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _open(pod: PodFacts, decision: Decision) -> None:
 
 
 def _chosen(pod: PodFacts, decision: Decision) -> bool:
-    """Tell whether a container shall have no quota, and still has one as far as the engine goes."""
+    """Return whether a container shall have no quota, and still has one as far as the engine goes."""
     if not decision.own or decision.unlimited:
         return False
     if _settings.classes and (pod.qos or pod.kube_qos) not in _settings.classes:

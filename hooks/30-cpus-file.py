@@ -10,9 +10,9 @@ and with ``peers``, for each other container of the pod, ``PEER_CPUS_`` and its 
 but letters and digits is ``_``): the CPUs that it may run on.
 
 The environment is that of the create. CPUs can change while a container runs (the shared pool shrinks and
-grows); then the file says it: ``/run/topoproxy/cpus`` in the container, in a folder that is mounted
-read-only. It is replaced as a whole, so it is never read half; watch the folder, not the file. It has lines
-for a shell::
+grows); then the file says it: ``/run/topoproxy/cpus`` in the container, in a directory that is mounted
+read-only. It is replaced as a whole, so it is never read half; watch the directory, not the file. It has
+lines for a shell::
 
     . /run/topoproxy/cpus; exec taskset --cpu-list "$EXCLUSIVE_CPUS" program
 
@@ -21,9 +21,9 @@ told its pool; for one that has been narrowed to a part of its pool that is the 
 owner. What other hooks narrow is in the file, but not in the environment. Variables that the container sets
 itself, and its own mounts at that path, stay as they are.
 
-The files lie below ``root``, one folder for each container, on a file system that the runtime sees as well.
-They go with the container; leftovers of containers that came to nothing go when their pod does, or at the
-next start of the daemon. With SELinux the folder needs a label that containers may read:
+The files lie below ``root``, one directory for each container, on a file system that the runtime sees as
+well. They go with the container; leftovers of containers that came to nothing go when their pod does, or at
+the next start of the daemon. With SELinux the directory needs a label that containers may read:
 ``semanage fcontext -a -t container_file_t '/run/topoproxy/hooks/cpus(/.*)?'``.
 """
 
@@ -65,7 +65,7 @@ TIMEOUT = 2.0
 
 FILE = "cpus"
 GRACE_S = 120.0
-"""A folder without a container is left alone for so long: its create may be on its way."""
+"""A directory without a container is left alone for so long: its create may be on its way."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 _writing = threading.Lock()
 
@@ -90,7 +90,7 @@ class Settings:
     env: bool = field(default=True, metadata={"help": "Tell in the environment."})
     mount: str = field(
         default="/run/topoproxy",
-        metadata={"help": "Folder in the container that has the file; empty: no file."},
+        metadata={"help": "Directory in the container that has the file; empty: no file."},
     )
     root: str = field(
         default="/run/topoproxy/hooks/cpus", metadata={"help": "Where the files are on the node."}
@@ -103,7 +103,7 @@ class Settings:
                 raise ValueError(f"{name!r} cannot be the name of a variable")
         for path in (self.mount, self.root):
             if path and (not path.startswith("/") or ".." in path.split("/") or not path.strip("/")):
-                raise ValueError(f"{path!r} is no absolute path of a folder")
+                raise ValueError(f"{path!r} is no absolute path of a directory")
         if not self.root:
             raise ValueError("root must be set")
 
@@ -122,11 +122,11 @@ def synchronize(event: Synchronize) -> None:
     """Make the files of all containers true, and remove those of containers that are gone."""
     there = _known.hear(event)
     _tell(there)
-    _sweep({folder for one in there if (folder := _folder(one.uid, one.name, one.attempt))})
+    _sweep({directory for one in there if (directory := _directory(one.uid, one.name, one.attempt))})
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
-    """Give the container its variables, and the folder with the file."""
+    """Return the container its variables, and the directory with the file."""
     pod, container, decision = event.pod, event.container, event.decision
     if not _chosen(pod, decision):
         return None
@@ -135,15 +135,15 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
     lines = _lines(decision.own, decision.cpus, decision.mems, peers)
     envs = {name: value for name, value in lines.items() if name not in container.envs}
     mounts: dict[str, Mount] = {}
-    folder = _folder(pod.uid, container.name, container.attempt)
-    if folder is not None and place.rstrip("/") not in (
+    directory = _directory(pod.uid, container.name, container.attempt)
+    if directory is not None and place.rstrip("/") not in (
         m.container_path.rstrip("/") for m in container.mounts
     ):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o755)  # whatever the process's umask
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o755)  # whatever the process's umask
         with _writing:
-            _write(folder, lines)
-        mounts[place] = Mount(place, str(folder), readonly=True)
+            _write(directory, lines)
+        mounts[place] = Mount(place, str(directory), readonly=True)
     return Adjustment(envs=envs if _settings.env else {}, mounts=mounts)
 
 
@@ -153,12 +153,12 @@ def post_create_container(event: PostCreateContainer) -> None:
 
 
 def post_start_container(event: PostStartContainer) -> None:
-    """Tell what it has now: pools may have changed since the create."""
+    """Return what it has now: pools may have changed since the create."""
     _tell(_known.hear(event))
 
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
-    """Tell what it has now."""
+    """Return what it has now."""
     _tell(_known.hear(event))
 
 
@@ -173,18 +173,18 @@ def post_stop_container(event: PostStopContainer) -> None:
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
-    """Remove the container's folder, and tell its peers."""
+    """Remove the container's directory, and tell its peers."""
     gone = _known.hear(event)
-    folder = _folder(event.pod.uid, event.container.name, event.container.attempt)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    directory = _directory(event.pod.uid, event.container.name, event.container.attempt)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
-            folder.parent.rmdir()  # the last one of its pod
+            directory.parent.rmdir()  # the last one of its pod
     _tell(gone)
 
 
 def post_remove_pod_sandbox(event: PostRemovePodSandbox) -> None:
-    """Remove what is left of the pod: folders of creates that came to nothing."""
+    """Remove what is left of the pod: directories of creates that came to nothing."""
     if _PLAIN.fullmatch(event.pod.uid) and not _known.of_pod(event.pod.uid):
         shutil.rmtree(Path(_settings.root) / event.pod.uid, ignore_errors=True)
 
@@ -198,8 +198,8 @@ def _chosen(pod: PodFacts, decision: Decision) -> bool:
     return key in pod.annotations and (not equals or pod.annotations[key] == value)
 
 
-def _folder(uid: str, name: str, attempt: int) -> Path | None:
-    """Give a container's folder; None where its names cannot be those of folders, or no file is wanted."""
+def _directory(uid: str, name: str, attempt: int) -> Path | None:
+    """Return a container's directory; None if its names are not valid for one, or no file is wanted."""
     called = f"{name}.{attempt}"
     if not _settings.mount or not _PLAIN.fullmatch(uid) or not _PLAIN.fullmatch(called):
         return None
@@ -225,32 +225,32 @@ def _tell(changed: Iterable[Member]) -> None:
         with _writing:  # what is written last is what is known last
             pod = _known.of_pod(uid)
             for one in pod:
-                folder = _folder(one.uid, one.name, one.attempt)
+                directory = _directory(one.uid, one.name, one.attempt)
                 mine = (one.uid, one.name, one.attempt) in keys
-                if folder is None or not (mine or _settings.peers) or not (folder / FILE).exists():
+                if directory is None or not (mine or _settings.peers) or not (directory / FILE).exists():
                     continue
                 peers = {each.name: each.cpus for each in pod if each.name != one.name}
                 with contextlib.suppress(FileNotFoundError):  # the container has gone meanwhile
-                    _write(folder, _lines(one.own, one.cpus, one.mems, peers))
+                    _write(directory, _lines(one.own, one.cpus, one.mems, peers))
 
 
-def _write(folder: Path, lines: Mapping[str, str]) -> None:
+def _write(directory: Path, lines: Mapping[str, str]) -> None:
     """Replace the file as a whole; nothing that lies there is followed or written into."""
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
-    draft = folder / f".{FILE}.new"
+    draft = directory / f".{FILE}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, flags, 0o644), "w") as stream:
         os.fchmod(stream.fileno(), 0o644)
         stream.write(text)
-    draft.replace(folder / FILE)
+    draft.replace(directory / FILE)
 
 
 def _sweep(kept: set[Path]) -> None:
-    """Remove folders of containers that do not exist."""
+    """Remove directories of containers that do not exist."""
     before = time.time() - GRACE_S
-    for folder in Path(_settings.root).glob("*/*"):
+    for directory in Path(_settings.root).glob("*/*"):
         with contextlib.suppress(OSError):
-            if folder not in kept and folder.lstat().st_mtime < before:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.parent.rmdir()
+            if directory not in kept and directory.lstat().st_mtime < before:
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.parent.rmdir()

@@ -125,17 +125,17 @@ def post_start_container(event: PostStartContainer) -> None:
 
 
 def post_stop_container(event: PostStopContainer) -> None:
-    """Give interrupts back."""
+    """Return interrupts back."""
     _follow(event)
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
-    """Give back what a container that never ran has kept off."""
+    """Return back what a container that never ran has kept off."""
     _follow(event)
 
 
 def shutdown(event: Shutdown) -> None:
-    """Give interrupts back, unless a new version of this file has taken over."""
+    """Return interrupts back, unless a new version of this file has taken over."""
     if event.reason == "removed" or (event.reason == "stop" and _state.settings.give_back):
         _claim(CpuSet(), always=True)
 

@@ -102,7 +102,7 @@ class _State:
         self.quiet = CpuSet()
 
     def wishes(self, pod: PodFacts) -> Wish | None:
-        """Give what a pod wishes; None where nothing is to be done beside the calls."""
+        """Return what a pod wishes; None where nothing is to be done beside the calls."""
         handlers = self.settings.handlers
         if handlers and pod.runtime_handler not in handlers:
             return None
@@ -185,17 +185,17 @@ def post_start_container(event: PostStartContainer) -> None:
 
 
 def post_stop_container(event: PostStopContainer) -> None:
-    """Give back."""
+    """Return back."""
     _follow(event)
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
-    """Give back what a container that never ran has had."""
+    """Return back what a container that never ran has had."""
     _follow(event)
 
 
 def shutdown(event: Shutdown) -> None:
-    """Give all back, unless a new version of this file has taken over."""
+    """Return all back, unless a new version of this file has taken over."""
     if event.reason != "replaced":
         with _state.lock:
             _try(None, lambda: _irqs(CpuSet()))
@@ -235,7 +235,7 @@ def _without_interrupts(wish: Wish, own: CpuSet) -> CpuSet:
 
 
 def _housekeeping(own: CpuSet) -> CpuSet:
-    """Give the first CPU and the threads of its core."""
+    """Return the first CPU and the threads of its core."""
     first = own.first() if own else -1
     known = _state.machine.by_id.get(first) if _state.machine is not None else None
     core = _state.machine.cores[known.core] if _state.machine is not None and known is not None else CpuSet()
@@ -266,5 +266,7 @@ def _try(pod: PodFacts | None, do: Callable[[], object]) -> None:
     try:
         do()
     except HookError as error:
-        told = {"pod": pod.ref} if pod is not None else {}
-        log.say_once((_state.name, str(error)), "warning", "cannot follow an annotation", err=error, **told)
+        reported = {"pod": pod.ref} if pod is not None else {}
+        log.say_once(
+            (_state.name, str(error)), "warning", "cannot follow an annotation", err=error, **reported
+        )

@@ -81,18 +81,18 @@ def _say(
     changes: dict[str, list[str]] = {}
     for name, words in _changes(event.adjustment, asked):
         changes.setdefault(event.owners.get(name, "?"), []).append(words)
-    told = {"container": container} if container else {}
+    reported = {"container": container} if container else {}
     log.info(
         "hooks changed a request",
         call=_CALLS[type(event)],
         pod=event.event.pod.ref,
-        **told,
+        **reported,
         changes="; ".join(f"{hook}: {', '.join(words)}" for hook, words in sorted(changes.items())),
     )
 
 
 def _changes(adjustment: Adjustment, asked: Resources) -> Iterator[tuple[str, str]]:
-    """Walk what is changed: the field as owners have it, and words for it."""
+    """Iterate over what is changed: the field as owners have it, and words for it."""
     for name, value in adjustment.said():
         if name == "updates":
             yield from _of_others(adjustment)

@@ -218,7 +218,7 @@ class Hooking:
 
 def may_be_hooks(config: HooksConfig) -> bool:
     """Tell whether there is a file that may be a hook; runs in a thread."""
-    folders = ((config.folder, ".py"), (config.vendor_folder, ".py"), (config.server_folder, "json"))
+    folders = ((config.directory, ".py"), (config.vendor_directory, ".py"), (config.server_directory, "json"))
     return any(folder is not None and _holds(folder, ending) for folder, ending in folders)
 
 

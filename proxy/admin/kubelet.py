@@ -26,9 +26,9 @@ def kubelet(data: Mapping[str, object]) -> Iterable[str]:
     Args:
         data: ``kubelet`` of what ``/status`` answered; nothing is written where nothing is known.
     """
-    told = as_map(data.get("sources"))
+    reported = as_map(data.get("sources"))
     rows = [
-        (_NAMES.get(key, key), value, one_line(told.get(name)))
+        (_NAMES.get(key, key), value, one_line(reported.get(name)))
         for name, key in _SETTINGS
         if (value := _value(data.get(key)))
     ]

@@ -12,7 +12,7 @@ KINDS = ("anon", "file", "huge")
 
 
 def memory_rows(answer: object) -> list[tuple[str, ...]]:
-    """Give the rows of a table, one a container and node; the head first.
+    """Return the rows of a table, one a container and node; the head first.
 
     Args:
         answer: What ``/memory`` answered; parts that are missing are left out.

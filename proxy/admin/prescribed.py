@@ -19,16 +19,16 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
         data: ``prescribed`` of what ``/status`` answered.
     """
     values = [each for each in as_list(data.get("values")) if isinstance(each, Mapping)]
-    told = [each for each in values if each.get("source") != _DEFAULT or each.get("problem")]
+    reported = [each for each in values if each.get("source") != _DEFAULT or each.get("problem")]
     where, trouble = one_line(data.get("nodeObject")), one_line(data.get("problem"))
-    if not told and not trouble:
+    if not reported and not trouble:
         return
     yield ""
     yield f"Prescribed for the node{f' (Node object: {where})' if where else ''}"
     rows = [("VALUE", "IN FORCE", "FROM")]
-    rows += [(one_line(e.get("name")), _shown(e.get("value")), one_line(e.get("source"))) for e in told]
-    yield from table(rows) if told else ()
-    for words in (trouble, *(one_line(each.get("problem")) for each in told)):
+    rows += [(one_line(e.get("name")), _shown(e.get("value")), one_line(e.get("source"))) for e in reported]
+    yield from table(rows) if reported else ()
+    for words in (trouble, *(one_line(each.get("problem")) for each in reported)):
         if words:
             yield f"  NOT FOLLOWED: {words}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def release(data: Mapping[str, object]) -> list[str]:
-    """Give the lines; none where the node is not left.
+    """Return the lines; none where the node is not left.
 
     Args:
         data: The part ``release`` of ``/status``.

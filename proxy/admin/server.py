@@ -181,7 +181,7 @@ class AdminServer:
 
 
 def _may_act(writer: asyncio.StreamWriter) -> bool:
-    """Tell whether a client is root or our own user, by the kernel's word."""
+    """Return whether a client is root or our own user, by the kernel's word."""
     peer = writer.get_extra_info("socket")
     size = struct.calcsize("3i")
     uid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]

@@ -55,5 +55,5 @@ def _lines(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _is_on(data: Mapping[str, object]) -> bool:
-    """Tell whether something is to be suppressed."""
+    """Return whether something is to be suppressed."""
     return data.get("mode") in ("cpuset", "cfs-quota")

@@ -124,7 +124,7 @@ class KernelCpuGroups:
 
 
 def _is_pods(name: str) -> bool:
-    """Tell whether a group's name is that of one pod, and not of all pods or of a class."""
+    """Return whether a group's name is that of one pod, and not of all pods or of a class."""
     try:
         pod_uid(Driver.SYSTEMD if name.endswith(".slice") else Driver.CGROUPFS, name)
     except CgroupError:
@@ -137,7 +137,7 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
 
     Args:
         root: What ``proxy.apply.kernel.open_cgroups`` is given: usually ``/sys/fs/cgroup``; a v1 mount of the
-            cpuset controller, beside which that of the cpu controller lies; a folder that imitates a tree.
+            cpuset controller, beside which that of the cpu controller lies; a directory that imitates a tree.
             Where it is at none of its usual places, it is the mounts that tell.
         procfs: Where our own mounts are told.
 

@@ -181,7 +181,7 @@ class Connection:
 
 
 def _body(asked: Message, answer: Message) -> tuple[Any, ...]:
-    """Give what an answer says.
+    """Return what an answer says.
 
     Raises:
         UnavailableError, CgroupError: It is an error.

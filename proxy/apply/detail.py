@@ -20,22 +20,22 @@ _TOO_LARGE = 1 << 64
 
 
 def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
-    """Give what a status answer tells of cgroup and resources; never raises."""
+    """Return what a status answer tells of cgroup and resources; never raises."""
     document = _document(answer)
     linux = _get(document, "runtimeSpec", "linux")
     cgroups_path = _text(_get(linux, "cgroupsPath"))
     pid = _number(_get(document, "pid"))
     status = answer.status
     if status.resources.HasField("linux"):
-        told = status.resources.linux
+        reported = status.resources.linux
         return RuntimeDetail(
             cgroups_path=cgroups_path,
-            cpu_shares=told.cpu_shares,
-            cpu_quota=told.cpu_quota,
-            cpu_period=told.cpu_period,
-            memory_limit=told.memory_limit_in_bytes,
-            cpuset_cpus=plausible(text(told.cpuset_cpus)),
-            cpuset_mems=plausible(text(told.cpuset_mems)),
+            cpu_shares=reported.cpu_shares,
+            cpu_quota=reported.cpu_quota,
+            cpu_period=reported.cpu_period,
+            memory_limit=reported.memory_limit_in_bytes,
+            cpuset_cpus=plausible(text(reported.cpuset_cpus)),
+            cpuset_mems=plausible(text(reported.cpuset_mems)),
             pid=pid,
         )
     cpu = _get(linux, "resources", "cpu")

@@ -64,7 +64,7 @@ class KernelDisplaced:
             above = above.parent
 
     def _is_of(self, pid: str, name: str) -> bool:
-        """Tell whether a process is in a group of that name, or below one, in another hierarchy."""
+        """Return whether a process is in a group of that name, or below one, in another hierarchy."""
         try:
             lines = (self._procfs / pid / "cgroup").read_text().splitlines()
         except OSError:
@@ -73,8 +73,8 @@ class KernelDisplaced:
 
 
 def _is_used(group: Path) -> bool:
-    """Tell whether a group, or one below it, holds processes."""
-    return any(_processes(Path(folder)) for folder, _, _ in os.walk(group))
+    """Return whether a group, or one below it, holds processes."""
+    return any(_processes(Path(directory)) for directory, _, _ in os.walk(group))
 
 
 def _processes(group: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """The few file operations that the cpuset tree is made of.
 
-The rules of finding, writing and widening are the same on the kernel's tree and on a folder that imitates it;
-they see the world through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;
+The rules of finding, writing and widening are the same on the kernel's tree and on a directory that imitates
+it; they see the world through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;
 every method raises OSError as the kernel would.
 
 The path may be something other than a kernel file, such as a FIFO, whose ``open`` waits for the
@@ -36,7 +36,7 @@ class Files(Protocol):
         """Write one file of a group, in a single write."""
 
     def is_group(self, path: str) -> bool:
-        """Tell whether there is such a group."""
+        """Return whether there is such a group."""
 
     def children(self, path: str) -> Sequence[str]:
         """Names of the groups right below; none where the group is gone."""
@@ -62,7 +62,7 @@ class OsFiles:
     def write(self, path: str, name: str, text: str) -> None:
         """Write one file of a group.
 
-        O_TRUNC means nothing to the kernel's files; it makes a plain folder that is used for trying things
+        O_TRUNC means nothing to the kernel's files; it makes a plain directory that is used for trying things
         out hold the new value and not the end of the old one too.
         """
         fd = os.open(f"{self._full(path)}/{name}", os.O_WRONLY | os.O_TRUNC | _HOW)
@@ -121,7 +121,7 @@ class OsFiles:
         return held
 
     def is_group(self, path: str) -> bool:
-        """Tell whether there is such a directory."""
+        """Return whether there is such a directory."""
         try:
             return stat.S_ISDIR(os.stat(self._full(path)).st_mode)  # noqa: PTH116 (a Path costs three times the call)
         except OSError:

@@ -1,10 +1,10 @@
-"""A cpuset hierarchy in an ordinary folder, with the kernel's rules.
+"""A cpuset hierarchy in an ordinary directory, with the kernel's rules.
 
 For the demo, for tests, and for trying the daemon without touching the node: the files are real files, so a
 person can look at them, and what the kernel refuses is refused with the kernel's error number (the contract
-test runs the same cases on both). The description of the imagined machine lies in the folder
-(``folder-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules are
-in ``proxy.apply.folder_rules``. Groups are made and removed with ``mkdir`` and ``rmdir`` of
+test runs the same cases on both). The description of the imagined machine lies in the directory
+(``directory-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules
+are in ``proxy.apply.folder_rules``. Groups are made and removed with ``mkdir`` and ``rmdir`` of
 ``FolderCgroups``.
 """
 
@@ -22,12 +22,12 @@ from proxy.model.idset import CpuSet, Mask
 
 
 def is_folder_tree(root: Path) -> bool:
-    """Tell whether a folder holds an imitated tree."""
+    """Return whether a directory holds an imitated tree."""
     return (root / MARKER).is_file()
 
 
 class FolderCgroups(KernelCgroups):
-    """A cpuset tree in a folder: ``KernelCgroups`` on ``FolderFiles``, and what a runtime does to groups."""
+    """A cpuset tree in a directory: ``KernelCgroups`` on ``FolderFiles``, and what a runtime does to it."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class FolderCgroups(KernelCgroups):
         *,
         exclusive: bool = True,
     ) -> None:
-        """Make the tree, or open it where the folder holds one already.
+        """Make the tree, or open it where the directory holds one already.
 
         Args:
-            root: The folder; made if it is missing.
+            root: The directory; made if it is missing.
             online: CPUs of the imagined machine.
             nodes: Its memory nodes.
             version: 1 or 2.
@@ -61,10 +61,10 @@ class FolderCgroups(KernelCgroups):
 
     @classmethod
     def open(cls, root: Path) -> FolderCgroups:
-        """Open the tree that a folder holds.
+        """Open the tree that a directory holds.
 
         Raises:
-            CgroupError: The folder's description cannot be read.
+            CgroupError: The directory's description cannot be read.
         """
         try:
             facts = json.loads((root / MARKER).read_text())
@@ -73,7 +73,7 @@ class FolderCgroups(KernelCgroups):
             return cls(root, online, nodes, int(facts["version"]), possible, exclusive=newer)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CgroupError(
-                f"cannot open the cgroup folder {root}: {MARKER} is damaged ({error})"
+                f"cannot open the cgroup directory {root}: {MARKER} is damaged ({error})"
             ) from None
 
     @property

@@ -1,4 +1,4 @@
-"""The kernel's rules about CFS quotas, on files in an ordinary folder.
+"""The kernel's rules about CFS quotas, on files in an ordinary directory.
 
 In the order in which the kernel checks (kernel 6.18, v1 seen on a real mount): what is no number, a quota or
 a period of less than a millisecond, a period of more than a second: EINVAL; any negative quota is none. v1:
@@ -21,7 +21,7 @@ _LEAST, _LONGEST, _MOST = 1000, 1_000_000, 1 << 44
 
 
 class Tree(Protocol):
-    """What is needed of the folder."""
+    """What is needed of the directory."""
 
     version: int
 
@@ -33,14 +33,14 @@ class Tree(Protocol):
 
 
 def furniture(path: str, version: int) -> dict[str, str]:
-    """Give the files of a new group and what they hold."""
+    """Return the files of a new group and what they hold."""
     if version == 1:
         return {QUOTA: "-1", PERIOD: "100000"}
     return {MAX: "max 100000"} if path else {}
 
 
 def written(tree: Tree, path: str, name: str, text: str) -> str:
-    """Give what a file holds after a write.
+    """Return what a file holds after a write.
 
     Raises:
         OSError: EINVAL, as the kernel refuses.

@@ -1,4 +1,4 @@
-"""The kernel's rules of partitions (cgroup v2), on files in an ordinary folder.
+"""The kernel's rules of partitions (cgroup v2), on files in an ordinary directory.
 
 As seen on Linux 6.12 (the theory is in ``proxy.apply.partitions``), without exclusive sets as on 6.1:
 
@@ -57,20 +57,20 @@ Table = dict[str, Entry]
 
 
 class Tree(Protocol):
-    """What is needed of the folder."""
+    """What is needed of the directory."""
 
     def read(self, path: str, name: str) -> str:
         """Read one file of a group."""
 
     def is_group(self, path: str) -> bool:
-        """Tell whether there is such a group."""
+        """Return whether there is such a group."""
 
     def children(self, path: str) -> Sequence[str]:
         """Names of the groups right below."""
 
 
 def load(root: Path) -> Table:
-    """Give the groups that are no members."""
+    """Return the groups that are no members."""
     try:
         return {path: Entry(**entry) for path, entry in json.loads((root / TABLE).read_text()).items()}
     except FileNotFoundError:
@@ -84,14 +84,14 @@ def save(root: Path, table: Table) -> None:
 
 
 def furniture(path: str, *, exclusive: bool) -> dict[str, str]:
-    """Give the files of a new group and what they hold."""
+    """Return the files of a new group and what they hold."""
     if not path:
         return {ISOLATED: ""} if exclusive else {}
     return {PARTITION: "member", **({EXCLUSIVE: ""} if exclusive else {})}
 
 
 def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Table) -> CpuSet:
-    """Tell what tasks of a group get."""
+    """Return what tasks of a group get."""
     inside = CpuSet()
     for other, each in table.items():
         if other.startswith(f"{path}/") or not path:
@@ -105,7 +105,7 @@ def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Tabl
 
 
 def set_exclusive(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
-    """Give the groups that are no members after an exclusive set was written.
+    """Return the groups that are no members after an exclusive set was written.
 
     Raises:
         OSError: EINVAL, as the kernel refuses.
@@ -122,7 +122,7 @@ def set_exclusive(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
 
 
 def listed(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
-    """Give them after a group's list was written."""
+    """Return them after a group's list was written."""
     after = dict(table)
     for sibling in _siblings(tree, path):
         entry = after.get(sibling)
@@ -137,7 +137,7 @@ def listed(tree: Tree, path: str, value: CpuSet, table: Table) -> Table:
 
 
 def set_partition(tree: Tree, path: str, word: str, table: Table) -> Table:
-    """Give them after a group was made a partition or a member.
+    """Return them after a group was made a partition or a member.
 
     Raises:
         OSError: EINVAL: no such word.

@@ -1,4 +1,4 @@
-"""The kernel's cpuset rules, on files in an ordinary folder.
+"""The kernel's cpuset rules, on files in an ordinary directory.
 
 Rules, in the order in which the kernel checks (kernel 6.18, each seen on a real v1 mount):
 
@@ -32,7 +32,7 @@ _NODES_LIMIT = 1024  # MAX_NUMNODES of the usual distribution kernels
 
 
 class FolderFiles:
-    """``Files`` on a folder, with the kernel's refusals."""
+    """``Files`` on a directory, with the kernel's refusals."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class FolderFiles:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the tree's lock; each use opens the file anew, so threads exclude each other too."""
+        """Hold the tree's lock; each use opens the file again, so threads exclude each other too."""
         with (self._root / MARKER).open() as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -68,7 +68,7 @@ class FolderFiles:
         return self._plain.read(path, name)
 
     def is_group(self, path: str) -> bool:
-        """Tell whether there is such a group."""
+        """Return whether there is such a group."""
         return self._plain.is_group(path)
 
     def children(self, path: str) -> Sequence[str]:
@@ -145,7 +145,7 @@ class FolderFiles:
         self._keep_table(after)
 
     def _table(self, name: str) -> folder_partitions.Table:
-        """Give the groups that are partitions, where the list is that of CPUs."""
+        """Return the groups that are partitions, where the list is that of CPUs."""
         if self.version == 1 or name != "cpuset.cpus":
             return {}
         return folder_partitions.load(self._root)

@@ -1,9 +1,10 @@
 """Find the hierarchy of a controller: at its usual place, else wherever the kernel says that it is mounted.
 
-The usual places are folders below ``cgroupRoot``; they need no reading of mounts, and they also make a plain
-folder a tree to try things on. Only where nothing is there, and ``cgroupRoot`` is the machine's own (its
-usual path, or one with a cgroup mount in it), the mounts are looked at: a v1 cpuset mounted elsewhere beside
-v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than ``unified``.
+The usual places are directories below ``cgroupRoot``; they need no reading of mounts, and they also make a
+plain directory a tree to try things on. Only where nothing is there, and ``cgroupRoot`` is the machine's own
+(its usual path, or one with a cgroup mount in it), the mounts are looked at: a v1 cpuset mounted elsewhere
+beside v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than
+``unified``.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def read_mounts(procfs: Path) -> list[Mount]:
 
 
 def elsewhere(root: Path, procfs: Path) -> list[Mount]:
-    """Give the mounts that may be used in place of what is missing below ``cgroupRoot``."""
+    """Return the mounts that may be used in place of what is missing below ``cgroupRoot``."""
     mounts = read_mounts(procfs)
     own = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
     return mounts if own else []
 
 
 def has(point: Path, controller: str) -> bool:
-    """Tell whether a v2 hierarchy has a controller."""
+    """Return whether a v2 hierarchy has a controller."""
     try:
         return controller in (point / "cgroup.controllers").read_text().split()
     except OSError:
@@ -45,7 +46,7 @@ def has(point: Path, controller: str) -> bool:
 def mounted(
     mounts: list[Mount], controller: str, file: str, *, always: str = ""
 ) -> Iterator[tuple[Path, int]]:
-    """Give the hierarchies of a controller, v1 before v2: where both are mounted, v1 has it or v2 does.
+    """Return the hierarchies of a controller, v1 before v2: where both are mounted, v1 has it or v2 does.
 
     Args:
         mounts: What is mounted.
@@ -61,6 +62,6 @@ def mounted(
 
 
 def root_of(mounts: list[Mount], point: Path) -> str:
-    """Give the group that is seen at a mount point; ``/`` where that is no mount."""
+    """Return the group that is seen at a mount point; ``/`` where that is no mount."""
     found = [m.root for m in mounts if m.point == point]
     return found[-1] if found else "/"  # the last mount hides those before it

@@ -3,7 +3,7 @@
 The kernel tells of writes to the files of cgroups as it does for any file (IN_MODIFY): whoever writes, from
 whatever process, mount or namespace, and also if nothing changes by it. It does not tell of what the kernel
 changes by itself (CPUs that go offline, effective sets), nor that a group was removed: who watches must say
-when to stop. A watch is on the one file, not on the folder, where each ``exec`` in a container writes too.
+when to stop. A watch is on the one file, not on the directory, where each ``exec`` in a container writes too.
 
 Three calls of the C library, by ctypes, which the daemon has loaded anyway: the packages for it bring a file
 object for each event or a thread. fanotify would also tell who wrote, but wants CAP_SYS_ADMIN.
@@ -54,7 +54,7 @@ class InotifyWrites:
             raise _error("watch cpusets for writes by others")
 
     def fileno(self) -> int:
-        """Give what is readable when there is something to take."""
+        """Return what is readable when there is something to take."""
         return self._fd
 
     def watch(self, path: str) -> bool:
@@ -87,7 +87,7 @@ class InotifyWrites:
             self._libc.inotify_rm_watch(self._fd, watch)
 
     def watched(self) -> set[str]:
-        """Give the groups that are watched."""
+        """Return the groups that are watched."""
         return set(self._watches)
 
     def taken(self) -> set[str] | None:
@@ -95,12 +95,12 @@ class InotifyWrites:
         written: set[str] = set()
         while True:
             try:
-                told = os.read(self._fd, _READ_BYTES)
+                reported = os.read(self._fd, _READ_BYTES)
             except BlockingIOError:
                 return written
             at = 0
-            while at < len(told):
-                watch, mask, _, length = _EVENT.unpack_from(told, at)
+            while at < len(reported):
+                watch, mask, _, length = _EVENT.unpack_from(reported, at)
                 at += _EVENT.size + length
                 if mask & _OVERFLOW:
                     return None

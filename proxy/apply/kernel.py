@@ -72,7 +72,7 @@ class KernelCgroups:
         self._finder.learn(container_id, path, parent)
 
     def is_group(self, path: str) -> bool:
-        """Tell whether there is such a group."""
+        """Return whether there is such a group."""
         return self._files.is_group(path)
 
     def pod_group(self, parent: str) -> str | None:
@@ -83,7 +83,7 @@ class KernelCgroups:
     # Reading
 
     def children(self, path: str) -> list[str]:
-        """Give the names of the groups right below a group; none where it is gone."""
+        """Return the names of the groups right below a group; none where it is gone."""
         return list(self._files.children(path))
 
     def read(self, path: str) -> CpusetValue:
@@ -101,7 +101,7 @@ class KernelCgroups:
         )
 
     def cpus(self, path: str) -> CpuSet:
-        """Read the CPUs in force; see ``proxy.keeper.kernel_ports.Cgroups.cpus``."""
+        """Read the CPUs in effect; see ``proxy.keeper.kernel_ports.Cgroups.cpus``."""
         kind = self._cpus
         return CpuSet.from_bits(
             self._get(path, kind, kind.file if self._version == 1 else kind.effective).bits
@@ -297,8 +297,8 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     """Find the hierarchy with the cpuset controller.
 
     Args:
-        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a folder made by ``FolderCgroups`` are
-            taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
+        root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a directory made by ``FolderCgroups``
+            are taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
             side. Where neither is at its usual place, it is the mounts that tell.
         procfs: Where our own mounts are told.
 
@@ -319,5 +319,5 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
         return KernelCgroups(mount, version)
     raise CgroupError(
         f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "
-        "hierarchy whose cgroup.controllers lists cpuset; mount one, or name its folder with --cgroup-root"
+        "hierarchy whose cgroup.controllers lists cpuset; mount one, or name its directory with --cgroup-root"
     )

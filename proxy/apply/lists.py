@@ -27,7 +27,7 @@ class Kind:
 
 
 def kinds(version: int) -> tuple[Kind, Kind]:
-    """Give CPUs and memory nodes as they are in cgroup v1 or v2."""
+    """Return CPUs and memory nodes as they are in cgroup v1 or v2."""
     names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
     if version == 1:
         names_of = ("cpuset.effective_cpus", "cpuset.effective_mems")

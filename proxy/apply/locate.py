@@ -62,13 +62,13 @@ class Locator:
         self._procfs = procfs
         self._mounts = mounts
 
-    def locate(self, container_id: str, told: RuntimeDetail) -> Located:
+    def locate(self, container_id: str, reported: RuntimeDetail) -> Located:
         """Find a container's group; see ``proxy.keeper.kernel_ports.Places.locate``."""
-        path, why = self._by_name(container_id, told.cgroups_path), ""
+        path, why = self._by_name(container_id, reported.cgroups_path), ""
         if not path:
-            path, why = self._by_pid(container_id, told.pid)
+            path, why = self._by_pid(container_id, reported.pid)
         if path:
-            self.remember(container_id, path, told.cgroups_path)
+            self.remember(container_id, path, reported.cgroups_path)
         return Located(path, why)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
@@ -90,22 +90,25 @@ class Locator:
             text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
         except OSError as error:
             return "", f"its first process {pid} cannot be looked at ({error.strerror})"
-        told = group_line(text, self._groups.version)
-        if told is None:
+        reported = group_line(text, self._groups.version)
+        if reported is None:
             return "", f"its first process {pid} is in no group of the cpuset controller"
-        parts = told.split("/")
+        parts = reported.split("/")
         own = next((i for i, part in enumerate(parts) if names.holds_id(part, container_id)), None)
         if own is None:
-            return "", f"its first process {pid} is in {told}, which is not its own (a virtual machine?)"
-        told = "/".join(parts[: own + 1])
-        place = below(told, root_of(read_mounts(self._mounts), self._groups.root))
+            return "", f"its first process {pid} is in {reported}, which is not its own (a virtual machine?)"
+        reported = "/".join(parts[: own + 1])
+        place = below(reported, root_of(read_mounts(self._mounts), self._groups.root))
         path = self._spelled(place) if place is not None else ""
         if not path:
-            return "", f"its first process {pid} is in {told}, which is not seen below {self._groups.root}"
+            return (
+                "",
+                f"its first process {pid} is in {reported}, which is not seen below {self._groups.root}",
+            )
         return path, ""
 
     def _spelled(self, place: Below) -> str:
-        """Give the whole path of a place, if there is just one such group."""
+        """Return the whole path of a place, if there is just one such group."""
         if not place.path or not names.is_plain(place.path):
             return ""
         if not place.hidden:

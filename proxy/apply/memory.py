@@ -101,7 +101,7 @@ class KernelMemory:
         object.__setattr__(self, "_finder", Finder(OsFiles(self.root)))
 
     def use(self, parent: str, container_id: str) -> MemoryUse | None:
-        """Tell where a container's memory is; see ``proxy.keeper.kernel_ports.Memory.use``."""
+        """Return where a container's memory is; see ``proxy.keeper.kernel_ports.Memory.use``."""
         path = self._finder.find(parent, container_id)
         if path is None:
             return None
@@ -128,7 +128,7 @@ class KernelMemory:
         self._finder.learn(container_id, path, parent)
 
     def migrates(self, path: str) -> bool:
-        """Tell whether a change of memory nodes moves pages; see ``Memory.migrates`` of the ports."""
+        """Return whether a change of memory nodes moves pages; see ``Memory.migrates`` of the ports."""
         if self.cpusets is None:
             return self.version == 2
         try:

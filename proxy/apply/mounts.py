@@ -66,13 +66,13 @@ def _plain(text: str) -> str:
 
 
 def mounted_v1(mounts: Iterable[Mount], controller: str) -> Iterator[Path]:
-    """Give the mount points of the v1 hierarchy of a controller; one that shows all of it comes first."""
+    """Return the mount points of the v1 hierarchy of a controller; one that shows all of it comes first."""
     found = [m for m in mounts if m.version == 1 and controller in m.controllers]
     return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
 
 
 def mounted_v2(mounts: Iterable[Mount]) -> Iterator[Path]:
-    """Give the mount points of v2; one that shows all of it comes first."""
+    """Return the mount points of v2; one that shows all of it comes first."""
     found = [m for m in mounts if m.version == 2]
     return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
 
@@ -93,8 +93,8 @@ def group_line(text: str, version: int, controller: str = "cpuset") -> str | Non
         controllers, colon, path = rest.partition(":")
         if not colon or not path.startswith("/"):
             continue
-        told = number == "0" and not controllers if version == 2 else controller in controllers.split(",")
-        if told:
+        reported = number == "0" and not controllers if version == 2 else controller in controllers.split(",")
+        if reported:
             return None if path.endswith(_DELETED) else path
     return None
 
@@ -113,7 +113,7 @@ class Below:
 
 
 def below(path: str, root: str) -> Below | None:
-    """Give the place of a group below a mount point.
+    """Return the place of a group below a mount point.
 
     Args:
         path: The group, as ``group_line`` gives it.

@@ -29,7 +29,7 @@ _NO_CONTAINER = ("crio-conmon-", "libpod-conmon-")
 
 
 def expand_slice(name: str) -> str | None:
-    """Give the path of a slice below the root.
+    """Return the path of a slice below the root.
 
     Args:
         name: As ``a-b-c.slice``.
@@ -50,12 +50,12 @@ def expand_slice(name: str) -> str | None:
 
 
 def is_plain(path: str) -> bool:
-    """Tell whether a path stays where it is put: no ``.`` or ``..`` in it, no NUL."""
+    """Return whether a path stays where it is put: no ``.`` or ``..`` in it, no NUL."""
     return "\0" not in path and not {".", ".."}.intersection(path.split("/"))
 
 
 def parent_path(parent: str) -> str | None:
-    """Give the directory that ``cgroup_parent`` names, relative to the root; None where it names none."""
+    """Return the directory that ``cgroup_parent`` names, relative to the root; None where it names none."""
     if not parent or not is_plain(parent):
         return None
     expanded = expand_slice(parent.rstrip("/").rpartition("/")[2])
@@ -75,13 +75,13 @@ def _split(parent: str, container_id: str) -> tuple[str, str | None]:
 
 
 def home(parent: str, container_id: str) -> str | None:
-    """Give the group below which the container's group is expected; None where the parent names none."""
+    """Return the group below which the container's group is expected; None where the parent names none."""
     above = _split(parent, container_id)[0]
     return parent_path(above) if above else "k8s.io"
 
 
 def candidates(parent: str, container_id: str) -> Iterator[str]:
-    """Give the paths at which a container's cgroup is expected, the likeliest first.
+    """Return the paths at which a container's cgroup is expected, the likeliest first.
 
     Args:
         parent: ``cgroup_parent``, or an OCI ``cgroupsPath`` that ends in the id; may be empty.
@@ -118,7 +118,7 @@ def _join(base: str, name: str) -> str:
 
 
 def holds_id(name: str, container_id: str) -> bool:
-    """Tell whether a directory's name is that of the container with the id (and not of its monitor)."""
+    """Return whether a directory's name is that of the container with the id (and not of its monitor)."""
     if name.startswith(_NO_CONTAINER):
         return False
     return name == container_id or name.removesuffix(".scope").endswith(

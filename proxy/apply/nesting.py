@@ -129,7 +129,7 @@ class _Narrowing:
         self._written.append((path, had, value))
 
     def put_back(self) -> None:
-        """Give everybody what he had, the last one first: so each fits where he was.
+        """Return everybody what he had, the last one first: so each fits where he was.
 
         Who holds something else by now was written by somebody else, and is left, as is who refuses.
         """

@@ -71,7 +71,7 @@ class KernelPartitions:
         return "" if self._version == 2 else "cgroup v1 has none"
 
     def file(self, path: str) -> str:
-        """Give the file that tells when a partition changes; empty where none does."""
+        """Return the file that tells when a partition changes; empty where none does."""
         return f"{self._root}/{path}/{PARTITION}" if self._root else ""
 
     # Reading
@@ -91,14 +91,14 @@ class KernelPartitions:
         return PartitionState(kind, valid=kind != MEMBER and not found["bad"], reason=why)
 
     def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
-        """Give what a partition adds to the exclusive sets of groups; see ``Partitions.lent``."""
+        """Return what a partition adds to the exclusive sets of groups; see ``Partitions.lent``."""
         if self._held(path, EXCLUSIVE) is None:
             return {}
         found = {above: cpus - (self._held(above, EXCLUSIVE) or CpuSet()) for above in _above(path)}
         return {above: missing for above, missing in found.items() if missing}
 
     def isolated(self) -> CpuSet | None:
-        """Give all CPUs of isolated partitions (Linux 6.7); None where the kernel does not tell."""
+        """Return all CPUs of isolated partitions (Linux 6.7); None where the kernel does not tell."""
         return self._held("", "cpuset.cpus.isolated")
 
     def _held(self, path: str, file: str) -> CpuSet | None:
@@ -177,7 +177,7 @@ class KernelPartitions:
 
 
 def open_partitions(cgroups: object) -> KernelPartitions | None:
-    """Give the partitions of a cpuset tree; None where it is not one of the kernel's, or imitates it."""
+    """Return the partitions of a cpuset tree; None where it is not one of the kernel's, or imitates it."""
     if not isinstance(cgroups, KernelCgroups):
         return None
     files = getattr(cgroups, "files", None)  # an imitated tree has rules of its own

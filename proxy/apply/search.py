@@ -31,7 +31,7 @@ class Finder:
         self._tops: list[str] = [""]
 
     def find(self, parent: str, container_id: str) -> str | None:
-        """Give a container's group, or None where it has none; see ``Cgroups.find`` of the ports."""
+        """Return a container's group, or None where it has none; see ``Cgroups.find`` of the ports."""
         if not _is_id(container_id):
             return None
         for path in names.candidates(parent, container_id):
@@ -49,7 +49,7 @@ class Finder:
         return found
 
     def group(self, path: str) -> str | None:
-        """Give a group by its name: where that says, or where names have been found to begin."""
+        """Return a group by its name: where that says, or where names have been found to begin."""
         for top in self._tops:
             there = f"{top}/{path}" if top else path
             if self._files.is_group(there):

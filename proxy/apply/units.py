@@ -1,4 +1,4 @@
-"""systemd's units: which CPUs and memory nodes a scope is to have, and when all are loaded anew.
+"""systemd's units: which CPUs and memory nodes a scope is to have, and when all are loaded again.
 
 Theory. On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties
 ``AllowedCPUs`` and ``AllowedMemoryNodes`` whenever it has reason to: a daemon-reload, or any change of any
@@ -41,18 +41,18 @@ _JOIN_S = 2.0
 
 
 def sockets(root: Path = Path("/")) -> list[str]:
-    """Give the sockets by which systemd may be reached, the best first."""
+    """Return the sockets by which systemd may be reached, the best first."""
     private = [PRIVATE] if os.geteuid() == 0 else []
     return [str(root / path) for path in (*private, BUS) if (root / path).exists()]
 
 
 def to_bytes(ids: IdSet) -> bytes:
-    """Give a set as systemd wants it; no bytes for the empty set."""
+    """Return a set as systemd wants it; no bytes for the empty set."""
     return ids.bits.to_bytes((ids.bits.bit_length() + 7) // 8, "little")
 
 
 def object_path(unit: str) -> str:
-    """Give the D-Bus object of a unit: what is neither a letter nor a digit is written as ``_xx``."""
+    """Return the D-Bus object of a unit: what is neither a letter nor a digit is written as ``_xx``."""
     escaped = "".join(
         chr(c) if chr(c).isalnum() and c < 128 and not (chr(c).isdigit() and i == 0) else f"_{c:02x}"
         for i, c in enumerate(unit.encode())

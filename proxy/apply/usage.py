@@ -62,10 +62,10 @@ class CgroupUsage:
         found: dict[str, Mapping[str, int]] = {}
         seen: set[str] = set()
         for key, group in groups.items():
-            told = self._group(group)
-            if told:
-                found[key] = told
-                seen |= told.keys()
+            reported = self._group(group)
+            if reported:
+                found[key] = reported
+                seen |= reported.keys()
         for path in [path for path in self._open if path not in seen and path]:
             self._close(path)
         return UsageReading(at, node, found)
@@ -140,7 +140,7 @@ class CgroupUsage:
                         f"cannot read the CPU time of cgroup /{path}: {error.strerror}", error.errno or 0
                     ) from None
                 if kept and again:
-                    continue  # the group may have been made anew under its name
+                    continue  # the group may have been made again under its name
                 return None
             try:
                 return self._parse(text)
@@ -163,8 +163,8 @@ def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/p
     """Find the hierarchy that counts CPU time.
 
     Args:
-        root: What ``cgroupRoot`` says: usually ``/sys/fs/cgroup``; a v1 cpuset mount itself and a folder with
-            an imitated tree are taken too.
+        root: What ``cgroupRoot`` says: usually ``/sys/fs/cgroup``; a v1 cpuset mount itself and a directory
+            with an imitated tree are taken too.
         procfs: Where /proc is.
         mounts: The /proc where our own mounts are told, for a hierarchy that is at none of its usual places.
 

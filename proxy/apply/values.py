@@ -40,12 +40,12 @@ def cpu_usage(text: str) -> int:
 
 
 def _figures(text: str, file: str, names: Iterable[str]) -> dict[str, int]:
-    told: Mapping[str, str] = dict(pair for line in text.splitlines() if len(pair := line.split()) == 2)
+    reported: Mapping[str, str] = dict(pair for line in text.splitlines() if len(pair := line.split()) == 2)
     found = {}
     for name in names:
-        if name not in told:
+        if name not in reported:
             raise CgroupError(f"cannot read {file}: it has no {name}")
-        found[name] = _whole(told[name], file)
+        found[name] = _whole(reported[name], file)
     return found
 
 

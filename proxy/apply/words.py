@@ -26,7 +26,7 @@ _WORDS = {
 
 
 def explain(number: int) -> str:
-    """Give the cause for an error number, with the kernel's own name for it."""
+    """Return the cause for an error number, with the kernel's own name for it."""
     words = _WORDS.get(number)
     name = errno.errorcode.get(number, str(number))
     return f"{words} ({name})" if words else f"{os.strerror(number)} ({name})"

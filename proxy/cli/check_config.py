@@ -1,4 +1,4 @@
-"""``topoproxy check-config``: is the configuration good, and what is in force."""
+"""``topoproxy check-config``: is the configuration good, and what is in effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--defaults", is_flag=True, help="Print all settings with their defaults and explanations instead."
 )
 def check_config(file: Path | None, defaults: bool, **words: str | None) -> None:
-    """Check a configuration and print what is in force.
+    """Check a configuration and print what is in effect.
 
     Takes the same options as serve. What is printed is a configuration file itself, with remarks as comments.
     Ends with 0 when the configuration is good, and with 78 and the reasons when it is refused.

@@ -48,7 +48,7 @@ _PAUSE = 1.5
     "--width", type=click.IntRange(60, 240), default=None, help="Columns, instead of the terminal's."
 )
 @click.option(
-    "--keep", is_flag=True, help="Leave its folder (configuration, log, cgroup tree) and say where."
+    "--keep", is_flag=True, help="Leave its directory (configuration, log, cgroup tree) and say where."
 )
 def demo(
     runtime: str,

@@ -62,7 +62,7 @@ def explain(
 
 
 def _as_json(answer: object, shown: list[Told], *, pods: bool) -> str:
-    data: dict[str, object] = {"records": [told.data for told in shown]}
+    data: dict[str, object] = {"records": [reported.data for reported in shown]}
     if pods and isinstance(answer, dict):
         data["pods"] = answer.get("pods", [])
     return json.dumps(data, indent=1)

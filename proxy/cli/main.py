@@ -33,7 +33,7 @@ COMMANDS = {
     "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
-    "check-config": "Check a configuration and print what is in force.",
+    "check-config": "Check a configuration and print what is in effect.",
     "demo": "Show the whole thing at work, without root and without a runtime.",
     "version": "Print the version.",
 }
@@ -46,7 +46,7 @@ class Commands(click.Group):
     """A group that imports a subcommand when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the names, in the order in which a newcomer meets them."""
+        """Return the names, in the order in which a newcomer meets them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -154,7 +154,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
 
 
 def _no_room(error: Exception) -> TypeGuard[OSError]:
-    """Tell whether our own output found no room; an error that names a file is about that file."""
+    """Return whether our own output found no room; an error that names a file is about that file."""
     return isinstance(error, OSError) and error.filename is None and error.errno in (errno.EFBIG, *FULL)
 
 

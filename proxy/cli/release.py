@@ -30,7 +30,7 @@ RELEASED = "released"
 def release(
     file: Path | None, undo: bool, offline: bool, as_json: bool, timeout: float, **words: str | None
 ) -> None:
-    """Give every container back the cpuset that it would have had without topoproxy.
+    """Return every container back the cpuset that it would have had without topoproxy.
 
     That is what kubelet's CPU manager gave it, under its policy static; else what its request names; else
     what the group above it has. CFS quotas that were taken off come back, and so does what BE suppression

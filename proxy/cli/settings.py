@@ -85,6 +85,6 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
     for parameter, text in words.items():
         option, key = _BY_PARAMETER[parameter]
         if text and key in _FOLDERS:
-            text = str(Path(text).absolute())  # On a command line a relative folder means what it says.
+            text = str(Path(text).absolute())  # On a command line a relative directory means what it says.
         values[key] = (option, text)
     return override(load(file, trusted=trusted), values)

@@ -95,7 +95,8 @@ def simulate(
 
     Nothing is needed for it: no cluster, no node, no root. The same code decides as in topoproxy serve.
 
-    PODS are manifests: files, folders, or - for standard input, YAML or JSON, with Pods, lists, Deployments,
+    PODS are manifests: files, directories, or - for standard input, YAML or JSON, with Pods, lists,
+        Deployments,
     StatefulSets, DaemonSets, ReplicaSets or Jobs. They come one after the other, first to a scheduler that
     counts requests, then to the machine that it chose, which knows NUMA nodes and may refuse.
 
@@ -123,19 +124,19 @@ def simulate(
     if devices:
         check_plugins(plugins, named, devices)
     configs = [load(file), *([load(other)] if other else [])]
-    told = load_pods(pods, [machine.name for machine in named], replicas, bound=not anywhere)
-    rules = Rules(plugins, fill, retry, max_pods, frozenset(_wanted(explain, told)))
+    reported = load_pods(pods, [machine.name for machine in named], replicas, bound=not anywhere)
+    rules = Rules(plugins, fill, retry, max_pods, frozenset(_wanted(explain, reported)))
     hosts = [hosts_of(config, named, rules) for config in configs]
-    with _counter(progress, len(told.guests) * len(configs)) as step:
+    with _counter(progress, len(reported.guests) * len(configs)) as step:
         played = [
-            rehearse(config, some, told.guests, rules, step)
+            rehearse(config, some, reported.guests, rules, step)
             for config, some in zip(configs, hosts, strict=True)
         ]
     found = [find(rehearsal) for rehearsal in played]
     if as_json:
-        click.echo(json.dumps(_data(played, found, told.notes), indent=1))
+        click.echo(json.dumps(_data(played, found, reported.notes), indent=1))
     else:
-        click.echo("\n".join(_words(played, found, told.notes, rules.explain, verbose=verbose)))
+        click.echo("\n".join(_words(played, found, reported.notes, rules.explain, verbose=verbose)))
     if fail_on_refused and any(result.fate is not Fate.PLACED for each in played for result in each.results):
         click.get_current_context().exit(_REFUSED)
 
@@ -149,13 +150,13 @@ def _machines(words: Sequence[str], root: Path | None, nodes: int, file: Path | 
     return copies([sysfs_machine(root or config.sysfs_root, None if root else config.procfs_root)], nodes)
 
 
-def _wanted(words: Sequence[str], told: Pods) -> Iterator[str]:
+def _wanted(words: Sequence[str], reported: Pods) -> Iterator[str]:
     """Find the pods that are to be explained.
 
     Raises:
         UsageError: There is no such pod.
     """
-    refs = {guest.ref for guest in told.guests} if words else set()
+    refs = {guest.ref for guest in reported.guests} if words else set()
     for word in words:
         ref = word if "/" in word else f"default/{word}"
         if ref not in refs:
@@ -169,7 +170,7 @@ def _wanted(words: Sequence[str], told: Pods) -> Iterator[str]:
 
 @contextmanager
 def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
-    """Give what counts the pods on standard error, a few times a second; or nothing."""
+    """Return what counts the pods on standard error, a few times a second; or nothing."""
     show = sys.stderr.isatty() if wanted is None else wanted
     done, last, began = 0, 0.0, time.monotonic()
 

@@ -76,7 +76,7 @@ def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -
     """From now on pods that come get CPUs that we choose.
 
     What kubelet's CPU manager has given stays with those containers until their pods end. kubelet may go on
-    running, with the policy static: what it names for pods that come is not in force, and its updates are
+    running, with the policy static: what it names for pods that come is not in effect, and its updates are
     answered with the CPUs that a container really has. No file of kubelet's is written.
 
     cpuManagerPolicy is static from now on whatever the configuration says (status tells where they differ),
@@ -109,11 +109,11 @@ def finish(
 
     kubelet ends at its start with an error where its cpu_manager_state is not for the policy that it is
     configured with; to delete the file instead loses who has which CPUs. Under none the file says nothing
-    any more, and our own record has it all. Under static it has the CPUs that are in force.
+    any more, and our own record has it all. Under static it has the CPUs that are in effect.
 
     Stop kubelet first (systemctl stop kubelet; containers go on running): it writes the file from memory.
     Change its configuration as the answer says, and start it again. A copy of the old file is in the
-    folder takeover of our stateDir.
+    directory takeover of our stateDir.
     """
     params = {"kubelet-policy": kubelet_policy, "with-running": _word(with_running), "force": _word(force)}
     _act(file, admin, timeout, "finish", params, as_json=as_json)

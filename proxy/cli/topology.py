@@ -38,7 +38,7 @@ def _lines(value: object, indent: str) -> str:
 
 
 def _can_draw() -> bool:
-    """Tell whether the terminal's encoding has the characters of the picture."""
+    """Return whether the terminal's encoding has the characters of the picture."""
     try:
         _PICTURE.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -52,7 +52,7 @@ def _can_draw() -> bool:
     type=click.Path(path_type=Path),
     default=Path("/sys"),
     show_default=True,
-    help="What stands for /sys; a folder that holds sys and proc will do.",
+    help="What stands for /sys; a directory that holds sys and proc will do.",
 )
 @click.option(
     "--procfs-root",

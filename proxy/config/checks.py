@@ -82,20 +82,20 @@ def _usable(machine: Machine) -> dict[int, dict[str, int]]:
 
 
 def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[int, Mapping[str, int]]:
-    """Give the reserves of nodes whose memory is away, or of the others.
+    """Return the reserves of nodes whose memory is away, or of the others.
 
     Away is the memory of a node that has none now, and of one that is not there and may be.
     """
     numa = machine.extra.get("numa")
-    told = numa.get("possible") if isinstance(numa, Mapping) else None
-    may_be = Mask.parse(told) if isinstance(told, str) else Mask()
+    reported = numa.get("possible") if isinstance(numa, Mapping) else None
+    may_be = Mask.parse(reported) if isinstance(reported, str) else Mask()
     gone = may_be - Mask(machine.node_by_id)
     gone |= Mask(node.id for node in machine.nodes if node.mem_bytes == 0 and not node.cpus)
     return {node: kept for node, kept in config.reserved_memory.items() if (node in gone) is away}
 
 
 def refuse(source: str, problems: list[str]) -> ConfigError:
-    """Give the error that tells all problems of a configuration, one a line."""
+    """Return the error that tells all problems of a configuration, one a line."""
     if len(problems) == 1:
         return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
     listed = "".join(f"\n  {problem}" for problem in problems)
@@ -118,7 +118,7 @@ def _cpus(config: Config) -> Iterator[str]:
         on = ", ".join(name for name, value in options.as_kubelet().items() if value)
         yield f"{_CPU_OPTIONS}: {on} cannot be used with cpuManagerPolicy {config.cpu_manager_policy}"
     # A machine without sockets and nodes: only what is wrong on every machine is found.
-    yield from _told(lambda: check_cpu_options(options, config.topology_manager_policy, 0, 0))
+    yield from _reported(lambda: check_cpu_options(options, config.topology_manager_policy, 0, 0))
     if options.strict_cpu_reservation and not config.reserved_system_cpus and not config.reserved_cpu_amount:
         yield (
             f"{_CPU_OPTIONS}: strict-cpu-reservation needs CPUs that are reserved, "
@@ -207,14 +207,14 @@ def _kept_cpus(config: Config, machine: Machine) -> Iterator[str]:
 def _machine_options(config: Config, machine: Machine) -> Iterator[str]:
     policy, nodes = config.topology_manager_policy, len(machine.nodes)
     distances = all(len(n.distance) == nodes for n in machine.nodes)
-    yield from _told(
+    yield from _reported(
         lambda: check_cpu_options(config.cpu_manager_policy_options, policy, len(machine.packages), nodes)
     )
     options = config.topology_manager_policy_options
-    yield from _told(lambda: check_topology_options(options, policy, nodes, distances=distances))
+    yield from _reported(lambda: check_topology_options(options, policy, nodes, distances=distances))
 
 
-def _told(look: Callable[[], None]) -> Iterator[str]:
+def _reported(look: Callable[[], None]) -> Iterator[str]:
     try:
         look()
     except ConfigError as error:
@@ -222,7 +222,7 @@ def _told(look: Callable[[], None]) -> Iterator[str]:
 
 
 def usable_memory(node: NumaNode) -> dict[str, int]:
-    """Give what a node can keep or promise: bytes by resource, memory without its huge pages.
+    """Return what a node can keep or promise: bytes by resource, memory without its huge pages.
 
     Memory is left out where the machine does not tell its size.
     """

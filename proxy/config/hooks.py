@@ -47,7 +47,7 @@ def _read_settings(tree: Tree) -> Settings:
     hooks: dict[str, HookSettings] = {}
     for name, entry in tree.entries("names of hooks with keys"):
         if not name or "/" in name or name.endswith((".py", ".json")):
-            raise entry.fault("a hook's name is that of its file, without folder and ending")
+            raise entry.fault("a hook's name is that of its file, without directory and ending")
         if len(hooks) == _MOST:
             raise entry.fault(f"there are more than {_MOST} hooks")
         hooks[name] = _read_hook(entry)
@@ -119,7 +119,7 @@ class HooksConfig:
     """Programs of others that are asked in the way of a call.
 
     Attributes:
-        server_folder: None where no remote servers are looked for.
+        server_directory: None where no remote servers are looked for.
         timeout: Seconds for one answer, where a hook's settings do not say it.
         policy: What becomes of a call when a hook fails, where the hook's settings do not say it.
         skip_label: ``key=value``, or empty.
@@ -128,19 +128,19 @@ class HooksConfig:
     """
 
     enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Look for hooks, and ask them."))
-    folder: Path = field(
+    directory: Path = field(
         default=Path("/etc/topoproxy/hooks.d"),
         metadata=key("folder", FOLDER, "Where hook files NN-name.py are; goes before vendorFolder."),
     )
-    vendor_folder: Path = field(
+    vendor_directory: Path = field(
         default=Path("/usr/lib/topoproxy/hooks.d"),
         metadata=key(
             "vendorFolder",
             FOLDER,
-            "Where packages put hook files; a file of the same name in folder is taken instead.",
+            "Where packages put hook files; a file of the same name in directory is taken instead.",
         ),
     )
-    server_folder: Path | None = field(
+    server_directory: Path | None = field(
         default=Path("/etc/runtime/hookserver.d"),
         metadata=key(
             "serverFolder",

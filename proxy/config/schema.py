@@ -71,7 +71,7 @@ KIND = "TopoproxyConfiguration"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration. Durations are seconds, sockets and folders absolute paths.
+    """The whole configuration. Durations are seconds, sockets and directories absolute paths.
 
     Attributes:
         reserved_memory: NUMA node to resource to bytes.

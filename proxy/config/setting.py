@@ -19,17 +19,17 @@ class Setting:
 
 
 def key(name: str, kind: Kind, doc: str) -> dict[str, Setting]:
-    """Give the metadata of a field that is a key."""
+    """Return the metadata of a field that is a key."""
     return {"setting": Setting(name, kind, doc)}
 
 
 def section(name: str, doc: str) -> dict[str, str]:
-    """Give the metadata of a field that holds keys of its own."""
+    """Return the metadata of a field that holds keys of its own."""
     return {"section": name, "doc": doc}
 
 
 def keys(of: type[Any] | Any) -> Iterator[tuple[Field[Any], str, Setting | None]]:
-    """Walk the fields that are keys of the file: field, key, and its setting (None: a section)."""
+    """Iterate over the fields that are keys of the file: field, key, and its setting (None: a section)."""
     for item in fields(of):
         setting: Setting | None = item.metadata.get("setting")
         if setting is not None:

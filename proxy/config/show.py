@@ -18,7 +18,7 @@ def as_yaml(config: Config, comments: bool = True) -> str:
 
 
 def as_mapping(config: Config) -> dict[str, object]:
-    """Give the settings by key, sections as mappings, values as the file would say them."""
+    """Return the settings by key, sections as mappings, values as the file would say them."""
     return _mapping(config)
 
 

@@ -42,11 +42,11 @@ class Tree:
         self._path = path
 
     def fault(self, cause: object) -> Fault:
-        """Give the error that says what is wrong here."""
+        """Return the error that says what is wrong here."""
         return Fault(self._node.start_mark.line + 1, self._path, str(cause))
 
     def text(self, wants: str, tags: Iterable[str] = WORDS) -> str:
-        """Give the text as it is written.
+        """Return the text as it is written.
 
         Args:
             wants: What a good value is, in words.
@@ -61,7 +61,7 @@ class Tree:
         return str(self._node.value)
 
     def entries(self, wants: str = "keys with values") -> Iterator[tuple[str, Tree]]:
-        """Walk keys and their values.
+        """Iterate over keys and their values.
 
         Raises:
             Fault: It has none, or a key is no text or stands there twice.
@@ -78,7 +78,7 @@ class Tree:
             yield key, tree
 
     def members(self, wants: str = "a list") -> Iterator[Tree]:
-        """Walk the members of a list.
+        """Iterate over the members of a list.
 
         Raises:
             Fault: It is none.
@@ -89,7 +89,7 @@ class Tree:
             yield Tree(value, f"{self._path}[{at}]")
 
     def plain(self, depth: int = _DEPTH) -> Any:
-        """Give all that stands here as plain values that cannot change.
+        """Return all that stands here as plain values that cannot change.
 
         Returns:
             A text, a number, a truth, a tuple, or a ``Fixed`` with texts as keys. What YAML 1.1 takes for a

@@ -88,7 +88,7 @@ class Started:
 
 
 def resources(spec: PodSpec) -> pb.LinuxContainerResources:
-    """Give the resources that kubelet would put into CreateContainer: no cpuset, shares and quota."""
+    """Return the resources that kubelet would put into CreateContainer: no cpuset, shares and quota."""
     return pb.LinuxContainerResources(
         cpu_period=100_000,
         cpu_quota=100_000 * spec.asked,

@@ -74,7 +74,7 @@ def _json(value: object) -> bytes:
 
 
 def _tar(entries: dict[str, bytes | str | None]) -> bytes:
-    """Pack files (bytes), symbolic links (str) and folders (None)."""
+    """Pack files (bytes), symbolic links (str) and directories (None)."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, content in entries.items():
@@ -91,7 +91,7 @@ def _tar(entries: dict[str, bytes | str | None]) -> bytes:
 
 
 def _is_static(program: bytes) -> bool:
-    """Tell whether a 64-bit little-endian ELF program names no interpreter (elf(5))."""
+    """Return whether a 64-bit little-endian ELF program names no interpreter (elf(5))."""
     if program[:6] != b"\x7fELF\x02\x01":
         return False
     (offset,) = struct.unpack_from("<Q", program, 32)

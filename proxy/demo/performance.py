@@ -109,10 +109,10 @@ class Performance:
     def _agreement(self, snapshot: Snapshot) -> str:
         """Compare the proxy's own page with the files."""
         page = self.stage.status()
-        told = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
+        reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
         files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.seen}
-        if told != files:
-            raise DemoError(f"the proxy says {told}, the cgroup files say {files}")
+        if reported != files:
+            raise DemoError(f"the proxy says {reported}, the cgroup files say {files}")
         if page["violations"]:
             raise DemoError(f"the proxy finds its own plan broken: {page['violations']}")
         if not files:
@@ -169,6 +169,6 @@ class Performance:
         return f"When the create reached the runtime, nobody was on {named(cpus)} any more."
 
 
-def told(sentence: str) -> list[str]:
+def reported(sentence: str) -> list[str]:
     """Make a list of a sentence, an empty one of none."""
     return [sentence] if sentence else []

@@ -130,7 +130,7 @@ class Picture:
         self._row(one.name, one.label, self._cells(band, cell), self._text(before, after, band), colour)
 
     def _text(self, before: Seen | None, after: Seen | None, band: list[list[CpuSet]]) -> str:
-        """Give the files' text; with what it was before, and with the memory nodes, where there is room."""
+        """Return the files' text; with what it was before, and with the memory nodes, where there is room."""
         if after is None:
             return "gone"
         texts = [f"{after.cpus}", f"{after.cpus} mem {after.mems}"]

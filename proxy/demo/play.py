@@ -36,7 +36,7 @@ class Options:
         runtime: ``standin`` or ``containerd``.
         socket: The containerd to look for.
         pause: Seconds to wait after each step.
-        keep: Leave the folder.
+        keep: Leave the directory.
         version: Version of the imitated cgroup tree.
     """
 
@@ -48,7 +48,7 @@ class Options:
 
 
 def play(screen: Screen, options: Options) -> bool:
-    """Give the demonstration.
+    """Return the demonstration.
 
     Returns:
         True when everything that was claimed was true.
@@ -57,7 +57,7 @@ def play(screen: Screen, options: Options) -> bool:
         TopoproxyError: The stage cannot be set up.
     """
     begun = time.monotonic()
-    with _terminable(), _folder(screen, options.keep) as folder, _stage(folder, options) as stage:
+    with _terminable(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
         _welcome(screen, stage)
         show = Performance(stage, screen, options.pause)
         try:
@@ -119,10 +119,10 @@ def _last_words(screen: Screen, stage: Stage) -> None:
         screen.line(screen.paint(f"    {line}", "2"))
 
 
-def _stage(folder: Path, options: Options) -> contextlib.AbstractContextManager[Stage]:
+def _stage(directory: Path, options: Options) -> contextlib.AbstractContextManager[Stage]:
     if options.runtime == "containerd":
-        return containerd_stage(folder, options.socket)
-    return standin_stage(folder, version=options.version)
+        return containerd_stage(directory, options.socket)
+    return standin_stage(directory, version=options.version)
 
 
 @contextlib.contextmanager
@@ -144,13 +144,13 @@ def _terminable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folder(screen: Screen, keep: bool) -> Iterator[Path]:
+def _directory(screen: Screen, keep: bool) -> Iterator[Path]:
     # /tmp, not TMPDIR: a unix socket's path has 107 bytes at most.
-    folder = Path(tempfile.mkdtemp(prefix="topoproxy-demo-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="topoproxy-demo-", dir="/tmp"))
     try:
-        yield folder
+        yield directory
     finally:
         if keep:
-            screen.paragraph(f"Its files are left in {folder}")
+            screen.paragraph(f"Its files are left in {directory}")
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)

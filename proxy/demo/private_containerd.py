@@ -1,4 +1,4 @@
-"""A containerd of our own in a temporary folder, for machines where none runs.
+"""A containerd of our own in a temporary directory, for machines where none runs.
 
 It lives in a mount namespace of its own, so its mounts end with it. Pods use the host's network, so no CNI is
 needed, and nothing is pulled. Its cgroups are the machine's.
@@ -55,16 +55,16 @@ def missing() -> list[str]:
 
 
 class PrivateContainerd:
-    """Starts containerd in a folder, and ends it.
+    """Starts containerd in a directory, and ends it.
 
     Args:
-        folder: An existing folder with a short path; everything is put there.
+        directory: An existing directory with a short path; everything is put there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        self.socket = folder / "containerd.sock"
+        self.socket = directory / "containerd.sock"
 
     def __enter__(self) -> Self:
         """Start it and wait until it answers.
@@ -74,11 +74,11 @@ class PrivateContainerd:
         """
         if lacking := missing():
             raise UnavailableError(f"cannot start a containerd: not installed: {', '.join(lacking)}")
-        write_image(self._folder / "image.tar")
-        config = self._folder / "config.toml"
-        config.write_text(_CONFIG.format(here=self._folder, image=IMAGE))
-        (self._folder / "cni").mkdir(exist_ok=True)
-        with (self._folder / "containerd.log").open("wb") as log:
+        write_image(self._directory / "image.tar")
+        config = self._directory / "config.toml"
+        config.write_text(_CONFIG.format(here=self._directory, image=IMAGE))
+        (self._directory / "cni").mkdir(exist_ok=True)
+        with (self._directory / "containerd.log").open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - no part of it is input
                 ["unshare", "--mount", "--propagation", "private", "containerd", "-c", str(config)],  # noqa: S607
                 stdin=subprocess.DEVNULL,
@@ -88,7 +88,7 @@ class PrivateContainerd:
             )
         try:
             self._wait(20.0)
-            import_image(self.socket, self._folder / "image.tar", "--snapshotter", "native")
+            import_image(self.socket, self._directory / "image.tar", "--snapshotter", "native")
         except BaseException:
             self.__exit__()
             raise
@@ -119,7 +119,7 @@ class PrivateContainerd:
                 else:
                     return
             time.sleep(0.05)
-        lines = (self._folder / "containerd.log").read_text(errors="replace").splitlines()
+        lines = (self._directory / "containerd.log").read_text(errors="replace").splitlines()
         raise UnavailableError(f"cannot start a containerd: {lines[-1] if lines else 'it does not answer'}")
 
 

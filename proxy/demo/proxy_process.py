@@ -20,24 +20,24 @@ class ProxyProcess:
     """Starts, kills and asks one proxy.
 
     Args:
-        folder: Its files: configuration, state, log.
+        directory: Its files: configuration, state, log.
         settings: The configuration's keys and values, without ``listen`` and ``stateDir``.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
-        self.socket = folder / "cri.sock"
-        self.admin = folder / "admin.sock"
-        self.log = folder / "topoproxy.log"
-        self._config = folder / "config.yaml"
+    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
+        self.socket = directory / "cri.sock"
+        self.admin = directory / "admin.sock"
+        self.log = directory / "topoproxy.log"
+        self._config = directory / "config.yaml"
         self._process: subprocess.Popen[bytes] | None = None
         values = {
             "apiVersion": "topoproxy/v1",
             "kind": "TopoproxyConfiguration",
-            "kubelet": {"stateDir": str(folder / "kubelet")},  # the machine's own kubelet plays no part
+            "kubelet": {"stateDir": str(directory / "kubelet")},  # the machine's own kubelet plays no part
             **settings,
             "listen": f"unix://{self.socket}",
             "adminSocket": f"unix://{self.admin}",
-            "stateDir": str(folder / "state"),
+            "stateDir": str(directory / "state"),
         }
         self._config.write_text(yaml.safe_dump(values, sort_keys=False))
 
@@ -93,7 +93,7 @@ class ProxyProcess:
         self._process = None
 
     def _answers(self) -> bool:
-        """Tell whether somebody answers through the socket; a dead one is left by a killed proxy."""
+        """Return whether somebody answers through the socket; a dead one is left by a killed proxy."""
         if not self.socket.exists():
             return False
         try:

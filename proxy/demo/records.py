@@ -30,7 +30,7 @@ def merge(
 
 
 def oci(saved: Resources) -> dict[str, dict[str, int | str]]:
-    """Give resources as ``linux.resources`` of the OCI runtime spec, which leaves unset fields out."""
+    """Return resources as ``linux.resources`` of the OCI runtime spec, which leaves unset fields out."""
     cpu: dict[str, int | str] = {
         "shares": saved.cpu_shares,
         "quota": saved.cpu_quota,

@@ -46,8 +46,8 @@ class Runc:
                 self._inherit(path)
             self._tree.attach(path, pid)
         except OSError as error:
-            for folder in reversed(made):
-                self._tree.rmdir(folder)
+            for directory in reversed(made):
+                self._tree.rmdir(directory)
             raise RuncError(
                 "OCI runtime create failed: runc create failed: unable to start container process: "
                 f"unable to apply cgroup configuration: {_words(error)}"
@@ -76,15 +76,15 @@ class Runc:
     def _make(self, path: str, made: list[str]) -> None:
         parts = path.split("/")
         for end in range(1, len(parts) + 1):
-            folder = "/".join(parts[:end])
+            directory = "/".join(parts[:end])
             try:
-                self._tree.mkdir(folder)
+                self._tree.mkdir(directory)
             except FileExistsError:
                 pass
             else:
-                made.append(folder)
+                made.append(directory)
             if self._tree.version == 1 and end < len(parts):
-                self._inherit(folder)
+                self._inherit(directory)
 
     def _inherit(self, path: str) -> None:
         parent = path.rpartition("/")[0]

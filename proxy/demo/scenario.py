@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.demo.client import PodSpec
 from proxy.demo.parts import Parts
-from proxy.demo.performance import Performance, Step, told
+from proxy.demo.performance import Performance, Step, reported
 from proxy.demo.snapshot import DemoError
 from proxy.demo.troubles import Troubles
 from proxy.model.idset import CpuSet
@@ -25,7 +25,7 @@ class Scenario:
         self._parts = Parts.of(show.stage.machine)
 
     def steps(self) -> list[Step]:
-        """Give the steps in their order."""
+        """Return the steps in their order."""
         parts = self._parts
         troubles = Troubles(self._show, parts)
         middle = [troubles.refused(), troubles.update(), troubles.killed()]
@@ -78,7 +78,7 @@ class Scenario:
     def _owner(self, spec: PodSpec, cpus: CpuSet, title: str, why: str) -> Step:
         def act() -> list[str]:
             self._show.launch(spec, cpus)
-            return told(self._show.left_before(spec, cpus))
+            return reported(self._show.left_before(spec, cpus))
 
         return Step(title, why, act, at_once=True)
 
@@ -96,7 +96,7 @@ class Scenario:
             self._show.expected.owned["database"] = got
             return [
                 f"The proxy picked {got}: {self._show.reason('database')}.",
-                *told(self._show.left_before(spec, got)),
+                *reported(self._show.left_before(spec, got)),
             ]
 
         whole = f"{count} whole CPU" + ("s" if count > 1 else "")

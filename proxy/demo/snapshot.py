@@ -58,7 +58,7 @@ class Snapshot:
         raise DemoError(f"{name} has no cgroup")
 
     def cpus(self, name: str) -> str:
-        """Give the CPUs of a container, as text."""
+        """Return the CPUs of a container, as text."""
         return str(self.get(name).cpus)
 
     @property
@@ -67,7 +67,7 @@ class Snapshot:
         return tuple(one.name for one in self.seen)
 
     def owner_of(self, cpu: int) -> Seen | None:
-        """Tell which container owns a CPU."""
+        """Return which container owns a CPU."""
         return next((one for one in self.seen if one.owns and cpu in one.cpus), None)
 
     def check(self) -> None:

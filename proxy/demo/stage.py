@@ -68,30 +68,30 @@ class Stage:
 
 
 @contextlib.contextmanager
-def standin_stage(folder: Path, machine: Machine | None = None, version: int = 1) -> Iterator[Stage]:
-    """Set up a stage in a folder: no root, no containerd.
+def standin_stage(directory: Path, machine: Machine | None = None, version: int = 1) -> Iterator[Stage]:
+    """Set up a stage in a directory: no root, no containerd.
 
     Args:
-        folder: An existing, empty folder with a short path.
+        directory: An existing, empty directory with a short path.
         machine: The imagined machine.
         version: Of the imitated cgroup tree.
     """
     machine = machine or described(2, 1, 4, 2, sibling_offset=False)
-    write_sysfs(machine, folder / "machine")
-    cgroups = FolderCgroups(folder / "cgroup", machine.online, machine.memory_nodes, version)
+    write_sysfs(machine, directory / "machine")
+    cgroups = FolderCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
     settings = {
         **SETTINGS,
-        "runtime": f"unix://{folder / 'runtime.sock'}",
-        "sysfsRoot": str(folder / "machine/sys"),
-        "procfsRoot": str(folder / "machine/proc"),
+        "runtime": f"unix://{directory / 'runtime.sock'}",
+        "sysfsRoot": str(directory / "machine/sys"),
+        "procfsRoot": str(directory / "machine/proc"),
         "cgroupRoot": str(cgroups.root),
     }
     about = (
-        "An imagined machine as sysfs files, a folder with the kernel's cpuset rules (cgroup "
+        "An imagined machine as sysfs files, a directory with the kernel's cpuset rules (cgroup "
         f"v{version}) and a small container runtime; the proxy between is the real one, topoproxy serve."
     )
-    proxy = ProxyProcess(folder, settings)
-    with StandInRuntime(folder / "runtime.sock", cgroups) as runtime, _running(proxy) as client:
+    proxy = ProxyProcess(directory, settings)
+    with StandInRuntime(directory / "runtime.sock", cgroups) as runtime, _running(proxy) as client:
         stage = Stage(about, machine, cgroups, proxy, client, runtime.fail_next_create)
 
         def watch(_: object) -> None:
@@ -102,11 +102,11 @@ def standin_stage(folder: Path, machine: Machine | None = None, version: int = 1
 
 
 @contextlib.contextmanager
-def containerd_stage(folder: Path, socket: Path) -> Iterator[Stage]:
+def containerd_stage(directory: Path, socket: Path) -> Iterator[Stage]:
     """Set up a stage on a containerd, with this machine's CPUs and cgroups.
 
     Args:
-        folder: An existing, empty folder with a short path.
+        directory: An existing, empty directory with a short path.
         socket: The containerd to use; if nobody answers there, a private one is started.
 
     Raises:
@@ -117,15 +117,15 @@ def containerd_stage(folder: Path, socket: Path) -> Iterator[Stage]:
         stack.callback(_remove_groups)
         if _answers(socket):
             _refuse_pods(socket)
-            write_image(folder / "image.tar")
-            import_image(socket, folder / "image.tar")
+            write_image(directory / "image.tar")
+            import_image(socket, directory / "image.tar")
             stack.callback(remove_image, socket)
             whose = f"the containerd at {socket}"
         else:
-            socket = stack.enter_context(PrivateContainerd(folder)).socket
+            socket = stack.enter_context(PrivateContainerd(directory)).socket
             whose = "a containerd of its own, since none runs here"
         stack.callback(_end_pods, socket)
-        proxy = ProxyProcess(folder, {**SETTINGS, "runtime": f"unix://{socket}"})
+        proxy = ProxyProcess(directory, {**SETTINGS, "runtime": f"unix://{socket}"})
         client = stack.enter_context(_running(proxy, GROUP, IMAGE))
         about = f"This machine's CPUs and cgroups and {whose} ({client.version()}); nothing is imitated."
         stage = Stage(about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client)
@@ -180,7 +180,7 @@ def _remove_groups() -> None:
     """Remove the cgroups that runc made for the pods' parents, in every hierarchy."""
     root = Path("/sys/fs/cgroup")
     for top in (root / GROUP, *root.glob(f"*/{GROUP}")):
-        folders = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)
-        for path in (*folders, top):
+        directories = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)
+        for path in (*directories, top):
             with contextlib.suppress(OSError):
                 path.rmdir()

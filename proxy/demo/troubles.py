@@ -8,7 +8,7 @@ import time
 from proxy.cri.pb import api_pb2 as pb
 from proxy.demo.client import PodSpec
 from proxy.demo.parts import Parts
-from proxy.demo.performance import Performance, Step, told
+from proxy.demo.performance import Performance, Step, reported
 from proxy.demo.snapshot import DemoError
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
@@ -78,7 +78,7 @@ class Troubles:
                 raise DemoError("the create of risky went well, it should have failed")
             finally:
                 self._stage.client.end_pod(pod)
-            return [*told(self._show.left_before(spec, cpus)), own]
+            return [*reported(self._show.left_before(spec, cpus)), own]
 
         return Step(
             f"risky (LSE) would take {named(cpus)}, but the runtime fails",

@@ -51,7 +51,7 @@ def pod_item(pod: PodRecord) -> pb.PodSandbox:
 
 
 def pod_matches(pod: PodRecord, wanted: pb.PodSandboxFilter) -> bool:
-    """Tell whether a filter lets a pod through; ids may be given by their beginning."""
+    """Return whether a filter lets a pod through; ids may be given by their beginning."""
     return (
         pod.id.startswith(wanted.id)
         and (not wanted.HasField("state") or wanted.state.state == pod_state(pod))
@@ -69,7 +69,7 @@ def container_item(one: ContainerRecord) -> pb.Container:
 
 
 def container_matches(one: ContainerRecord, wanted: pb.ContainerFilter) -> bool:
-    """Tell whether a filter lets a container through; ids may be given by their beginning."""
+    """Return whether a filter lets a container through; ids may be given by their beginning."""
     return (
         one.id.startswith(wanted.id)
         and one.pod_id.startswith(wanted.pod_sandbox_id)

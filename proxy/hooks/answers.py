@@ -96,7 +96,7 @@ class Adjustment:
         return next(self.said(), None) is not None
 
     def said(self) -> Iterator[tuple[str, object]]:
-        """Walk what it says: field and value; maps that have nothing in them say nothing."""
+        """Iterate over what it says: field and value; maps that have nothing in them say nothing."""
         for name in FIELDS:
             value = getattr(self, name)
             if value is not LEAVE and (name not in MAPS or value):

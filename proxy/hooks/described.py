@@ -30,7 +30,7 @@ from proxy.hooks.events import POINTS, Point
 from proxy.hooks.facts import Decision
 from proxy.hooks.hook import Outcome
 from proxy.hooks.samples import MACHINES, sample
-from proxy.hooks.told import told
+from proxy.hooks.told import read_only
 from proxy.model.errors import InputError, TopologyError
 from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.machine import Machine
@@ -58,11 +58,11 @@ def event_from(data: object) -> Point:
         raise _bad("point", f"{lack}; {meant}")
     rest = {key: value for key, value in given.items() if key != "point"}
     event: Point = _record(POINTS[name], rest, "")
-    return told(event)
+    return read_only(event)
 
 
 def event_to(event: Point) -> dict[str, Any]:
-    """Give an event as plain data; ``event_from`` makes an equal one of it.
+    """Return an event as plain data; ``event_from`` makes an equal one of it.
 
     Settings of ``configure`` that are a dataclass become an object of its fields, and are that when read.
     """
@@ -70,12 +70,12 @@ def event_to(event: Point) -> dict[str, Any]:
 
 
 def adjustment_to(adjustment: Adjustment) -> dict[str, Any]:
-    """Give what an adjustment says as plain data; ``null`` is ``CLEAR``."""
+    """Return what an adjustment says as plain data; ``null`` is ``CLEAR``."""
     return _fields(adjustment)
 
 
 def outcome_to(outcome: Outcome) -> dict[str, Any]:
-    """Give an outcome as plain data: ``adjustment``, ``owners`` (field to hook), ``refusal`` (or empty)."""
+    """Return an outcome as plain data: ``adjustment``, ``owners`` (field to hook), ``refusal`` (or empty)."""
     return {
         "adjustment": adjustment_to(outcome.adjustment),
         "owners": dict(outcome.owners),
@@ -84,7 +84,7 @@ def outcome_to(outcome: Outcome) -> dict[str, Any]:
 
 
 def example(point: str) -> dict[str, Any]:
-    """Give a full event of a point as plain data: a container that owns CPUs, on a machine of two nodes.
+    """Return a full event of a point as plain data: a container that owns CPUs, on a machine of two nodes.
 
     Args:
         point: The name of the point's handlers, such as ``pre_create_container``.
@@ -116,7 +116,7 @@ def _shown(value: object) -> str:
 
 @functools.cache
 def _kinds(record: type) -> Mapping[str, Any]:
-    """Give the kinds of a dataclass's fields."""
+    """Return the kinds of a dataclass's fields."""
     hints = typing.get_type_hints(record)
     return {field.name: hints[field.name] for field in dataclasses.fields(record)}
 
@@ -192,7 +192,7 @@ def _machine(value: object, path: str) -> Machine:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Give a dataclass's fields; of answers only what they say."""
+    """Return a dataclass's fields; of answers only what they say."""
     answer = isinstance(record, Adjustment | Update)
     said: dict[str, Any] = {}
     for field in dataclasses.fields(record):

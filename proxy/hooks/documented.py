@@ -60,7 +60,7 @@ def _joined(paragraphs: Iterable[str]) -> tuple[str, ...]:
 
 
 def _split(section: str) -> tuple[list[str], list[str]]:
-    """Give the entries of a section, and the paragraphs that follow it."""
+    """Return the entries of a section, and the paragraphs that follow it."""
     inside, after = [], section.split("\n\n")
     while after and after[0].startswith("    "):
         inside.append(after.pop(0))

@@ -46,7 +46,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder or file of the host in a container.
+    """A directory or file of the host in a container.
 
     Attributes:
         container_path, host_path: Absolute paths.

@@ -1,8 +1,8 @@
 """The hooks of a node: files that come, change and go while the daemon runs.
 
-The folders are looked at again and again (events of the kernel would be cheaper and are not enough: folders
-that come later, links to elsewhere, network file systems). What differs from the last look is brought into
-use, each file by a task of its own, so that one that hangs keeps nobody waiting::
+The directories are looked at again and again (events of the kernel would be cheaper and are not enough:
+directories that come later, links to elsewhere, network file systems). What differs from the last look is
+brought into use, each file by a task of its own, so that one that hangs keeps nobody waiting::
 
     read -> load -> configure -> synchronize -> use -> shut the version before down
 
@@ -61,7 +61,7 @@ class _Known:
 
 
 class Library:
-    """Keeps the engine's hooks to what is in the folders; all methods on the event loop."""
+    """Keeps the engine's hooks to what is in the directories; all methods on the event loop."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Library:
         self._known: dict[str, _Known] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._masked: list[tuple[Candidate, Path]] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def entries(self) -> list[Entry]:
@@ -301,6 +301,6 @@ class Library:
                 )
 
     def _tell_once(self, sentence: str) -> None:
-        if sentence not in self._told and len(self._told) < 1000:
-            self._told.add(sentence)
+        if sentence not in self._reported and len(self._reported) < 1000:
+            self._reported.add(sentence)
             self._complain(sentence)

@@ -42,7 +42,7 @@ def hooks_page(entries: Iterable[Entry], reports: Iterable[HookReport]) -> list[
 
 
 def _file(entry: Entry) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "name": entry.name,
         "state": str(entry.state),
         "path": entry.path,
@@ -51,12 +51,12 @@ def _file(entry: Entry) -> dict[str, Any]:
         "error": entry.error,
     }
     if entry.points:
-        told |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
-    return told
+        reported |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
+    return reported
 
 
 def _report(report: HookReport) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "name": report.name,
         "points": list(report.points),
         "policy": report.policy,
@@ -66,5 +66,5 @@ def _report(report: HookReport) -> dict[str, Any]:
     }
     for name in _SAID:
         value = getattr(report, name)
-        told[name] = dict(value) if isinstance(value, Mapping) else value
-    return told
+        reported[name] = dict(value) if isinstance(value, Mapping) else value
+    return reported

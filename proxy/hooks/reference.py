@@ -110,16 +110,16 @@ def answers_at(point: type[Point]) -> str:
 
 
 def _class_text(cls: type, title: str) -> str:
-    told = documented(cls)
-    first, *more = told.prose
-    opening = f"`{told.name}`: {first}" if title else first
-    lines = [f"\n### {title or told.name}\n", *map(_paragraph, [opening, *more])]
-    if told.rows:
+    reported = documented(cls)
+    first, *more = reported.prose
+    opening = f"`{reported.name}`: {first}" if title else first
+    lines = [f"\n### {title or reported.name}\n", *map(_paragraph, [opening, *more])]
+    if reported.rows:
         lines.append("\n| field | type | |\n|---|---|---|\n")
-        for row in told.rows:
+        for row in reported.rows:
             names = ", ".join(f"`{name}`" for name in row.names)
             lines.append(f"| {names} | {types_of(row, _linked)} | {_text(row.words)} |\n")
-    return "".join([*lines, *map(_paragraph, told.after)])
+    return "".join([*lines, *map(_paragraph, reported.after)])
 
 
 def types_of(row: Row, link: Callable[[str], str]) -> str:

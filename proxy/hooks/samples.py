@@ -45,8 +45,8 @@ def _small(cpus: int) -> dict[str, Any]:
         for node in (0, 1)
     ]
     columns = ["cpu", "core", "package", "numa"]
-    told = {"cpus": {"offline": f"{cpus}-15"}} if cpus < 16 else {}
-    return {"cpu_columns": columns, "cpu_rows": rows, "numa": {"nodes": nodes}} | told
+    reported = {"cpus": {"offline": f"{cpus}-15"}} if cpus < 16 else {}
+    return {"cpu_columns": columns, "cpu_rows": rows, "numa": {"nodes": nodes}} | reported
 
 
 MACHINES: Final = {"machine": _small(16), "before": _small(16), "after": _small(12)}
@@ -125,12 +125,12 @@ FREE: Final = Pools(shared=CpuSet(range(16)), be=CpuSet(range(6, 16)))
 
 @functools.cache
 def machine(name: str = "machine") -> Machine:
-    """Give one of ``MACHINES``."""
+    """Return one of ``MACHINES``."""
     return machine_from_json(MACHINES[name])
 
 
 def existing(container: ContainerFacts = CONTAINER, container_id: str = _ID) -> ContainerFacts:
-    """Give a container as it is once the runtime has made it."""
+    """Return a container as it is once the runtime has made it."""
     return dataclasses.replace(container, id=container_id, phase="running")
 
 
@@ -152,7 +152,7 @@ def _others() -> tuple[Running, ...]:
 
 
 def sample(name: str) -> Point:
-    """Give the sample event of a point.
+    """Return the sample event of a point.
 
     Args:
         name: A key of ``POINTS``.

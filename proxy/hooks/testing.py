@@ -67,7 +67,7 @@ from proxy.hooks.events import POINTS, Configure, Point
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.hooks.files.loading import Loaded, load_file
 from proxy.hooks.hook import Hook, Outcome
-from proxy.hooks.told import told
+from proxy.hooks.told import read_only
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
@@ -147,7 +147,7 @@ def event(point: str, **fields: Any) -> Any:
     """
     if point not in POINTS:
         raise InputError(f"cannot make an event of {point!r}: no such hook point")
-    return told(dataclasses.replace(samples.sample(point), **fields))
+    return read_only(dataclasses.replace(samples.sample(point), **fields))
 
 
 def pod(**fields: Any) -> PodFacts:

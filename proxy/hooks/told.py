@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 CANNOT_CHANGE: Final = "what a hook is told cannot be changed: answer with an Adjustment"
 
 
-class Told(Fixed[str, Any]):
+class ReadOnlyMap(Fixed[str, Any]):
     """A map of an event."""
 
     __slots__ = ()
@@ -30,20 +30,22 @@ class Told(Fixed[str, Any]):
         raise TypeError(CANNOT_CHANGE)
 
 
-def told(value: _T) -> _T:
-    """Give an event, or a part of one, whose maps and lists cannot be changed."""
+def read_only(value: _T) -> _T:
+    """Return an event, or a part of one, whose maps and lists cannot be changed."""
     made: Any = value
     if isinstance(value, Mapping):
-        made = Told({key: told(entry) for key, entry in value.items()})
+        made = ReadOnlyMap({key: read_only(entry) for key, entry in value.items()})
     elif isinstance(value, list | tuple):
-        made = tuple(told(entry) for entry in value)
+        made = tuple(read_only(entry) for entry in value)
     elif _ours(value):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        made = dataclasses.replace(made, **{field.name: told(getattr(value, field.name)) for field in fields})
+        made = dataclasses.replace(
+            made, **{field.name: read_only(getattr(value, field.name)) for field in fields}
+        )
     return made  # type: ignore[no-any-return]
 
 
 def _ours(value: object) -> bool:
-    """Tell whether it is an event or a fact; settings are the hook's own, and machines never change."""
+    """Return whether it is an event or a fact; settings are the hook's own, and machines never change."""
     ours = type(value).__module__.startswith("proxy.hooks.")
     return ours and dataclasses.is_dataclass(value) and not isinstance(value, Adjustment)

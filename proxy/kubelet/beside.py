@@ -39,8 +39,8 @@ class KubeletBeside:
 
         Args:
             settings: Where ``/configz`` is, and how it is asked.
-            state_dir: Kubelet's folder.
-            config_file: Its configuration file; empty for ``config.yaml`` in its folder, if that is there.
+            state_dir: Kubelet's directory.
+            config_file: Its configuration file; empty for ``config.yaml`` in its directory, if that is there.
             topology: Gives the machine, for reserves that are told as an amount.
             clock: Seconds that only grow.
         """
@@ -53,7 +53,7 @@ class KubeletBeside:
         self._good_until = float("-inf")
         self._live: ManagerSettings | None = None
         self._silence = ""
-        self._told = Told()
+        self._reported = Told()
         self._made_of: tuple[Told, Seen] | None = None
         self._manager = CpuManager()
 
@@ -63,22 +63,22 @@ class KubeletBeside:
         if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
             self._ask()
         problems = (self._silence,) if self._silence else ()
-        told = Told(self._live, CONFIGZ, problems, live=True)
+        reported = Told(self._live, CONFIGZ, problems, live=True)
         if self._live is None:
             try:
-                told = Told(self._file.read(), self._file.path, problems)
+                reported = Told(self._file.read(), self._file.path, problems)
             except KubeletError as error:
-                told = Told(None, "", (*problems, str(error)))
-        if told != self._told:
-            self._told = told
+                reported = Told(None, "", (*problems, str(error)))
+        if reported != self._reported:
+            self._reported = reported
 
     def look(self) -> CpuManager:
         """Look at the state file and give what is known; see ``proxy.keeper.ports.Beside``."""
-        told, seen = self._told, self._state.look()
-        if self._made_of is None or self._made_of[0] is not told or self._made_of[1] is not seen:
-            self._manager = put_together(told, seen, self._state.path, self._topology)
-            self._made_of = (told, seen)
-            if told.settings and seen.checkpoint and seen.checkpoint.policy != told.settings.policy:
+        reported, seen = self._reported, self._state.look()
+        if self._made_of is None or self._made_of[0] is not reported or self._made_of[1] is not seen:
+            self._manager = put_together(reported, seen, self._state.path, self._topology)
+            self._made_of = (reported, seen)
+            if reported.settings and seen.checkpoint and seen.checkpoint.policy != reported.settings.policy:
                 self._good_until = float("-inf")  # it may have been started with another policy
         return self._manager
 

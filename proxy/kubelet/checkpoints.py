@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def fnv1a(text: str) -> int:
-    """Give the 32-bit FNV-1a hash of a text in UTF-8."""
+    """Return the 32-bit FNV-1a hash of a text in UTF-8."""
     value = _OFFSET
     for byte in text.encode():
         value = (value ^ byte) * _PRIME & 0xFFFFFFFF
@@ -73,7 +73,7 @@ def read_cpu(content: str) -> Checkpoint:
 
 
 def text_of(fields: Mapping[str, Any], version: int) -> str:
-    """Give the text whose hash is the checksum of a ``cpu_manager_state``.
+    """Return the text whose hash is the checksum of a ``cpu_manager_state``.
 
     Args:
         fields: Its JSON, the outermost keys in lower case.
@@ -122,7 +122,7 @@ def _checksum(raw: object) -> int:
 
 
 def lower(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a structure with its keys in lower case."""
+    """Return a structure with its keys in lower case."""
     return {name.lower(): value for name, value in raw.items()}
 
 

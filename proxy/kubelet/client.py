@@ -154,20 +154,20 @@ class Complaints:
         """Take who is told."""
         self._complain = complain
         self._lock = threading.Lock()
-        self._told: dict[str, set[str]] = {}
+        self._reported: dict[str, set[str]] = {}
 
     def add(self, source: str, cause: str) -> None:
         """Tell a cause if it is new."""
         with self._lock:
-            told = self._told.setdefault(source, set())
-            if cause in told:
+            reported = self._reported.setdefault(source, set())
+            if cause in reported:
                 return
-            if len(told) >= _MOST_CAUSES:  # causes that name pods would fill the memory
-                told.clear()
-            told.add(cause)
+            if len(reported) >= _MOST_CAUSES:  # causes that name pods would fill the memory
+                reported.clear()
+            reported.add(cause)
         self._complain(cause)
 
     def clear(self, source: str) -> None:
         """Take note that a source works."""
         with self._lock:
-            self._told.pop(source, None)
+            self._reported.pop(source, None)

@@ -25,7 +25,7 @@ class ConfigFile:
         self._failure = ""
 
     def read(self) -> ManagerSettings | None:
-        """Give what it says; None where there is no file.
+        """Return what it says; None where there is no file.
 
         Raises:
             KubeletError: It cannot be read, or holds something else.

@@ -25,17 +25,17 @@ _PARTS = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "burstable/", KubeQos.BEST_
 
 
 def shares(milli: int) -> int:
-    """Give the CPU shares for thousandths of a CPU."""
+    """Return the CPU shares for thousandths of a CPU."""
     return min(max(milli * 1024 // 1000, LEAST_SHARES), MOST_SHARES)
 
 
 def quota(milli: int) -> int:
-    """Give the CFS quota in microseconds for a limit in thousandths of a CPU; 0 (no limit) for 0."""
+    """Return the CFS quota in microseconds for a limit in thousandths of a CPU; 0 (no limit) for 0."""
     return max(milli * PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
 
 
 def cri_request(ask: Ask, own_limits: Mapping[str, int] = _NONE) -> Request:
-    """Give the resources that kubelet sends with CreateContainer.
+    """Return the resources that kubelet sends with CreateContainer.
 
     Args:
         ask: What the container asks for.
@@ -46,7 +46,7 @@ def cri_request(ask: Ask, own_limits: Mapping[str, int] = _NONE) -> Request:
 
 
 def sandbox_total(pod: PodAsk, own_limits: Mapping[str, int] = _NONE) -> Request:
-    """Give the resources that kubelet sends with RunPodSandbox: what all containers need together.
+    """Return the resources that kubelet sends with RunPodSandbox: what all containers need together.
 
     Args:
         pod: What the pod asks for; requests of its own stand in for the sums.
@@ -69,12 +69,12 @@ def _request(requests: Mapping[str, int], limits: Mapping[str, int]) -> Request:
 
 
 def cgroup_parent(uid: str, qos: KubeQos) -> str:
-    """Give the cgroup of a pod as the cgroupfs driver of kubelet names it."""
+    """Return the cgroup of a pod as the cgroupfs driver of kubelet names it."""
     return f"/kubepods/{_PARTS[qos]}pod{uid}"
 
 
 def pod_of(spec: PodSpec, sandbox_id: str, source: str = "") -> Pod:
-    """Give the pod as it is known once its sandbox was asked for.
+    """Return the pod as it is known once its sandbox was asked for.
 
     Args:
         spec: The Pod object.

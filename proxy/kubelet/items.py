@@ -16,7 +16,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def read_items(content: bytes, kind: str) -> Iterator[object]:
-    """Give the items of a list as Kubernetes writes it, ``{"kind": KIND, "items": [...]}``.
+    """Return the items of a list as Kubernetes writes it, ``{"kind": KIND, "items": [...]}``.
 
     Args:
         content: JSON in UTF-8.
@@ -47,7 +47,7 @@ class _Text:
         self.at = 0
 
     def next(self) -> str:
-        """Give the next character behind blanks; empty at the end."""
+        """Return the next character behind blanks; empty at the end."""
         blanks = _SPACE.match(self._text, self.at)
         self.at = blanks.end() if blanks else self.at
         return self._text[self.at : self.at + 1]
@@ -69,7 +69,7 @@ class _Text:
         return value
 
     def fields(self) -> Iterator[str]:
-        """Give the keys of an object; who is given one reads its value before the next."""
+        """Return the keys of an object; who is given one reads its value before the next."""
         self.need("{")
         ended = self.takes("}")
         while not ended:
@@ -83,7 +83,7 @@ class _Text:
                 self.need(",")
 
     def rest_of_list(self) -> Iterator[object]:
-        """Give the items of a list whose bracket was taken."""
+        """Return the items of a list whose bracket was taken."""
         ended = self.takes("]")
         while not ended:
             yield self.value()

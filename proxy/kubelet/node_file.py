@@ -2,7 +2,7 @@
 
 Theory. Whoever writes the file may be in the middle of it when it is read, and may be gone tomorrow. So what
 cannot be read is read again a few times, a moment apart; and if it still cannot, the last good content stays
-in force, and that is told. A file that is removed is no Node object without labels: it is one that nobody
+in effect, and that is told. A file that is removed is no Node object without labels: it is one that nobody
 tells of any more.
 """
 
@@ -51,7 +51,7 @@ class NodeFile:
         return self._problem
 
     def read(self) -> NodeMeta | None:
-        """Give what it says; what it said last where it cannot be read now, None where it never could be."""
+        """Return the contents; the last ones if it cannot be read now, None if it never could be."""
         cause = ""
         for attempt in range(TRIES):
             if attempt:
@@ -67,7 +67,7 @@ class NodeFile:
             else:
                 self._problem = ""
                 return self._last
-        stays = "" if self._last is None else " (what it said last stays in force)"
+        stays = "" if self._last is None else " (what it said last stays in effect)"
         self._problem = f"cannot read the Node object in {self._path}: {short(cause)}{stays}"
         return self._last
 

@@ -27,7 +27,7 @@ class FieldError(ValueError):
 
 
 def below(at: str, key: str) -> str:
-    """Give the place of a key: ``at.key``, or ``at['a.b/c']`` where the key is no plain word."""
+    """Return the place of a key: ``at.key``, or ``at['a.b/c']`` where the key is no plain word."""
     return f"{at}.{key}" if _PLAIN.fullmatch(key) else f"{at}[{shown(key)}]"
 
 

@@ -59,7 +59,7 @@ class PodResources:
         self._fresh_until = _NEVER
 
     def of_container(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
-        """Give the devices of a container.
+        """Return the devices of a container.
 
         Returns:
             One entry a device, with ``nodes`` None where kubelet tells none; None where kubelet does not
@@ -75,7 +75,7 @@ class PodResources:
         return None
 
     def allocatable(self) -> Devices:
-        """Give all devices that there are: resource to id to NUMA nodes (None where kubelet tells none).
+        """Return all devices that there are: resource to id to NUMA nodes (None where kubelet tells none).
 
         An answer serves for 10 s, and while kubelet is slow to fail.
 

@@ -3,8 +3,8 @@
 Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was asked for after a call came
 holds the call's pod, if kubelet knows it at all. One exchange at a time is made, and it serves everybody who
 was waiting: who finds the pod in a list younger than 5 s takes it from there; who does not, and came after
-that list was asked for, asks anew; who came before has the answer: kubelet does not know the pod. For one pod
-this happens once a second at most. After an exchange that failed nobody tries for ten times as long as it
+that list was asked for, asks again; who came before has the answer: kubelet does not know the pod. For one
+pod this happens once a second at most. After an exchange that failed nobody tries for ten times as long as it
 took: a kubelet that never answers costs a tenth of the time, and one that refuses at once costs nothing.
 
 Static pods go by the hash of their file: it is their uid over the CRI, while the list may have the uid of the

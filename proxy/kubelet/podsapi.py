@@ -47,14 +47,14 @@ class PodsApi:
             if error.code == GrpcStatus.NOT_FOUND:
                 return None
             raise
-        told = answer.pod.metadata
-        if uid not in (told.uid, told.annotations.get(CONFIG_HASH)):
+        reported = answer.pod.metadata
+        if uid not in (reported.uid, reported.annotations.get(CONFIG_HASH)):
             raise KubeletError(f"cannot ask kubelet for a pod at {self._channel.path}: it gave another one")
-        return pod_spec(_plain(answer.pod), f"{told.namespace}/{told.name}", listed=True)
+        return pod_spec(_plain(answer.pod), f"{reported.namespace}/{reported.name}", listed=True)
 
 
 def _plain(pod: pb.Pod) -> dict[str, Any]:
-    """Give a pod as JSON would hold it."""
+    """Return a pod as JSON would hold it."""
     metadata = {
         "name": pod.metadata.name,
         "namespace": pod.metadata.namespace,

@@ -78,7 +78,7 @@ def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
 
 
 def _called(raw: object) -> str:
-    """Give the name of what may be a pod, for a message."""
+    """Return the name of what may be a pod, for a message."""
     metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     return podfields.shown(name).strip("'") if isinstance(name, str) else ""
@@ -95,8 +95,8 @@ def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
     containers = _containers(spec)
     requests, limits = _own(spec.get("resources"), containers)
     status = read_object(raw.get("status"), "status")
-    told = read_text(status.get("qosClass"), "status.qosClass") if listed else ""
-    qos = KubeQos(told) if told in tuple(KubeQos) else _qos(containers, requests, limits)
+    reported = read_text(status.get("qosClass"), "status.qosClass") if listed else ""
+    qos = KubeQos(reported) if reported in tuple(KubeQos) else _qos(containers, requests, limits)
     return PodSpec(
         uid,
         podfields.read_name(metadata.get("namespace") or "default", "metadata.namespace"),
@@ -158,7 +158,7 @@ def _compare(at: str, request: int, limit: int | None, *, divisible: bool) -> No
 
 
 def _divisible(name: str) -> bool:
-    """Tell whether a resource can be overcommitted: Kubernetes' own ones, but not huge pages."""
+    """Return whether a resource can be overcommitted: Kubernetes' own ones, but not huge pages."""
     return ("/" not in name or "kubernetes.io/" in name) and not name.startswith(HUGE_PAGES)
 
 

@@ -43,7 +43,7 @@ _LIMIT = 16 << 20
 
 
 def none_state(version: int = CURRENT) -> str:
-    """Give the file of policy ``none``."""
+    """Return the file of policy ``none``."""
     return _state("none", CpuSet(), {}, {}, version)
 
 
@@ -56,7 +56,7 @@ def static_state(
     strict: bool = False,
     version: int = CURRENT,
 ) -> str:
-    """Give the file of policy ``static`` in which some containers have CPUs of their own.
+    """Return the file of policy ``static`` in which some containers have CPUs of their own.
 
     Args:
         all_cpus: The CPUs that kubelet counts: those that are online.
@@ -103,7 +103,7 @@ def _state(policy: str, default: CpuSet, held: Held, pods: Mapping[str, CpuSet],
 
 
 def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
-    """Give the checksum that kubelet gives to the fields of a file."""
+    """Return the checksum that kubelet gives to the fields of a file."""
     return fnv1a(text_of(lower(fields), version))
 
 
@@ -118,7 +118,7 @@ def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int
 
 
 def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
-    """Give the CPUs of pods as a whole that a file of version 3 has.
+    """Return the CPUs of pods as a whole that a file of version 3 has.
 
     Raises:
         CheckpointError: A set in it is none.
@@ -130,36 +130,36 @@ def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
         raise CheckpointError(f"cannot read kubelet's {NAME}: {error!r}") from None
 
 
-def read_text(folder: Path) -> str | None:
+def read_text(directory: Path) -> str | None:
     """Read the file of a kubelet; None where there is none.
 
     Raises:
         CheckpointError: It cannot be read.
     """
     try:
-        raw, _ = read_small(str(folder / NAME), _LIMIT)
+        raw, _ = read_small(str(directory / NAME), _LIMIT)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointError(f"cannot read {folder / NAME}: {error.strerror}") from None
+        raise CheckpointError(f"cannot read {directory / NAME}: {error.strerror}") from None
     except ValueError as error:
-        raise CheckpointError(f"cannot read {folder / NAME}: {error}") from None
+        raise CheckpointError(f"cannot read {directory / NAME}: {error}") from None
     return raw.decode(errors="replace")
 
 
-def write_text(folder: Path, text: str) -> None:
+def write_text(directory: Path, text: str) -> None:
     """Put a text into the place of kubelet's file, at once or not at all; mode 0600, the owner stays.
 
     Raises:
         CannotCreateError, PermissionDeniedError: It cannot be written; the old file is as it was.
     """
-    replace(folder / NAME, text, folder / _BESIDE)
+    replace(directory / NAME, text, directory / _BESIDE)
 
 
-def sweep(folder: Path) -> None:
+def sweep(directory: Path) -> None:
     """Remove what a write that was cut off has left beside the file."""
     with contextlib.suppress(OSError):
-        (folder / _BESIDE).unlink()
+        (directory / _BESIDE).unlink()
 
 
 def replace(path: Path, text: str, beside: Path) -> None:

@@ -27,7 +27,7 @@ class Stamp:
 
 
 def stamp(path: str) -> Stamp | None:
-    """Give a file's stamp; None where there is no file.
+    """Return a file's stamp; None where there is no file.
 
     Raises:
         OSError: Nobody can tell.

@@ -68,7 +68,7 @@ class StateFile:
         self._seen = Seen()
 
     def look(self) -> Seen:
-        """Give what the file says now; the same object as the last time while that is the same."""
+        """Return what the file says now; the same object as the last time while that is the same."""
         try:
             now = stamp(self.path)
             if now is None:

@@ -7,7 +7,7 @@ pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState). Where two of
 
 What kubelet gave is in the state file alone, and counts where the file itself says ``static``. Only the word
 of the running kubelet that its policy is another makes it an old file. The configuration file's does not: it
-may be changed long before kubelet is started again, and until then what kubelet gave is in force.
+may be changed long before kubelet is started again, and until then what kubelet gave is in effect.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class Told:
     live: bool = False
 
 
-def put_together(told: Told, seen: Seen, path: str, topology: Callable[[], CpuTopology]) -> CpuManager:
+def put_together(reported: Told, seen: Seen, path: str, topology: Callable[[], CpuTopology]) -> CpuManager:
     """Draw the picture of kubelet's CPU manager.
 
     Args:
-        told: Its settings.
+        reported: Its settings.
         seen: Its state file.
         path: Where that file is.
         topology: Gives the machine, for reserves that are told as an amount.
     """
-    settings, checkpoint = told.settings, seen.checkpoint
+    settings, checkpoint = reported.settings, seen.checkpoint
     written = checkpoint.policy if checkpoint else ""
-    values, sources, problems = _values(told)
+    values, sources, problems = _values(reported)
     problems += [seen.problem] if seen.problem else []
     policy = values.get("policy", written)
     if checkpoint is not None and settings is None:
@@ -70,9 +70,9 @@ def put_together(told: Told, seen: Seen, path: str, topology: Callable[[], CpuTo
             f"kubelet's CPU manager has policy {policy} by {sources['policy']},"
             f" but {path} was written under policy {written or '?'}"
         )
-    reserved, sources["reserved"], fault = _reserved(told, policy, topology)
+    reserved, sources["reserved"], fault = _reserved(reported, policy, topology)
     default, held, other = CpuSet(), _NOBODY, ""
-    if checkpoint is not None and written == STATIC and not (told.live and policy != STATIC):
+    if checkpoint is not None and written == STATIC and not (reported.live and policy != STATIC):
         default, held, other = _held(checkpoint, path)
         sources["default"] = sources["held"] = "" if other else path
     return CpuManager(
@@ -88,34 +88,34 @@ def put_together(told: Told, seen: Seen, path: str, topology: Callable[[], CpuTo
     )
 
 
-def _values(told: Told) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Give settings that have a default, where settings came from, and what is wrong with them."""
-    settings, problems = told.settings, [*told.problems]
+def _values(reported: Told) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return settings that have a default, where settings came from, and what is wrong with them."""
+    settings, problems = reported.settings, [*reported.problems]
     if settings is None:
         return {}, {}, problems
-    values, sources = {}, {"options": told.source if settings.options is not None else ""}
+    values, sources = {}, {"options": reported.source if settings.options is not None else ""}
     for name, default in _DEFAULTS.items():
         said = getattr(settings, name)
         values[name] = said or default
-        sources[name] = told.source if said else f"kubelet's default, {told.source} does not say it"
+        sources[name] = reported.source if said else f"kubelet's default, {reported.source} does not say it"
     return (
         values,
         sources,
-        [*problems, *(f"cannot use what {told.source} says of {w}" for w in settings.problems)],
+        [*problems, *(f"cannot use what {reported.source} says of {w}" for w in settings.problems)],
     )
 
 
-def _reserved(told: Told, policy: str, topology: Callable[[], CpuTopology]) -> tuple[CpuSet, str, str]:
-    """Give the CPUs that are kept back, where they came from, and what is wrong.
+def _reserved(reported: Told, policy: str, topology: Callable[[], CpuTopology]) -> tuple[CpuSet, str, str]:
+    """Return the CPUs that are kept back, where they came from, and what is wrong.
 
     Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (kubernetes v1.36
     pkg/kubelet/cm/cpumanager/policy_static.go, NewStaticPolicy).
     """
-    settings = told.settings
+    settings = reported.settings
     if settings is None:
         return CpuSet(), "", ""
     if settings.reserved is not None:
-        return settings.reserved, told.source, ""
+        return settings.reserved, reported.source, ""
     if not settings.reserved_milli or policy != STATIC:
         return CpuSet(), "", ""
     from proxy.model.errors import ConfigError
@@ -131,7 +131,7 @@ def _reserved(told: Told, policy: str, topology: Callable[[], CpuTopology]) -> t
         cpus = CpuPolicy.of(topology(), options, None, amount).reserved
     except CpuStateError as error:
         return CpuSet(), "", f"cannot tell which {amount} CPUs kubelet keeps back: {error}"
-    return cpus, f"{told.source}, {amount} of them, as kubelet chooses", ""
+    return cpus, f"{reported.source}, {amount} of them, as kubelet chooses", ""
 
 
 def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:

@@ -70,7 +70,7 @@ class View(Mapping[str, dict[str, Any]]):
 def pack(
     changes: Mapping[str, Mapping[str, object] | None], limit: int = RECORD_BYTES
 ) -> tuple[dict[str, bytes | None], dict[str, str]]:
-    """Give changes as they are kept in memory and on disk.
+    """Return changes as they are kept in memory and on disk.
 
     Args:
         changes: Key to new value; None to delete.
@@ -94,7 +94,7 @@ def pack(
 
 
 def _pack_one(key: str, value: object, limit: int) -> bytes:
-    """Give one record as it is kept.
+    """Return one record as it is kept.
 
     Raises:
         TypeError, ValueError, RecursionError: It cannot be stored.
@@ -108,14 +108,14 @@ def _pack_one(key: str, value: object, limit: int) -> bytes:
 
 
 def shown(what: object) -> str:
-    """Give a key or an error as short printable text."""
+    """Return a key or an error as short printable text."""
     text = str(what) if isinstance(what, str | Exception) else type(what).__name__
     cut = text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
     return cut if cut.isprintable() else ascii(cut)[1:-1]
 
 
 def _dump(value: object) -> bytes:
-    """Give a value as JSON, as short as can be.
+    """Return a value as JSON, as short as can be.
 
     Raises:
         TypeError, ValueError, RecursionError: It cannot be said (NaN included: no reader would agree on it).
@@ -130,7 +130,7 @@ def _dump(value: object) -> bytes:
 
 
 def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
-    """Give what was read if it has the shape of a batch's changes, else None."""
+    """Return what was read if it has the shape of a batch's changes, else None."""
     if not isinstance(changes, dict):
         return None
     good = all(isinstance(k, str) and (v is None or isinstance(v, dict)) for k, v in changes.items())
@@ -157,12 +157,12 @@ class Recovered:
 
 
 def header(machine: str) -> bytes:
-    """Give the first line of a file."""
+    """Return the first line of a file."""
     return _line(_dump({"n": 0, "format": FORMAT, "machine": machine}))
 
 
 def batch(number: int, changes: Mapping[str, bytes | None]) -> bytes:
-    """Give the line of one batch.
+    """Return the line of one batch.
 
     Args:
         number: One more than the last line's.
@@ -177,13 +177,13 @@ def _line(body: bytes) -> bytes:
 
 
 def _body(line: bytes) -> bytes | None:
-    """Give what a line says, or None where its checksum is wrong. ``line`` is without its newline."""
+    """Return what a line says, or None where its checksum is wrong. ``line`` is without its newline."""
     body = line[9:]
     return body if line[:9] == b"%08x " % zlib.crc32(body) else None
 
 
 def apply(entries: Packed, changes: Mapping[str, bytes | None]) -> Packed:
-    """Give the state after a batch; the state given is left as it is."""
+    """Return the state after a batch; the state given is left as it is."""
     after = dict(entries)
     for key, value in changes.items():
         if value is None:
@@ -225,7 +225,7 @@ def recover(data: bytes, machine: str) -> Recovered:
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
-    """Give the object that a line holds, or None where it is damaged or holds none."""
+    """Return the object that a line holds, or None where it is damaged or holds none."""
     body = _body(line)
     if body is None:
         return None

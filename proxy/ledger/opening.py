@@ -56,7 +56,7 @@ def open_ledger(
 
 
 def read_entries(state_dir: Path, machine: str) -> dict[str, Mapping[str, object]]:
-    """Give what a ledger tells that cannot be opened for writing; nothing where it tells nothing.
+    """Return what a ledger tells that cannot be opened for writing; nothing where it tells nothing.
 
     Args:
         state_dir: The directory.

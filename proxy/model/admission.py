@@ -77,7 +77,7 @@ class Namespaces:
     patterns: tuple[str, ...] = ("*",)
 
     def admits(self, namespace: str) -> bool:
-        """Tell whether a namespace is among them."""
+        """Return whether a namespace is among them."""
         return any(
             pattern == "*" or fnmatch.fnmatchcase(namespace, pattern)  # fnmatch keeps compiled patterns
             for pattern in self.patterns

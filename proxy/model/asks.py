@@ -11,7 +11,7 @@ HUGE_PAGES = "hugepages-"
 
 
 def in_bytes(resource: str) -> bool:
-    """Tell whether a resource is counted in bytes: memory or huge pages."""
+    """Return whether a resource is counted in bytes: memory or huge pages."""
     return resource == MEMORY or resource.startswith(HUGE_PAGES)
 
 
@@ -61,7 +61,7 @@ class PodAsk:
     own_managed: bool = False
 
     def named(self, name: str) -> Ask:
-        """Give the container of that name.
+        """Return the container of that name.
 
         Raises:
             KeyError: The pod has none.
@@ -72,5 +72,5 @@ class PodAsk:
         raise KeyError(name)
 
     def of(self, *kinds: Kind) -> tuple[Ask, ...]:
-        """Give the containers of some kinds, in their order."""
+        """Return the containers of some kinds, in their order."""
         return tuple(ask for ask in self.containers if ask.kind in kinds)

@@ -190,7 +190,7 @@ class IdSet:
         return self.from_bits(self._bits & ~other._bits)
 
     def isdisjoint(self, other: Self) -> bool:
-        """Tell whether the two sets have no id in common."""
+        """Return whether the two sets have no id in common."""
         return self._bits & other._bits == 0
 
     def require(self, item: int) -> None:
@@ -203,7 +203,7 @@ class IdSet:
             raise ValueError(f"{self.NOUN} {item} is not on this machine ({printable(str(self), _SHOWN)})")
 
     def first(self) -> int:
-        """Give the lowest id.
+        """Return the lowest id.
 
         Raises:
             ValueError: The set is empty.
@@ -214,7 +214,7 @@ class IdSet:
 
 
 def _digits(bits: int) -> str:
-    """Give the bits as digits, that of id 0 first."""
+    """Return the bits as digits, that of id 0 first."""
     return bin(bits)[:1:-1]
 
 
@@ -231,7 +231,7 @@ def _joined(runs: Sequence[tuple[int, int]]) -> int:
 
 
 def plausible(text: str) -> str:
-    """Give a list of ids verbatim; nothing for a text that no kernel takes for one.
+    """Return a list of ids verbatim; nothing for a text that no kernel takes for one.
 
     The kernel reads 100 characters and 6 for each CPU that it was built for, at most 8192
     (``max_write_len`` of ``cpuset.cpus``).

@@ -123,8 +123,8 @@ class Machine:
     @property
     def architecture(self) -> str:
         """What the kernel calls the architecture, such as ``aarch64``; empty where nobody tells."""
-        told = self.extra.get("arch")
-        return told if isinstance(told, str) else ""
+        reported = self.extra.get("arch")
+        return reported if isinstance(reported, str) else ""
 
     @functools.cached_property
     def by_id(self) -> Mapping[int, Cpu]:
@@ -132,7 +132,7 @@ class Machine:
         return {c.id: c for c in self.cpus}
 
     def groups(self, level: str) -> dict[int, CpuSet]:
-        """Give the groups of a level by name.
+        """Return the groups of a level by name.
 
         Args:
             level: ``core``, ``package``, ``die``, ``cluster``, ``llc`` or ``numa``.
@@ -166,10 +166,10 @@ class Machine:
     def possible_nodes(self) -> Mask:
         """NUMA nodes that may be there, as the kernel reports them; else those that are there."""
         numa = self.extra.get("numa")
-        told = numa.get("possible") if isinstance(numa, Mapping) else None
+        reported = numa.get("possible") if isinstance(numa, Mapping) else None
         there = Mask(node.id for node in self.nodes)
         try:
-            return there | Mask.parse(told) if isinstance(told, str) else there
+            return there | Mask.parse(reported) if isinstance(reported, str) else there
         except ValueError:
             return there
 
@@ -184,11 +184,11 @@ class Machine:
         return Mask(n.id for n in self.nodes if n.mem_bytes != 0)
 
     def nodes_of(self, cpus: CpuSet) -> Mask:
-        """Give the NUMA nodes that hold any of the CPUs."""
+        """Return the NUMA nodes that hold any of the CPUs."""
         return Mask(n.id for n in self.nodes if not n.cpus.isdisjoint(cpus))
 
     def cpus_of(self, nodes: Mask) -> CpuSet:
-        """Give the online CPUs of the nodes."""
+        """Return the online CPUs of the nodes."""
         return CpuSet.from_bits(union(node.cpus.bits for node in self.nodes if node.id in nodes))
 
     @functools.cached_property
@@ -199,7 +199,7 @@ class Machine:
         its containers go on.
         """
         numa = self.extra.get("numa")
-        told = numa.get("possible") if isinstance(numa, Mapping) else None
-        nodes = told if isinstance(told, str) else str(Mask(node.id for node in self.nodes))
+        reported = numa.get("possible") if isinstance(numa, Mapping) else None
+        nodes = reported if isinstance(reported, str) else str(Mask(node.id for node in self.nodes))
         text = repr((str(self.possible), nodes))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

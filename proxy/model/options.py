@@ -67,7 +67,7 @@ class CpuOptions:
     align_by_socket: bool = False
 
     def as_kubelet(self) -> dict[str, bool]:
-        """Give all options under kubelet's names."""
+        """Return all options under kubelet's names."""
         return {name.replace("_", "-"): on for name, on in dataclasses.asdict(self).items()}
 
 
@@ -94,7 +94,7 @@ class TopologyOptions:
     max_allowable_numa_nodes: int | None = None
 
     def as_kubelet(self) -> dict[str, bool | int]:
-        """Give all options under kubelet's names, with the limit that kubelet would keep."""
+        """Return all options under kubelet's names, with the limit that kubelet would keep."""
         return {
             "prefer-closest-numa-nodes": self.prefer_closest_numa_nodes,
             "max-allowable-numa-nodes": self.max_allowable_numa_nodes or KUBELET_MAX_NODES,
@@ -210,5 +210,5 @@ def _go_int(where: str, name: str, value: object) -> int:
 
 
 def _text(value: object) -> str | None:
-    """Give a text or number as text; None for anything else."""
+    """Return a text or number as text; None for anything else."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -26,7 +26,7 @@ class Table(Mapping[str, V]):
         self._size = len(entries or {})
 
     def put(self, key: str, value: V) -> Table[V]:
-        """Give the table with an entry added or replaced."""
+        """Return the table with an entry added or replaced."""
         at = hash(key) % _BUCKETS
         bucket = self._buckets[at]
         new = self._with(at, {**bucket, key: value})
@@ -34,7 +34,7 @@ class Table(Mapping[str, V]):
         return new
 
     def drop(self, key: str) -> Table[V]:
-        """Give the table without an entry; the same table where it has none."""
+        """Return the table without an entry; the same table where it has none."""
         at = hash(key) % _BUCKETS
         bucket = self._buckets[at]
         if key not in bucket:
@@ -54,7 +54,7 @@ class Table(Mapping[str, V]):
         return self._buckets[hash(key) % _BUCKETS][key]
 
     def get(self, key: str, default: V | None = None) -> V | None:  # type: ignore[override]  # the one form used
-        """Give a value, or the default."""
+        """Return a value, or the default."""
         return self._buckets[hash(key) % _BUCKETS].get(key, default)
 
     def __contains__(self, key: object) -> bool:
@@ -70,9 +70,9 @@ class Table(Mapping[str, V]):
     # A view of the standard library looks every key up again; these are read for every decision.
 
     def values(self) -> list[V]:  # type: ignore[override]  # a list is all that anybody needs
-        """Give all values."""
+        """Return all values."""
         return [value for bucket in self._buckets for value in bucket.values()]
 
     def items(self) -> list[tuple[str, V]]:  # type: ignore[override]  # the same
-        """Give all pairs."""
+        """Return all pairs."""
         return [pair for bucket in self._buckets for pair in bucket.items()]

@@ -9,7 +9,7 @@ ROOM = 120
 
 
 def counted(number: int, thing: str) -> str:
-    """Give a number and what is counted: ``1 whole core``, ``4 whole cores``."""
+    """Return a number and what is counted: ``1 whole core``, ``4 whole cores``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 

@@ -109,7 +109,7 @@ class SetAside:
     shares: tuple[Share, ...] = ()
 
     def part(self, name: str) -> Part | None:
-        """Give what is set aside for a container; None where nothing is by name."""
+        """Return what is set aside for a container; None where nothing is by name."""
         return next((part for part in self.parts if part.name == name), None)
 
 
@@ -290,7 +290,7 @@ class Container:
     cgroup: str = ""
 
     def in_phase(self, phase: Phase, container_id: str = "") -> Container:
-        """Give the container in another phase, and with another id where one is given."""
+        """Return the container in another phase, and with another id where one is given."""
         return Container(
             container_id or self.id,
             self.name,

@@ -194,7 +194,7 @@ def _read(
 
 
 def one_of(kind: type[E], text: str, what: str) -> E:
-    """Give the value that a text stands for; ``None`` stands for nothing, as an empty text does.
+    """Return the value that a text stands for; ``None`` stands for nothing, as an empty text does.
 
     Raises:
         UnknownValueError: It stands for none; the message names those that there are.

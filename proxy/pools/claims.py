@@ -65,7 +65,7 @@ class Claim:
 
 
 def whole_cpus(request: Request) -> int:
-    """Give the number of CPUs that a Guaranteed container asks for if it is whole, else 0.
+    """Return the number of CPUs that a Guaranteed container asks for if it is whole, else 0.
 
     The limit is quota/period, and the request is shares * 1000 / 1024 (kubernetes v1.36
     pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). A container that kubelet pinned has no quota since
@@ -128,7 +128,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
 
 
 def _named(pod: Pod, cpus: CpuSet) -> Claim:
-    """Give the claim of a pod whose CPUs are decided."""
+    """Return the claim of a pod whose CPUs are decided."""
     why = f"{_class(pod)} pod: its resource-status annotation names CPUs {listed(cpus)}"
     if pod.chosen:
         why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
@@ -136,13 +136,13 @@ def _named(pod: Pod, cpus: CpuSet) -> Claim:
 
 
 def pool_of(pod: Pod) -> tuple[Pool, str]:
-    """Give the pool of a pod that owns nothing and is bound to nothing, and why."""
+    """Return the pool of a pod that owns nothing and is bound to nothing, and why."""
     row = Row.BEST_EFFORT if pod.qos is QosClass.BE else row_of(pod.qos, pod.kube_qos)
     return _pool(row, pod.qos, pod.kube_qos)
 
 
 def may_own(pod: Pod) -> bool:
-    """Tell whether containers of a pod may be given CPUs of their own that nobody has named."""
+    """Return whether containers of a pod may be given CPUs of their own that nobody has named."""
     return pod.kube_qos is KubeQos.GUARANTEED and pod.qos in (QosClass.NONE, *STRICT) and not pod.problem
 
 

@@ -136,7 +136,7 @@ def pod_facts(
 
 
 def _path(cgroup_parent: str) -> str:
-    """Give a cgroup parent that can be a path; nothing where it cannot."""
+    """Return a cgroup parent that can be a path; nothing where it cannot."""
     try:
         size = len(cgroup_parent.encode())
     except UnicodeEncodeError:
@@ -153,7 +153,7 @@ def _no_class(label: str) -> Fault:
 
 
 def parent_of(cgroups_path: str) -> str:
-    """Give the cgroup parent of an OCI ``linux.cgroupsPath`` (``/a/b/ID`` or ``slice:prefix:ID``)."""
+    """Return the cgroup parent of an OCI ``linux.cgroupsPath`` (``/a/b/ID`` or ``slice:prefix:ID``)."""
     if ":" in cgroups_path and "/" not in cgroups_path:
         return cgroups_path.partition(":")[0]
     return cgroups_path.rpartition("/")[0]

@@ -67,7 +67,7 @@ class _NoNumberError(ValueError):
 
 
 def _depth(text: str) -> int:
-    """Give the levels of nesting; some number up to ``DEEPEST`` where there cannot be more."""
+    """Return the levels of nesting; some number up to ``DEEPEST`` where there cannot be more."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return 0
     depth = deepest = 0
@@ -117,18 +117,18 @@ class Fields:
         return cls(load(text, largest))
 
     def get(self, name: str) -> object:
-        """Give a member as it is; None where there is none."""
+        """Return a member as it is; None where there is none."""
         return self._raw.get(name, self._lower.get(name.lower()))
 
     def text(self, name: str) -> str:
-        """Give a text; empty where there is none."""
+        """Return a text; empty where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{name} is not a text")
         return value or ""
 
     def number(self, name: str) -> int:
-        """Give a 32-bit integer; 0 where there is none."""
+        """Return a 32-bit integer; 0 where there is none."""
         value = self.get(name)
         if value is None:
             return 0
@@ -137,22 +137,22 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Give a truth value; None where there is none."""
+        """Return a truth value; None where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name} is neither true nor false")
         return value
 
     def fields(self, name: str) -> Fields:
-        """Give a member that is an object; without members where there is none."""
+        """Return a member that is an object; without members where there is none."""
         return Fields(self.get(name), name)
 
     def each(self, name: str) -> Iterator[Fields]:
-        """Give the objects of a list; none where there is no list."""
+        """Return the objects of a list; none where there is no list."""
         yield from objects(self.get(name), name)
 
     def names(self) -> list[str]:
-        """Give the names of all members, as they are written.
+        """Return the names of all members, as they are written.
 
         Raises:
             ValueError: There are more than ``MOST_ITEMS``.
@@ -160,12 +160,12 @@ class Fields:
         return list(_counted(self._raw, "it"))
 
     def texts(self, name: str) -> dict[str, str]:
-        """Give a map of texts; empty where there is none."""
+        """Return a map of texts; empty where there is none."""
         inner = self.fields(name)
         return {key: inner.text(key) for key in inner.names()}
 
     def amounts(self, name: str) -> dict[str, str | float]:
-        """Give a map of amounts as they are written; empty where there is none.
+        """Return a map of amounts as they are written; empty where there is none.
 
         ``amount`` reads one of them.
         """
@@ -173,7 +173,7 @@ class Fields:
 
 
 def objects(raw: object, what: str) -> Iterator[Fields]:
-    """Give the objects of a JSON list; none for null.
+    """Return the objects of a JSON list; none for null.
 
     Raises:
         ValueError: It is no list, or something in it is no object.
@@ -185,7 +185,7 @@ def objects(raw: object, what: str) -> Iterator[Fields]:
 
 
 def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
-    """Give a map of amounts as they are written, all of them readable.
+    """Return a map of amounts as they are written, all of them readable.
 
     Raises:
         ValueError: It is no map, or one of them is no amount.
@@ -203,7 +203,7 @@ def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
 
 
 def _counted(entries: E, what: str) -> E:
-    """Give entries of which there are not too many.
+    """Return entries of which there are not too many.
 
     Raises:
         ValueError: There are more than ``MOST_ITEMS``.

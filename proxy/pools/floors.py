@@ -125,7 +125,7 @@ def floors_of(rules: AdmissionRules, machine: Machine, shareable: CpuSet) -> Flo
 
 
 def default_floor(machine: Machine, cpus: CpuSet) -> int:
-    """Give the floor among some CPUs where the configuration names no number."""
+    """Return the floor among some CPUs where the configuration names no number."""
     core = max((len(core) for core in machine.cores.values() if not core.isdisjoint(cpus)), default=0)
     share = -(-len(cpus) * PERCENT // 100)
     return min(max(core, share), len(cpus) // 2)

@@ -87,17 +87,17 @@ class Reservation:
         return 1000 * len(self.cpus)
 
     def with_cpus(self, cpus: CpuSet) -> Reservation:
-        """Give the same with these CPUs named."""
+        """Return the same with these CPUs named."""
         return dataclasses.replace(self, text=str(cpus))
 
     def data(self) -> dict[str, object]:
-        """Give it as Koordinator writes it: without what is empty."""
-        told = {
+        """Return it as Koordinator writes it: without what is empty."""
+        reported = {
             "resources": dict(self.resources),
             "reservedCPUs": self.text,
             "applyPolicy": self.policy,
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in reported.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,11 @@ class SystemQos:
         return self.cpus if self.exclusive else CpuSet()
 
     def data(self) -> dict[str, object]:
-        """Give it as Koordinator writes it: without what is empty."""
-        told: dict[str, object] = {"cpuset": self.text} if self.text else {}
-        return told if self.told_exclusive is None else {**told, "cpusetExclusive": self.told_exclusive}
+        """Return it as Koordinator writes it: without what is empty."""
+        reported: dict[str, object] = {"cpuset": self.text} if self.text else {}
+        return (
+            reported if self.told_exclusive is None else {**reported, "cpusetExclusive": self.told_exclusive}
+        )
 
 
 def parsed(text: str) -> tuple[CpuSet, str]:
@@ -225,7 +227,7 @@ def _ratio(value: object, name: str) -> float:
 
 
 def with_ratios(annotations: Texts, ratios: Mapping[str, float]) -> dict[str, str]:
-    """Give annotations with these ratios: two decimals, by name."""
+    """Return annotations with these ratios: two decimals, by name."""
     inside = ",".join(f"{json.dumps(name)}:{ratio:.2f}" for name, ratio in sorted(ratios.items()))
     return {**annotations, AMPLIFICATION: f"{{{inside}}}"}
 

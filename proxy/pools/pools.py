@@ -45,7 +45,7 @@ class Pools:
     """The part of the BE pool that is in use while BE is suppressed; None where all of it is."""
 
     def of(self, pool: Pool) -> CpuSet:
-        """Give the CPUs of the shared, the BE or the SYSTEM pool."""
+        """Return the CPUs of the shared, the BE or the SYSTEM pool."""
         if pool is Pool.SYSTEM and self.system:
             return self.system
         if pool is Pool.BE:
@@ -53,7 +53,7 @@ class Pools:
         return self.shared
 
     def per_node(self, machine: Machine) -> Mapping[int, Pools]:
-        """Give the part of the pools on each NUMA node that has CPUs."""
+        """Return the part of the pools on each NUMA node that has CPUs."""
         return {
             node.id: Pools(self.shared & node.cpus, self.be & node.cpus)
             for node in machine.nodes

@@ -36,9 +36,9 @@ class ManagerPolicy:
     reserved: str = ""
 
     def data(self) -> dict[str, object]:
-        """Give it as Koordinator writes it: without what is empty."""
-        told = {"policy": self.policy, "options": dict(self.options), "reservedCPUs": self.reserved}
-        return {name: value for name, value in told.items() if value}
+        """Return it as Koordinator writes it: without what is empty."""
+        reported = {"policy": self.policy, "options": dict(self.options), "reservedCPUs": self.reserved}
+        return {name: value for name, value in reported.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def _buckets(seats: Iterable[Seat]) -> list[list[Seat]]:
 
 
 def _pairs(bucket: list[Seat]) -> list[tuple[int, int]]:
-    """Give the siblings of a bucket two by two, each CPU once."""
+    """Return the siblings of a bucket two by two, each CPU once."""
     found: list[tuple[int, int]] = []
     at = 0
     while at + 1 < len(bucket):

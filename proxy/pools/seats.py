@@ -27,7 +27,7 @@ class Seat:
 
 
 def seats_of(machine: Machine) -> tuple[Seat, ...]:
-    """Give the seats of a machine's online CPUs, ascending by CPU."""
+    """Return the seats of a machine's online CPUs, ascending by CPU."""
     cores = {name: number for number, name in enumerate(machine.cores)}
     sockets = {name: number for number, name in enumerate(machine.packages)}
     lowest = min((node.id for node in machine.nodes), default=0)
@@ -47,7 +47,7 @@ def seats_of(machine: Machine) -> tuple[Seat, ...]:
 
 
 def groups_of(seats: Iterable[Seat]) -> Groups:
-    """Give the CPUs of each socket and node."""
+    """Return the CPUs of each socket and node."""
     bits: dict[tuple[int, int], int] = {}
     for seat in seats:
         where = seat.socket, seat.node

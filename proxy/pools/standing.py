@@ -19,7 +19,7 @@ OWNING = (QosClass.LSE, QosClass.LSR)
 
 
 def standing(qos: QosClass, kube_qos: KubeQos, *, pinned_by_kubelet: bool = False) -> QosClass:
-    """Give the class that a pod is treated as.
+    """Return the class that a pod is treated as.
 
     Args:
         qos: Its label.

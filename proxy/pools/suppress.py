@@ -82,7 +82,7 @@ class Usage:
 
 
 def is_be(qos: QosClass, kube_qos: KubeQos) -> bool:
-    """Tell whether the budget covers a pod: by its label, or by Kubernetes' class."""
+    """Return whether the budget covers a pod: by its label, or by Kubernetes' class."""
     return qos is QosClass.BE or kube_qos is KubeQos.BEST_EFFORT
 
 
@@ -108,7 +108,7 @@ def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -
 
 
 def how_many(milli: int, now: int, machine: int) -> int:
-    """Give the number of CPUs that a budget comes to.
+    """Return the number of CPUs that a budget comes to.
 
     Args:
         milli: The budget.
@@ -120,7 +120,7 @@ def how_many(milli: int, now: int, machine: int) -> int:
 
 
 def be_cpus(online: CpuSet, held: Iterable[Held], withheld: Withheld) -> CpuSet:
-    """Give all CPUs that BE pods may ever use: what they get back when nothing is suppressed."""
+    """Return all CPUs that BE pods may ever use: what they get back when nothing is suppressed."""
     return online - _hard(held) - withheld.kubelet - withheld.reserved - withheld.system
 
 
@@ -164,7 +164,7 @@ def _bits(sets: Iterable[CpuSet]) -> int:
 
 
 def quota_for(milli: int, machine: int, now: int, period: int = PERIOD) -> int | None:
-    """Give the quota that a budget comes to.
+    """Return the quota that a budget comes to.
 
     Args:
         milli: The budget.

@@ -174,7 +174,7 @@ class Follower:
         return end, value
 
     def _name(self, raw: bytes, coded: int) -> tuple[int, bool]:
-        """Give the length of a name, and whether it is the wanted one."""
+        """Return the length of a name, and whether it is the wanted one."""
         if not coded:
             return len(raw), raw == self._wanted
         if len(raw) > len(self._wanted):  # no code of a letter is longer than the letter

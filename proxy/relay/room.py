@@ -29,7 +29,7 @@ class Holder(Protocol):
         """Refuse a held request, and let go of its bytes."""
 
     def largest(self) -> Stream | None:
-        """Give the stream that holds most."""
+        """Return the stream that holds most."""
 
 
 class Room:

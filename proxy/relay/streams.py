@@ -281,7 +281,7 @@ class Streams:
         self.handler.crowded_out(stream.path, message)
 
     def largest(self) -> Stream | None:
-        """Give the stream that holds most, if any does."""
+        """Return the stream that holds most, if any does."""
         most = max(self.tracked.values(), key=_size, default=None)
         return most if most is not None and most.size else None
 
@@ -361,14 +361,14 @@ class Streams:
 
 
 def _head(pieces: list[bytes | bytearray]) -> bytes | bytearray:
-    """Give the first piece of a body, which then holds the prefix of the first message if the body does."""
+    """Return the first piece of a body, which then holds the prefix of the first message if the body does."""
     if len(pieces) > 1 and len(pieces[0]) < frames.PREFIX.size:
         pieces[:] = [b"".join(pieces)]
     return pieces[0] if pieces else b""
 
 
 def _kind(head: bytes | bytearray, size: int) -> Unusual:
-    """Tell how a body that is not one plain message differs from that.
+    """Return how a body that is not one plain message differs from that.
 
     Args:
         head: Its beginning, with the first prefix.

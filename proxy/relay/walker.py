@@ -41,7 +41,7 @@ _WITH_BLOCK: Final = (HEADERS, CONTINUATION, PUSH_PROMISE)
 
 
 def too_long() -> RelayError:
-    """Give the error for a header block above ``LARGEST_BLOCK``."""
+    """Return the error for a header block above ``LARGEST_BLOCK``."""
     return RelayError(f"cannot read a header: it is longer than {LARGEST_BLOCK} bytes", ENHANCE_YOUR_CALM)
 
 

@@ -90,7 +90,7 @@ def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
 def _widen(
     cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: Target, done: Given
 ) -> Due:
-    """Give a container that has a group what it is to have."""
+    """Return a container that has a group what it is to have."""
     has, above = cgroups.read(path), _above(cgroups, path)
     cpus = above.effective_cpus if target.cpus is None else _there(cgroups, machine, target.cpus)
     mems = above.effective_mems if target.mems is None else target.mems
@@ -102,7 +102,7 @@ def _widen(
 
 
 def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: Target) -> Due:
-    """Tell what a container without a group is to start with."""
+    """Return what a container without a group is to start with."""
     cpus, mems = machine.online, machine.memory_nodes
     pod = cgroups.pod_group(container.pod.cgroup_parent)
     if pod is not None:
@@ -122,7 +122,7 @@ def _above(cgroups: Cgroups, path: str) -> CpusetValue:
 
 
 def _as_above(cgroups: Cgroups, path: str, done: Given) -> None:
-    """Give a group that is no container's what the group above it has; on v2 it may have that already."""
+    """Return a group that is no container's what the group above it has; on v2 it may have that already."""
     try:
         want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
         if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
@@ -133,7 +133,7 @@ def _as_above(cgroups: Cgroups, path: str, done: Given) -> None:
 
 
 def _give_groups(cgroups: Cgroups, state: NodeState, done: Given) -> None:
-    """Give the groups above BE containers what lies above them, and what is in them the same."""
+    """Return the groups above BE containers what lies above them, and what is in them the same."""
     parents = {p.cgroup_parent for p in state.pods.values() if p.kube_qos is KubeQos.BEST_EFFORT}
     pods = {path for parent in parents if (path := cgroups.pod_group(parent))}
     roots = {path.rpartition("/")[0] for path in pods}

@@ -45,7 +45,7 @@ class Leaving:
             self.get().recover(entries[KEY])
 
     def get(self) -> Release:
-        """Give the release of a daemon that moves containers."""
+        """Return the release of a daemon that moves containers."""
         assert self._keeper is not None
         if self._made is None:
             from proxy.release.service import Release
@@ -57,15 +57,15 @@ class Leaving:
         return self._suppression is None or not self._suppression.quota.written
 
     def routes(self) -> Mapping[str, Route]:
-        """Give what the admin socket answers."""
+        """Return what the admin socket answers."""
         return {"/release": self.answer}
 
     def actions(self) -> Mapping[str, Route]:
-        """Give what the admin socket does."""
+        """Return what the admin socket does."""
         return {"/release/start": self._start, "/release/undo": self._undo}
 
     def answer(self) -> dict[str, object]:
-        """Tell how far it has come."""
+        """Return how far it has come."""
         if self._config.mode is not Mode.ENFORCE:
             return {"stage": "", "nothing": NOTHING.format(mode=self._config.mode.value)}
         return self._made.page() if self._made is not None else {"stage": ""}
@@ -89,13 +89,13 @@ class Leaving:
         return self.answer()
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows: nothing without a release."""
+        """Return what ``topoproxy status`` shows: nothing without a release."""
         if self._made is None or not self._made.stage:
             return {}
         return {"mode": self._made.stage, "release": self._made.page()}
 
     async def at_stop(self, limit: float) -> None:
-        """Give everything back before the daemon ends, in so many seconds; the next one takes over again."""
+        """Return everything before the daemon ends, within this many seconds; the next takes over again."""
         if self._config.mode is not Mode.ENFORCE or self._keeper is None:
             return
         await self._load()

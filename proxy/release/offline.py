@@ -1,6 +1,6 @@
 """The release without a daemon: the same steps, from the ledger, the kernel and the runtime.
 
-The lock of the state folder keeps a daemon from starting meanwhile, and this from running beside one. What
+The lock of the state directory keeps a daemon from starting meanwhile, and this from running beside one. What
 the ledger says is compared with the runtime, as at a daemon's start; where the runtime does not answer, the
 kernel is given back all the same, and what is left is told.
 """
@@ -31,7 +31,7 @@ Page = dict[str, object]
 
 
 def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
-    """Give everything back.
+    """Return everything back.
 
     Args:
         config: Where things are.
@@ -78,7 +78,7 @@ def _has_ledger(config: Config) -> bool:
         return False
     except OSError as error:
         raise PermissionDeniedError(
-            f"cannot use the state folder {config.state_dir}: {error.strerror}"
+            f"cannot use the state directory {config.state_dir}: {error.strerror}"
         ) from error
     return True
 
@@ -86,7 +86,7 @@ def _has_ledger(config: Config) -> bool:
 @contextlib.contextmanager
 def _locked(config: Config) -> Iterator[None]:
     try:
-        lock = Lock.take(config.state_dir / "lock", f"use the state folder {config.state_dir}")
+        lock = Lock.take(config.state_dir / "lock", f"use the state directory {config.state_dir}")
     except LockedError as error:
         raise LockedError(f"{error} (a daemon that runs is asked without --offline)") from None
     try:

@@ -55,7 +55,7 @@ class Release:
 
         Args:
             keeper: Whose containers.
-            idle: Tells whether nothing of BE suppression is in force.
+            idle: Tells whether nothing of BE suppression is in effect.
         """
         self._keeper = keeper
         self._idle = idle
@@ -138,14 +138,14 @@ class Release:
             keeper.voice.info("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy release`` and ``status`` show."""
+        """Return what ``topoproxy release`` and ``status`` show."""
         progress, refs = self.progress, self._keeper.state.containers
         there = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
         return {
             "stage": self.stage,
             "since": self.since,
             "containers": len(there),
-            "told": sum(i in progress.told for i in there),  # of those: others have gone meanwhile
+            "told": sum(i in progress.reported for i in there),  # of those: others have gone meanwhile
             "pending": len(progress.pending),
             "left": [progress.left[key] for key in sorted(progress.left)],
         }
@@ -174,7 +174,7 @@ class Release:
         await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
 
     async def finish(self, limit: float) -> bool:
-        """Give back without pauses, for at most so many seconds; for a stop.
+        """Return back without pauses, for at most so many seconds; for a stop.
 
         Returns:
             True when all is done.
@@ -215,7 +215,7 @@ class Release:
             return False
         await self._record(RELEASED)
         keeper.store.enter(NodeMode.RELEASED)  # what is told is on the disk
-        keeper.voice.info(f"released: {len(progress.told)} containers were told at the runtime")
+        keeper.voice.info(f"released: {len(progress.reported)} containers were told at the runtime")
         return True
 
     def _is_over(self, clean: bool) -> bool:

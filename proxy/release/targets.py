@@ -45,7 +45,7 @@ class Target:
 
 
 def target_of(container: Container, machine: Machine, manager: CpuManager) -> Target:
-    """Tell what a container is to have.
+    """Return what a container is to have.
 
     Args:
         container: Whom it is about.
@@ -66,7 +66,7 @@ def target_of(container: Container, machine: Machine, manager: CpuManager) -> Ta
 
 
 def named_cpus(request: Request, machine: Machine) -> CpuSet | None:
-    """Give the CPUs that a request names; None where it names none that are here."""
+    """Return the CPUs that a request names; None where it names none that are here."""
     try:
         named = CpuSet.parse(request.cpuset_cpus)
     except ValueError:
@@ -75,7 +75,7 @@ def named_cpus(request: Request, machine: Machine) -> CpuSet | None:
 
 
 def named_mems(request: Request, machine: Machine) -> Mask | None:
-    """Give the memory nodes that a request names; None where it names none that are here."""
+    """Return the memory nodes that a request names; None where it names none that are here."""
     try:
         named = Mask.parse(request.cpuset_mems)
     except ValueError:

@@ -28,7 +28,7 @@ class Progress:
         pending: Ids that the last sweep found and that are not told yet.
     """
 
-    told: dict[str, Due] = field(default_factory=dict)
+    reported: dict[str, Due] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     sweeps: int = 0
     pending: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Telling:
         self.progress = progress
 
     def is_due(self, container_id: str, given: Given) -> bool:
-        """Tell whether the runtime may have something else saved than a container is to have."""
+        """Return whether the runtime may have something else saved than a container is to have."""
         keeper, due = self._keeper, given.due[container_id]
         container = keeper.state.containers.get(container_id)
         if container is None:
@@ -59,8 +59,8 @@ class Telling:
             return True
         if keeper.state.node.erases(container.placement) and not container.request.cpuset_cpus:
             return False  # nothing is saved for it but what its request says
-        told = self.progress.told.get(container_id)
-        mems = container.placement.mems if told is None else told.mems
+        reported = self.progress.reported.get(container_id)
+        mems = container.placement.mems if reported is None else reported.mems
         return keeper.saved.get(container_id) != due.cpus or mems != due.mems
 
     async def all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
@@ -98,7 +98,7 @@ class Telling:
             detail = await self._worker.run(keeper.runtime.detail, container_id)
             if (detail.cpuset_cpus, detail.cpuset_mems) == (str(due.cpus), str(due.mems)):
                 keeper.saved[container_id] = due.cpus
-                self.progress.told[container_id] = due
+                self.progress.reported[container_id] = due
                 await keeper.lasting.give(container_id, due.cpus, due.mems)
                 return False
         flight = keeper.flights.depart(container_id, due.cpus)
@@ -110,10 +110,10 @@ class Telling:
             await keeper.lasting.give(container_id, due.cpus, due.mems)
         finally:
             keeper.flights.land(flight)
-        self.progress.told[container_id] = due
+        self.progress.reported[container_id] = due
         keeper.counters["released"] += 1
         return True
 
     def is_flying(self, container: Container) -> bool:
-        """Tell whether a call is at the runtime that may bring a container a set."""
+        """Return whether a call is at the runtime that may bring a container a set."""
         return container.phase is Phase.CREATING or self._keeper.flights.known(container.id)

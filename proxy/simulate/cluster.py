@@ -138,7 +138,7 @@ class Cluster:
         )
 
     def _fitting(self, guest: Guest) -> Iterator[int]:
-        """Give the machines that fit by requests, the best first."""
+        """Return the machines that fit by requests, the best first."""
         if guest.host:
             at = self._by_name.get(guest.host)
             if at is not None and not self.hosts[at].lacks(guest.needs):

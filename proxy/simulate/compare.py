@@ -103,7 +103,7 @@ def _kinds(changed: Sequence[Difference]) -> list[str]:
 
 
 def differences_data(changed: Sequence[Difference]) -> list[Data]:
-    """Give the pods of which something else became, as plain data."""
+    """Return the pods of which something else became, as plain data."""
     return [
         {
             "pod": each.one.guest.ref,
@@ -127,7 +127,7 @@ def _table(one: Findings, other: Findings) -> list[str]:
 
 
 def _merged(left: list[str], right: list[str]) -> list[str]:
-    """Give all labels once, those that only one has behind the label that they follow there."""
+    """Return all labels once, those that only one has behind the label that they follow there."""
     merged = list(left)
     for at, label in enumerate(right):
         if label not in merged:

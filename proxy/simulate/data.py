@@ -19,7 +19,7 @@ Data = dict[str, object]
 
 
 def page(rehearsal: Rehearsal, found: Findings, notes: Sequence[str]) -> Data:
-    """Give everything about a rehearsal."""
+    """Return everything about a rehearsal."""
     return {
         "schema": SCHEMA,
         "configuration": rehearsal.config.source,
@@ -76,12 +76,12 @@ def _pod(result: Result, lies: tuple[Lie, ...]) -> Data:
         "containers": [container_data(container) for container in result.containers],
     }
     if result.explanations:
-        data["explanations"] = [to_data(told) for told in result.explanations]
+        data["explanations"] = [to_data(reported) for reported in result.explanations]
     return data
 
 
 def container_data(container: Container) -> Data:
-    """Give where a container was placed."""
+    """Return where a container was placed."""
     placement = container.placement
     own = placement.pool is Pool.OWN
     return {

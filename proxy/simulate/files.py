@@ -14,10 +14,10 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 
 def found_files(words: Iterable[str]) -> list[Path]:
-    """Give the files that are meant: files as named, folders as all their YAML and JSON files, sorted.
+    """Return the files that are meant: files as named, directories as all their YAML and JSON files, sorted.
 
     Raises:
-        InputError: Something is not there, or a folder holds no such file.
+        InputError: Something is not there, or a directory holds no such file.
     """
     files: list[Path] = []
     for word in words:

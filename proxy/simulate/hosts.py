@@ -98,7 +98,7 @@ def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Ho
 
 
 def reserve_of(config: Config) -> Reserve:
-    """Give what kubelet would keep off the scheduler under a configuration.
+    """Return what kubelet would keep off the scheduler under a configuration.
 
     Source: kubelet's node allocatable: kubeReserved, systemReserved and the hard eviction threshold; a list
     of reserved CPUs wins over the amounts. Where no amount of memory is said, the memory manager's counts.
@@ -116,7 +116,7 @@ def reserve_of(config: Config) -> Reserve:
 
 
 def offers_of(node: Node, reserve: Reserve) -> dict[str, int]:
-    """Give what a machine offers to pods, by resource."""
+    """Return what a machine offers to pods, by resource."""
     usable = [usable_memory(numa) for numa in node.machine.nodes]
     offers = {"cpu": max(0, 1000 * len(node.machine.online) - reserve.milli)}
     for resource in dict.fromkeys(resource for one in usable for resource in one):

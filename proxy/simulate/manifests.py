@@ -52,7 +52,7 @@ def load_pods(
     """Read pods.
 
     Args:
-        words: Files, folders, or ``-`` for standard input.
+        words: Files, directories, or ``-`` for standard input.
         machines: Names of all machines; a DaemonSet has a pod on each.
         replicas: How many times each pod comes (a DaemonSet's come once).
         bound: Whether ``nodeName`` and a node selector for a host name are followed.
@@ -172,7 +172,7 @@ class _Reader:
         return mould_of(pod_spec(raw, where), host if self._bound else "", where)
 
     def _host(self, spec: Mapping[str, object]) -> str:
-        """Give the machine that a pod asks for, and count what it asks besides."""
+        """Return the machine that a pod asks for, and count what it asks besides."""
         selector = spec.get("nodeSelector")
         wanted = dict(selector) if isinstance(selector, dict) else {}
         host = spec.get("nodeName") or wanted.pop(_HOSTNAME, "")

@@ -79,7 +79,7 @@ def left_of(node: Node, ownable: CpuSet) -> Left:
 
 
 def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
-    """Give those of some CPUs whose cores are among them as a whole."""
+    """Return those of some CPUs whose cores are among them as a whole."""
     bits = 0
     for core in node.machine.cores.values():
         if core <= cpus:
@@ -94,7 +94,7 @@ class Judge:
         self._least: dict[object, int] = {}
 
     def lie(self, node: Node, container: Container) -> Lie | None:
-        """Tell where a container lies; None where it was given nothing that lies anywhere."""
+        """Return where a container lies; None where it was given nothing that lies anywhere."""
         placement = container.placement
         bits = 0
         wants: list[tuple[str, int]] = []
@@ -124,13 +124,13 @@ class Judge:
 
 
 def lies_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[Lie]:
-    """Tell where the containers lie that stay and were given something."""
+    """Return where the containers lie that stay and were given something."""
     lies = (judge.lie(node, c) for c in containers if c.phase is not Phase.EXITED)
     return [lie for lie in lies if lie is not None]
 
 
 def _touched(bits: int, near: Iterable[Mask]) -> int:
-    """Give the nodes of devices: of one with several, those that are touched anyway, else the lowest."""
+    """Return the nodes of devices: of one with several, those that are touched anyway, else the lowest."""
     for nodes in sorted(((n.bits for n in near)), key=lambda n: (n.bit_count(), n)):
         if not nodes & bits:
             bits |= nodes & -nodes
@@ -138,7 +138,7 @@ def _touched(bits: int, near: Iterable[Mask]) -> int:
 
 
 def _lots(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
-    """Give what of a resource lies at which nodes when the machine is empty."""
+    """Return what of a resource lies at which nodes when the machine is empty."""
     machine = node.machine
     if resource == "cpu":
         return tuple((1 << n.id, len(n.cpus - node.reserved)) for n in machine.nodes)

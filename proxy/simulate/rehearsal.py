@@ -41,7 +41,7 @@ class Rehearsal:
     """What came of it.
 
     Attributes:
-        config: The configuration that was in force.
+        config: The configuration that was in effect.
         hosts: The machines, with the engine's state of each at the end.
         results: What became of each pod, in their order.
     """
@@ -76,7 +76,7 @@ def rehearse(
     """Let pods come to machines.
 
     Args:
-        config: What is in force on every machine.
+        config: What is in effect on every machine.
         hosts: The machines under it, empty; they are changed.
         guests: The pods, in their order.
         rules: How it is played.

@@ -84,7 +84,7 @@ def _devices(host: Host, given: Mapping[str, set[str]], node: int | None) -> dic
 
 
 def _pods(host: Host, containers: list[Container]) -> dict[int | None, set[str]]:
-    """Give the pods that were given something of each node."""
+    """Return the pods that were given something of each node."""
     pods: dict[int | None, set[str]] = {}
     for container in containers:
         placement = container.placement

@@ -39,37 +39,41 @@ def machine_lines(rehearsal: Rehearsal, *, verbose: bool) -> list[str]:
     return [*lines, LEGEND]
 
 
-def summary_lines(told: Summary) -> list[str]:
+def summary_lines(reported: Summary) -> list[str]:
     """Tell the numbers."""
-    rows = [(label, str(value), words) for label, value, words in numbers(told)]
+    rows = [(label, str(value), words) for label, value, words in numbers(reported)]
     width = max(len(value) for _, value, _ in rows)
     return columns([(label, value.rjust(width), words) for label, value, words in rows])
 
 
-def numbers(told: Summary) -> list[tuple[str, int, str]]:
-    """Give the numbers with their labels, and what they mean where the label does not say it."""
+def numbers(reported: Summary) -> list[tuple[str, int, str]]:
+    """Return the numbers with their labels, and what they mean where the label does not say it."""
     return [
-        ("machines", told.machines, ""),
-        ("pods", told.pods, ""),
-        ("  placed", told.placed, ""),
-        ("    together", told.together, "on as few NUMA nodes as there can be"),
-        ("    spread", told.spread, "on more NUMA nodes than there had to be"),
-        ("    sharing", told.sharing, "given nothing that lies on a NUMA node"),
-        ("  refused", sum(told.refused.values()), "by the machine that was chosen for it"),
-        *((f"    {reason}", count, "") for reason, count in told.refused.items()),
-        ("  unschedulable", sum(told.unschedulable.values()), "no machine has what is requested"),
-        *((f"    {short_text(what)}", count, "") for what, count in told.unschedulable.items()),
-        ("CPUs", told.cpus, ""),
-        ("  owned", told.owned, ""),
-        ("  left", told.left, "can still be given to one container alone"),
-        ("    in whole cores", told.whole, ""),
-        ("    on one node", told.largest, f"the most on any NUMA node ({told.empty} when it was empty)"),
-        ("    the same in whole cores", told.largest_whole, ""),
+        ("machines", reported.machines, ""),
+        ("pods", reported.pods, ""),
+        ("  placed", reported.placed, ""),
+        ("    together", reported.together, "on as few NUMA nodes as there can be"),
+        ("    spread", reported.spread, "on more NUMA nodes than there had to be"),
+        ("    sharing", reported.sharing, "given nothing that lies on a NUMA node"),
+        ("  refused", sum(reported.refused.values()), "by the machine that was chosen for it"),
+        *((f"    {reason}", count, "") for reason, count in reported.refused.items()),
+        ("  unschedulable", sum(reported.unschedulable.values()), "no machine has what is requested"),
+        *((f"    {short_text(what)}", count, "") for what, count in reported.unschedulable.items()),
+        ("CPUs", reported.cpus, ""),
+        ("  owned", reported.owned, ""),
+        ("  left", reported.left, "can still be given to one container alone"),
+        ("    in whole cores", reported.whole, ""),
+        (
+            "    on one node",
+            reported.largest,
+            f"the most on any NUMA node ({reported.empty} when it was empty)",
+        ),
+        ("    the same in whole cores", reported.largest_whole, ""),
     ]
 
 
 def short_text(what: str) -> str:
-    """Tell what is short, from the name that a summary has for it."""
+    """Return what is short, from the name that a summary has for it."""
     return "no machine of that name" if what == NO_SUCH_MACHINE else f"too little {what}"
 
 
@@ -89,7 +93,7 @@ def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
 
 
 def fate_text(result: Result) -> str:
-    """Tell what became of a pod in one line."""
+    """Return what became of a pod in one line."""
     if result.fate is Fate.PLACED:
         return f"placed on {clean(result.host)}"
     if result.fate is Fate.UNSCHEDULABLE:
@@ -119,8 +123,8 @@ def explain_lines(result: Result, width: int) -> list[str]:
     """Tell why a pod is where it is, container by container."""
     refused = result.fate is Fate.REFUSED and result.explanations  # they say why
     lines = [f"{clean(result.guest.ref)}: {_refused_text(result) if refused else fate_text(result)}"]
-    for told in result.explanations:
-        lines += ["", *tell(told, width).rstrip("\n").split("\n")]
+    for reported in result.explanations:
+        lines += ["", *tell(reported, width).rstrip("\n").split("\n")]
     for container in () if result.explanations else result.containers:
         lines += [f"  {container.name}: {clean(reason)}" for reason in container.placement.reasons]
     return lines

@@ -39,7 +39,7 @@ class Late:
             self.get()
 
     def get(self) -> Takeover:
-        """Give the takeover.
+        """Return the takeover.
 
         Raises:
             InputError: Nothing is decided here.
@@ -50,18 +50,18 @@ class Late:
             from proxy.takeover.service import Places, Takeover
             from proxy.takeover.writer import Writer
 
-            folder, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
-            places = Places(folder, self._config.procfs_root)
-            self._made = Takeover(self._keeper, Writer(self._ledger, folder, backups), places)
+            directory, backups = self._config.kubelet.state_dir, self._config.state_dir / "takeover"
+            places = Places(directory, self._config.procfs_root)
+            self._made = Takeover(self._keeper, Writer(self._ledger, directory, backups), places)
             self._made.recover()
         return self._made
 
     def routes(self) -> Mapping[str, Route]:
-        """Give what the admin socket answers."""
+        """Return what the admin socket answers."""
         return {"/takeover": self._page}
 
     def actions(self) -> Mapping[str, Route]:
-        """Give what the admin socket does."""
+        """Return what the admin socket does."""
         return {f"/takeover/{step}": self._action(step) for step in STEPS}
 
     def _action(self, step: str) -> Route:
@@ -81,7 +81,7 @@ class Late:
             await asyncio.to_thread(importlib.import_module, "proxy.takeover.service")
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows: nothing without a takeover."""
+        """Return what ``topoproxy status`` shows: nothing without a takeover."""
         if self._made is None or not self._made.record.ours:
             return {}
         return {"takeover": self._made.record.stage.value}

@@ -26,14 +26,14 @@ STEPS = {
         "needs the old allocations to have ended, or --with-running: their containers keep their CPUs",
     ),
     "revert": (
-        "writes kubelet's cpu_manager_state for policy static with the CPUs that are in force then",
+        "writes kubelet's cpu_manager_state for policy static with the CPUs that are in effect then",
         "kubelet's CPU manager decides again; no container moves",
     ),
 }
 
 
 def plan_page(record: Record, scene: Scene) -> dict[str, object]:
-    """Give what was found and what each step would do."""
+    """Return what was found and what each step would do."""
     against = conflicts(scene) if record.stage is Stage.NONE else ()
     ahead = {
         Stage.NONE: ("start", "finish", "revert"),
@@ -53,7 +53,7 @@ def plan_page(record: Record, scene: Scene) -> dict[str, object]:
 
 
 def status_page(record: Record, scene: Scene) -> dict[str, object]:
-    """Give how far it has come and what remains."""
+    """Return how far it has come and what remains."""
     remaining = left(record, scene)
     return {
         **head(record, scene),
@@ -65,7 +65,7 @@ def status_page(record: Record, scene: Scene) -> dict[str, object]:
 
 
 def head(record: Record, scene: Scene) -> dict[str, object]:
-    """Give the stage, and what both pages begin with."""
+    """Return the stage, and what both pages begin with."""
     file, manager = scene.file, scene.manager
     return {
         "stage": record.stage.value,
@@ -77,7 +77,7 @@ def head(record: Record, scene: Scene) -> dict[str, object]:
             "options": dict(manager.options),
             "reserved": str(manager.reserved or record.reserved),
             "memory_policy": scene.memory_policy,
-            "file": f"{scene.folder}/cpu_manager_state",
+            "file": f"{scene.directory}/cpu_manager_state",
             "file_policy": file.policy,
             "file_version": file.version,
             "file_problem": file.problem,

@@ -9,7 +9,7 @@ Theory. A takeover is a value with three phases:
 - ``none``: CPUs that kubelet's CPU manager names are its choice, and are adopted.
 - ``started``: what it held then stays with those who have it, until they end; who comes gets our choice.
 - ``finished``: its file says so too. kubelet starts again under ``none``, or under ``static`` with a file in
-  which all CPUs are as they are in force.
+  which all CPUs are as they are in effect.
 
 The record is one value of the daemon's ledger, and each change of it one atomic write. A step that writes
 kubelet's file writes the record three times: with what is going to be written (``pending``), and with the new
@@ -95,10 +95,10 @@ class Record:
         return self.stage is not Stage.NONE
 
     def standing(self, held: Held) -> Held:
-        """Give the part of what kubelet's CPU manager holds that counts.
+        """Return the part of what kubelet's CPU manager holds that counts.
 
         Before a takeover that is all; after its start only what was given before (what kubelet gives to pods
-        that come is its own account, and in force nowhere); after its end nothing.
+        that come is its own account, and in effect nowhere); after its end nothing.
         """
         if self.stage is Stage.NONE:
             return held
@@ -138,7 +138,7 @@ def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
 
 
 def completed(record: Record, now: float) -> Record:
-    """Give the record after the write that was under way is in place."""
+    """Return the record after the write that was under way is in place."""
     pending = record.pending
     assert pending is not None
     if pending.step == "revert":
@@ -149,7 +149,7 @@ def completed(record: Record, now: float) -> Record:
 
 
 def dump(record: Record) -> dict[str, object] | None:
-    """Give a record as plain data for the ledger; None for one that need not be kept."""
+    """Return a record as plain data for the ledger; None for one that need not be kept."""
     if record == Record():
         return None
     pending = None if record.pending is None else dataclasses.asdict(record.pending)
@@ -194,5 +194,5 @@ def load(data: Mapping[str, Any] | None) -> Record | None:
 
 
 def shown(held: Held) -> dict[str, dict[str, str]]:
-    """Give allocations as plain data."""
+    """Return allocations as plain data."""
     return {uid: {name: str(cpus) for name, cpus in names.items()} for uid, names in held.items()}

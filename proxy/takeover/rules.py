@@ -43,7 +43,7 @@ class Outcome:
     """
 
     record: Record
-    told: tuple[str, ...]
+    reported: tuple[str, ...]
 
 
 def conflicts(scene: Scene) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _conflicts(scene: Scene) -> Iterator[str]:
         yield "the daemon has not compared its state with the runtime yet (topoproxy status tells why)"
     file = scene.file
     if file.held is None:
-        yield f"kubelet's state file {scene.folder}/cpu_manager_state cannot be used: {file.problem}"
+        yield f"kubelet's state file {scene.directory}/cpu_manager_state cannot be used: {file.problem}"
         return
     if file.policy != "static":
         yield (
@@ -134,7 +134,7 @@ def start(record: Record, scene: Scene, now: float) -> Outcome:
         begun,
         (
             f"{counted(count, 'allocation')} of kubelet's CPU manager: their containers keep these CPUs",
-            "CPUs of pods that come from now on are chosen here; kubelet's are not in force for them",
+            "CPUs of pods that come from now on are chosen here; kubelet's are not in effect for them",
         ),
     )
 
@@ -167,12 +167,12 @@ def finish(record: Record, scene: Scene, target: str, *, with_running: bool, for
     pending = Pending("finish", scene.file.text, made.text, target)
     return Outcome(
         dataclasses.replace(record, pending=pending, forced=bool(scene.running)),
-        (f"kubelet's file is now that of policy {target}", *_told(made.left_out)),
+        (f"kubelet's file is now that of policy {target}", *_reported(made.left_out)),
     )
 
 
 def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
-    """Have kubelet's CPU manager decide again, from what is in force now.
+    """Have kubelet's CPU manager decide again, from what is in effect now.
 
     Raises:
         StepRefusedError: Its file must be written, and kubelet runs.
@@ -190,8 +190,8 @@ def revert(record: Record, scene: Scene, *, force: bool) -> Outcome:
     return Outcome(
         dataclasses.replace(record, pending=pending),
         (
-            "kubelet's file is that of policy static, with the CPUs that are in force now",
-            *_told(made.left_out),
+            "kubelet's file is that of policy static, with the CPUs that are in effect now",
+            *_reported(made.left_out),
         ),
     )
 
@@ -205,7 +205,7 @@ def _may_write(scene: Scene, what: str, *, force: bool) -> None:
     if scene.unwritable:
         raise StepRefusedError(
             f"cannot {what}: {scene.unwritable}",
-            (f"let the daemon write there: ReadWritePaths={scene.folder} in a drop-in of its unit",),
+            (f"let the daemon write there: ReadWritePaths={scene.directory} in a drop-in of its unit",),
         )
     if scene.running and not force:
         raise StepRefusedError(
@@ -217,7 +217,7 @@ def _may_write(scene: Scene, what: str, *, force: bool) -> None:
         )
 
 
-def _told(left_out: tuple[str, ...]) -> tuple[str, ...]:
+def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
     words = "not in kubelet's file, which cannot say it (the container keeps its CPUs)"
     return tuple(f"{words}: {each}" for each in left_out)
 

@@ -18,15 +18,15 @@ HEALTH = ("127.0.0.1", 10248)
 PATIENCE_S = 1.0
 
 
-def signs(folder: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
+def signs(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
     """List the signs that kubelet runs.
 
     Args:
-        folder: kubelet's folder.
+        directory: kubelet's directory.
         procfs: What stands for /proc.
         health: Where its health port is.
     """
-    return (*_processes(procfs), *_listening(folder), *_healthy(health))
+    return (*_processes(procfs), *_listening(directory), *_healthy(health))
 
 
 def _processes(procfs: Path) -> Iterator[str]:
@@ -44,15 +44,15 @@ def _processes(procfs: Path) -> Iterator[str]:
 
 
 def _alive(entry: Path) -> bool:
-    """Tell whether a process is more than a name: nobody has waited for it yet (zombie), or it is dead."""
+    """Return whether a process is more than a name: nobody has waited for it yet (zombie), or it is dead."""
     # The name in brackets may have blanks and brackets of its own.
     after = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return not after or after[0] not in ("Z", "X")
 
 
-def _listening(folder: Path) -> Iterator[str]:
+def _listening(directory: Path) -> Iterator[str]:
     for name in SOCKETS:
-        path = folder / name
+        path = directory / name
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
                 client.settimeout(PATIENCE_S)

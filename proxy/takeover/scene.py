@@ -78,7 +78,7 @@ class Scene:
     """Everything that the rules of a takeover depend on, at one moment.
 
     Attributes:
-        folder: Where kubelet's file is.
+        directory: Where kubelet's file is.
         file: The file.
         manager: What kubelet's CPU manager does, as far as it tells.
         running: Signs that kubelet runs, in words; empty where there is none.
@@ -94,7 +94,7 @@ class Scene:
         memory_policy: The policy of kubelet's memory manager by its state file; empty where there is none.
     """
 
-    folder: Path
+    directory: Path
     file: File
     manager: CpuManager
     running: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ class Places:
     """Where things are.
 
     Attributes:
-        kubelet: kubelet's folder.
+        kubelet: kubelet's directory.
         procfs: What stands for /proc.
     """
 
@@ -65,7 +65,7 @@ class Takeover:
             keeper: Whose rules follow the record.
             writer: Keeps the record.
             places: Where things are.
-            alive: Lists signs that kubelet runs, from its folder and /proc; called in a worker.
+            alive: Lists signs that kubelet runs, from its directory and /proc; called in a worker.
         """
         self._keeper = keeper
         self._writer = writer
@@ -127,12 +127,12 @@ class Takeover:
                 await keeper.beside.look()
             if self.record.stage is not before.stage:
                 stages = f"{before.stage.value} -> {self.record.stage.value}"
-                keeper.voice.info(f"takeover: {step} ({stages}): {'; '.join(outcome.told)}")
+                keeper.voice.info(f"takeover: {step} ({stages}): {'; '.join(outcome.reported)}")
             scene = await self._scene()
         page = status_page(self.record, scene)
         if step == "revert":
             page["next"] = after_revert(scene)
-        return {**page, "done": True, "step": step, "told": [*([said] if said else []), *outcome.told]}
+        return {**page, "done": True, "step": step, "told": [*([said] if said else []), *outcome.reported]}
 
     def _follow(self) -> None:
         """Bring the node's rules in line with the record."""
@@ -167,7 +167,7 @@ class Takeover:
 
     def _look(self, scene: Scene) -> Scene:
         """Add what has to be read; runs in the worker."""
-        text, problem = text_in(scene.folder)
+        text, problem = text_in(scene.directory)
         pods = dict(scene.pods)
         from_files = set()
         try:
@@ -182,7 +182,7 @@ class Takeover:
             running=self._alive(self._places.kubelet, self._places.procfs),
             unwritable=self._writer.unwritable(),
             from_files=frozenset(from_files),
-            memory_policy=_memory_policy(scene.folder),
+            memory_policy=_memory_policy(scene.directory),
         )
 
     def close(self) -> None:
@@ -223,9 +223,9 @@ def _policy_in(content: str) -> str:
         return ""
 
 
-def _memory_policy(folder: Path) -> str:
+def _memory_policy(directory: Path) -> str:
     try:
-        content, _ = read_small(str(folder / MEMORY_STATE))
+        content, _ = read_small(str(directory / MEMORY_STATE))
     except (OSError, ValueError):
         return ""
     return _policy_in(content.decode(errors="replace"))

@@ -43,8 +43,8 @@ def status_text(answer: object) -> str:
 def done_text(answer: object) -> str:
     """Write what a step came to."""
     data = as_map(answer)
-    told = [f"{one_line(words)}" for words in as_list(data.get("told"))]
-    return "\n".join([*told, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"
+    reported = [f"{one_line(words)}" for words in as_list(data.get("told"))]
+    return "\n".join([*reported, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"
 
 
 def _head(data: Mapping[str, object]) -> Iterable[str]:

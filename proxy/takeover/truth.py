@@ -1,4 +1,4 @@
-"""kubelet's file as it would be if kubelet knew what is in force.
+"""kubelet's file as it would be if kubelet knew what is in effect.
 
 Theory. The file of policy ``none`` says nothing about anybody. That of ``static`` has, for each container
 with CPUs of its own, the CPUs that it has (ours by our account), and what kubelet holds for containers that
@@ -63,7 +63,7 @@ def truth(record: Record, scene: Scene, target: str) -> Truth:
 
 
 def _ours(scene: Scene, reserved: CpuSet) -> tuple[Entries, list[str]]:
-    """Give the CPUs that containers really have, and who cannot be said."""
+    """Return the CPUs that containers really have, and who cannot be said."""
     held: Entries = {}
     left_out: list[str] = []
     for each in scene.owning:

@@ -38,7 +38,7 @@ class Writer:
     def __init__(
         self,
         ledger: Ledger | None,
-        folder: Path,
+        directory: Path,
         backups: Path,
         pause: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.time,
@@ -47,14 +47,14 @@ class Writer:
 
         Args:
             ledger: Where the record is kept; None where nothing is.
-            folder: kubelet's folder.
+            directory: kubelet's directory.
             backups: Where copies of its file go.
             pause: Waits for some seconds.
             now: Seconds since the epoch.
         """
         self.record = Record()
         self._ledger = ledger
-        self._folder = folder
+        self._directory = directory
         self._backups = backups
         self._pause = pause
         self._now = now
@@ -87,8 +87,8 @@ class Writer:
         """
         if self.record.pending is None:
             return ""
-        sweep(self._folder)
-        record, said = settled(self.record, read_text(self._folder), self._now())
+        sweep(self._directory)
+        record, said = settled(self.record, read_text(self._directory), self._now())
         self._keep(record)
         return said
 
@@ -108,7 +108,7 @@ class Writer:
         self._back_up(pending.step, pending.before)
         self._keep(outcome.record)
         try:
-            write_text(self._folder, pending.after)
+            write_text(self._directory, pending.after)
             self._stays(pending.after, pending.step)
         except TopoproxyError:
             with contextlib.suppress(TopoproxyError):  # what failed first is what is told
@@ -121,9 +121,9 @@ class Writer:
         for wait in (0.0, RECHECK_S):
             if wait:
                 self._pause(wait)
-            if read_text(self._folder) != text:
+            if read_text(self._directory) != text:
                 raise StepRefusedError(
-                    f"cannot {step} the takeover: {self._folder / NAME} did not stay as it was written,"
+                    f"cannot {step} the takeover: {self._directory / NAME} did not stay as it was written,"
                     " so kubelet runs after all",
                     ("stop kubelet, and repeat this",),
                 )
@@ -147,20 +147,20 @@ class Writer:
     def unwritable(self) -> str:
         """Say why kubelet's file could not be written; empty if it could."""
         try:
-            if os.statvfs(self._folder).f_flag & os.ST_RDONLY:
-                return f"{self._folder} is read-only for the daemon"
+            if os.statvfs(self._directory).f_flag & os.ST_RDONLY:
+                return f"{self._directory} is read-only for the daemon"
         except OSError as error:
-            return f"{self._folder}: {error.strerror}"
+            return f"{self._directory}: {error.strerror}"
         return (
             ""
-            if os.access(self._folder, os.W_OK | os.X_OK)
-            else f"the daemon may not write to {self._folder}"
+            if os.access(self._directory, os.W_OK | os.X_OK)
+            else f"the daemon may not write to {self._directory}"
         )
 
 
-def text_in(folder: Path) -> tuple[str | None, str]:
+def text_in(directory: Path) -> tuple[str | None, str]:
     """Read kubelet's file: its text, and why it cannot be read."""
     try:
-        return read_text(folder), ""
+        return read_text(directory), ""
     except CheckpointError as error:
         return None, str(error)

@@ -71,7 +71,7 @@ def described(
 
 
 def _facts(threads: int, mem_bytes: int) -> dict[str, object]:
-    """Give what /proc and sysfs would say of the machine as a whole."""
+    """Return what /proc and sysfs would say of the machine as a whole."""
     return {
         "smt": {"control": "on" if threads > 1 else "notsupported", "active": int(threads > 1)},
         "memory": {"total_bytes": mem_bytes, "hugepages": None, "hugepages_source": None},
@@ -79,7 +79,7 @@ def _facts(threads: int, mem_bytes: int) -> dict[str, object]:
 
 
 def _numbering(cores: int, threads: int, *, sibling_offset: bool) -> Callable[[int, int], CpuSet]:
-    """Give the function from a run of cores (its first and its length) to their CPUs."""
+    """Return the function from a run of cores (its first and its length) to their CPUs."""
 
     def cpus_of(first: int, count: int) -> CpuSet:
         if sibling_offset:

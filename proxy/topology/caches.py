@@ -23,7 +23,7 @@ from proxy.topology.groups import each, lowest, partition
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The last-level cache that one CPU sees: sharing CPUs as bits, level, and the folder that tells."""
+    """The last-level cache that one CPU sees: sharing CPUs as bits, level, and the directory that tells."""
 
     bits: int
     level: int

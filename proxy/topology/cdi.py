@@ -4,8 +4,9 @@ A vendor's tool, a device plugin or a DRA driver writes spec files (JSON or YAML
 or ``/var/run/cdi`` (made while the node runs). A spec has a kind, ``vendor.com/class``, and devices with
 names; a container is given ``vendor.com/class=name``, and the runtime makes the edits that the spec lists for
 it. Those of the spec as a whole are made for each of its devices (control nodes), so they say nothing about a
-place and are not read here. A device in a later folder stands for one of the same name in an earlier folder;
-the same name twice in one folder is a conflict, and then it stands for nothing (CDI specification 1.1).
+place and are not read here. A device in a later directory stands for one of the same name in an earlier
+directory; the same name twice in one directory is a conflict, and then it stands for nothing (CDI
+specification 1.1).
 
 Specs are read when somebody asks and they have changed since. What is read has bounds, and what is broken is
 told once and left out: the runtime, not we, decides what such a spec means for the container.
@@ -45,10 +46,10 @@ class CdiDevice:
 
 
 class CdiSpecs:
-    """The specs in some folders.
+    """The specs in some directories.
 
     Args:
-        roots: The folders, a later one before an earlier one.
+        roots: The directories, a later one before an earlier one.
         complain: Is told what is wrong, once for each version of a file.
     """
 
@@ -60,7 +61,7 @@ class CdiSpecs:
         self._devices: dict[str, CdiDevice] = {}
 
     def device(self, name: str) -> CdiDevice | None:
-        """Give what ``vendor.com/class=name`` stands for; None where no spec tells."""
+        """Return what ``vendor.com/class=name`` stands for; None where no spec tells."""
         listing = self._list()
         if listing != self._listing:
             self._load(listing)
@@ -68,7 +69,7 @@ class CdiSpecs:
         return self._devices.get(name)
 
     def _list(self) -> dict[str, _Stamp]:
-        """List spec files, those of the last folder first, since the bound must not cut what counts most."""
+        """List spec files, the last directory first: the bound cuts off the least important."""
         files: dict[str, _Stamp] = {}
         for root in reversed(self._roots):
             try:
@@ -94,11 +95,11 @@ class CdiSpecs:
         self._read = read
         devices: dict[str, CdiDevice] = {}
         for root in self._roots:
-            devices.update(self._folder(root))
+            devices.update(self._directory(root))
         self._devices = {name: device for name, device in devices.items() if device.spec}
 
-    def _folder(self, root: Path) -> dict[str, CdiDevice]:
-        """Give the devices of one folder; those in conflict have no spec."""
+    def _directory(self, root: Path) -> dict[str, CdiDevice]:
+        """Return the devices of one directory; those in conflict have no spec."""
         found: dict[str, CdiDevice] = {}
         for path, (_, devices) in self._read.items():
             if os.path.dirname(path) != str(root):  # noqa: PTH120 - thousands of names, no files

@@ -63,7 +63,7 @@ def _kind_text(criterion: str, value: str) -> str:
 
 
 def shape(machine: Machine, cpus: CpuSet, owner: Tags | None) -> object:
-    """Give what the cores look like apart from their ids: equal for parts that can be drawn once."""
+    """Return what the cores look like apart from their ids: equal for parts that can be drawn once."""
     cores = _cores(machine, cpus)
     if owner is None:
         return tuple(core.key for core in cores)
@@ -124,11 +124,11 @@ def _clusters(machine: Machine, run: list[_Core]) -> list[str]:
 
 
 def _frequencies(machine: Machine, run: list[_Core]) -> list[str]:
-    told = section(section(machine.extra, "kinds"), "max_freq_khz")
+    reported = section(section(machine.extra, "kinds"), "max_freq_khz")
     first = CpuSet(core.cpus[0] for core in run)
     ghz = sorted(
         int(khz) / 1e6
-        for khz, cpus in told.items()
+        for khz, cpus in reported.items()
         if khz.isdigit() and not CpuSet.parse(str(cpus)).isdisjoint(first)
     )
     if not ghz:

@@ -1,7 +1,7 @@
 """Which CPUs there are, and which core, package, die and cluster each is in.
 
 A CPU counts when it is online. ``cpu/online`` says so; kernels without that file are asked CPU by CPU: the
-folder ``cpuN`` has ``topology/`` (it is gone while the CPU is offline), and the file ``online`` in it, if
+directory ``cpuN`` has ``topology/`` (it is gone while the CPU is offline), and the file ``online`` in it, if
 there is one, is not 0 (cpu0 of many machines has none, as it cannot be taken offline).
 
 The levels carry two generations of names (``core_cpus``, before Linux 5.3 ``thread_siblings``). Ids are no
@@ -28,17 +28,17 @@ class CpuLists:
     Attributes:
         online: CPUs that run.
         source: ``file`` or ``cpu directories``.
-        folders: CPUs that have a folder ``cpuN``.
+        directories: CPUs that have a directory ``cpuN``.
     """
 
     online: int
     source: str
-    folders: int
+    directories: int
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What the ``topology`` folders tell.
+    """What the ``topology`` directories tell.
 
     Attributes:
         groups: Level to CPU to group (bits). A level that is not told is an empty mapping, but for ``core``.
@@ -55,16 +55,16 @@ class Levels:
 def read_cpu_lists(tree: Tree) -> CpuLists:
     """Find the online CPUs; the set is empty where the tree has none."""
     ids = tree.numbered(CPU_DIR, "cpu")
-    folders = sum(1 << i for i in ids)
+    directories = sum(1 << i for i in ids)
     online = tree.id_list(f"{CPU_DIR}/online")
     if online is not None:
-        return CpuLists(online, "file", folders)
+        return CpuLists(online, "file", directories)
     bits = 0
     for i in ids:
         here = f"{CPU_DIR}/cpu{i}"
         if tree.exists(f"{here}/topology") and tree.number(f"{here}/online") != 0:
             bits |= 1 << i
-    return CpuLists(bits, "cpu directories", folders)
+    return CpuLists(bits, "cpu directories", directories)
 
 
 def _said(tree: Tree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
@@ -115,6 +115,6 @@ def read_levels(tree: Tree, online: int) -> Levels:
     for level in ("book", "drawer"):  # mainframes only; one look spares every other machine two reads a CPU
         if tree.exists(f"{first}/{level}_siblings"):
             groups[level] = partition(_said(tree, online, cpus, (f"{level}_siblings",)))
-    told = (("thread siblings", cores), ("package siblings", packages))
-    missing = tuple(name for name, level in told if not level)
+    reported = (("thread siblings", cores), ("package siblings", packages))
+    missing = tuple(name for name, level in reported if not level)
     return Levels(groups, _numbers(tree, cpus, "core_id"), package_id, missing)

@@ -85,7 +85,7 @@ def _machine(data: Mapping[str, object]) -> Machine:
     missing = _missing(data, rows)
     if "package siblings" in missing:
         rows = [dataclasses.replace(cpu, package=rows[0].id) for cpu in rows]
-    present = online | _told(told, "present") | _told(told, "offline")
+    present = online | _reported(told, "present") | _reported(told, "offline")
     raw_numa = {key: value for key, value in numa.items() if key not in _NUMA_DERIVED}
     kept = {key: value for key, value in data.items() if key not in _DERIVED}
     reported = {key: value for key, value in told.items() if key not in ("online", "offline", "absent")}
@@ -94,8 +94,8 @@ def _machine(data: Mapping[str, object]) -> Machine:
         cpus=tuple(rows),
         nodes=nodes,
         present=present,
-        possible=present | _told(told, "possible"),
-        isolated=_told(told, "isolated") & present,
+        possible=present | _reported(told, "possible"),
+        isolated=_reported(told, "isolated") & present,
         caches=_caches(data, rows),
         extra={**kept, "cpus": reported, **numa_extra, **_smt(data), "missing": missing},
     )
@@ -126,7 +126,7 @@ def _rows(data: Mapping[str, object]) -> list[Cpu]:
 
 
 def _missing(data: Mapping[str, object], rows: list[Cpu]) -> list[str]:
-    """Give the levels that were not told; packages also when the description does not list them."""
+    """Return the levels that were not told; packages also when the description does not list them."""
     missing = data.get("missing")
     names = [str(name) for name in missing] if isinstance(missing, list) else []
     if all(cpu.package < 0 for cpu in rows):
@@ -254,6 +254,6 @@ def _cpus(value: object, what: str) -> CpuSet:
     return CpuSet.parse(value)
 
 
-def _told(told: Mapping[str, object], name: str) -> CpuSet:
+def _reported(told: Mapping[str, object], name: str) -> CpuSet:
     value = told.get(name)
     return CpuSet() if value is None else _cpus(value, f"cpus.{name}")

@@ -27,14 +27,14 @@ _IN_SYSFS = re.compile(
 )
 
 
-def below(path: str, folder: str) -> str | None:
-    """Give what a path names below a folder (``/dev``), without dots; None where it is not below it."""
+def below(path: str, directory: str) -> str | None:
+    """Return what a path names below a directory (``/dev``), without dots; None where it is not below it."""
     plain = "/" + posixpath.normpath("/" + path).lstrip("/")
-    return plain[len(folder) + 1 :] if plain.startswith(folder + "/") else None
+    return plain[len(directory) + 1 :] if plain.startswith(directory + "/") else None
 
 
 def worth_a_look(path: str) -> str | None:
-    """Give a path of the host that may be a device, or a folder of devices, with a place.
+    """Return a path of the host that may be a device, or a directory of devices, with a place.
 
     Returns:
         The path, without dots, below ``/dev`` or ``/sys``; None where its name says that it has no place.

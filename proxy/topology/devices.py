@@ -1,9 +1,9 @@
 """Which NUMA nodes the devices of a container are near to.
 
 What a create request shows of devices are paths of the host and CDI names. A path is a device
-file, or a folder that stands for all device files in it; a CDI name stands for the device files that its spec
-lists. Where each is, ``places`` finds in sysfs. A path that says nothing about a place by its very name
-(``device_files``) is left out of the answer, and a folder in which nothing has a place is one entry.
+file, or a directory that stands for all device files in it; a CDI name stands for the device files that its
+spec lists. Where each is, ``places`` finds in sysfs. A path that says nothing about a place by its very name
+(``device_files``) is left out of the answer, and a directory in which nothing has a place is one entry.
 
 Nothing here fails: a device that cannot be found is one that nobody tells the nodes of.
 """
@@ -55,7 +55,7 @@ class SysfsDevices:
     Args:
         sysfs_root: What stands for ``/sys``.
         dev_root: What stands for ``/dev``.
-        cdi_roots: Folders of CDI specs, a later one before an earlier one.
+        cdi_roots: Directories of CDI specs, a later one before an earlier one.
         procfs_root: What stands for ``/proc``.
         stat: Tells what a file is, as ``os.stat``.
         complain: Is told what is wrong with CDI specs, once for each version of a file.
@@ -115,21 +115,21 @@ class SysfsDevices:
         name = below(path, "/dev") or ""
         file = self._file(name)
         if file is not None and modes.S_ISDIR(file.st_mode):
-            return self._folder(name)
+            return self._directory(name)
         return [(f"/dev/{name}", self._device(name, file))]
 
-    def _folder(self, folder: str) -> list[tuple[str, Place]]:
-        files = [(n, f) for n, f in self._inside(folder) if worth_a_look(f"/dev/{n}")]
+    def _directory(self, directory: str) -> list[tuple[str, Place]]:
+        files = [(n, f) for n, f in self._inside(directory) if worth_a_look(f"/dev/{n}")]
         if not files:
             return []
         found = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
         known = [(name, place) for name, place in found if place.nodes is not None]
-        return known or [(f"/dev/{folder}", Place(None, "no device in it tells a NUMA node"))]
+        return known or [(f"/dev/{directory}", Place(None, "no device in it tells a NUMA node"))]
 
-    def _inside(self, folder: str) -> list[tuple[str, os.stat_result]]:
-        """List the device files in a folder and in those below; links lead elsewhere and are left out."""
+    def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
+        """List the device files in a directory and in those below; links lead elsewhere and are left out."""
         found: list[tuple[str, os.stat_result]] = []
-        for name in self._walk(folder, _DEPTH):
+        for name in self._walk(directory, _DEPTH):
             file = self._file(name)
             if file is not None and _kind(file):
                 found.append((name, file))
@@ -137,19 +137,19 @@ class SysfsDevices:
                 break
         return found
 
-    def _walk(self, folder: str, depth: int) -> Iterator[str]:
+    def _walk(self, directory: str, depth: int) -> Iterator[str]:
         try:
-            with os.scandir(f"{self._dev}/{folder}") as entries:
+            with os.scandir(f"{self._dev}/{directory}") as entries:
                 names = sorted(
                     (e.name, e.is_dir(follow_symlinks=False)) for e in entries if not e.is_symlink()
                 )
         except (OSError, ValueError):
             return
-        for name, is_folder in names:
-            if not is_folder:
-                yield f"{folder}/{name}"
+        for name, is_directory in names:
+            if not is_directory:
+                yield f"{directory}/{name}"
             elif depth > 1:
-                yield from self._walk(f"{folder}/{name}", depth - 1)
+                yield from self._walk(f"{directory}/{name}", depth - 1)
 
     def _file(self, name: str) -> os.stat_result | None:
         try:
@@ -175,5 +175,5 @@ class SysfsDevices:
 
 
 def _kind(file: os.stat_result) -> str:
-    """Give sysfs' word for a device file's kind; empty for other files."""
+    """Return sysfs' word for a device file's kind; empty for other files."""
     return "char" if modes.S_ISCHR(file.st_mode) else "block" if modes.S_ISBLK(file.st_mode) else ""

@@ -19,19 +19,19 @@ COLUMNS = ("cpu", "core", "package", "die", "cluster", "llc", "numa", "core_id",
 
 
 def section(extra: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """Give a part of ``Machine.extra`` that is an object, an empty one where it is not there."""
+    """Return a part of ``Machine.extra`` that is an object, an empty one where it is not there."""
     part = extra.get(name)
     return part if isinstance(part, dict) else {}
 
 
 def has_packages(machine: Machine) -> bool:
-    """Tell whether the packages were told; else the one package of all CPUs is our assumption."""
+    """Return whether the packages were told; else the one package of all CPUs is our assumption."""
     missing = machine.extra.get("missing")
     return not (isinstance(missing, list) and "package siblings" in missing)
 
 
 def has_nodes(machine: Machine) -> bool:
-    """Tell whether NUMA nodes were told; else node 0 is our assumption."""
+    """Return whether NUMA nodes were told; else node 0 is our assumption."""
     return section(machine.extra, "numa").get("source", "sysfs") != "none"
 
 
@@ -111,7 +111,7 @@ def _rows(machine: Machine) -> list[list[int | None]]:
 
 
 def _claimed(machine: Machine) -> dict[int, str]:
-    """Give the CPUs of each node as its map has them; they differ from ours where maps overlap."""
+    """Return the CPUs of each node as its map has them; they differ from ours where maps overlap."""
     told = section(section(machine.extra, "numa"), "claimed")
     return {node.id: str(told.get(str(node.id), node.cpus)) for node in machine.nodes}
 

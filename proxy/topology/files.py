@@ -50,10 +50,10 @@ def parse_mask(text: str) -> int:
 
 
 class Tree:
-    """The files below one folder.
+    """The files below one directory.
 
     Attributes:
-        root: The folder.
+        root: The directory.
         problems: What was there and could not be understood, in words.
     """
 
@@ -65,7 +65,7 @@ class Tree:
         self._lists: dict[str, int] = {}
 
     def text(self, path: str, most: int = _LIMIT) -> str | None:
-        """Give a file's text without blanks and NUL bytes at its ends, or None where it cannot be read.
+        """Return a file's text without blanks and NUL bytes at its ends, or None where it cannot be read.
 
         Args:
             path: The file.
@@ -87,7 +87,7 @@ class Tree:
         return data.decode("ascii", "replace").strip(" \t\r\n\0")
 
     def number(self, path: str) -> int | None:
-        """Give the integer in a file; None where there is no file or no integer in it."""
+        """Return the integer in a file; None where there is no file or no integer in it."""
         text = self.text(path)
         if not text:
             return None
@@ -97,7 +97,7 @@ class Tree:
         return None
 
     def mask(self, path: str) -> int | None:
-        """Give the set in a mask file, as bits; None where there is none that can be read."""
+        """Return the set in a mask file, as bits; None where there is none that can be read."""
         text = self.text(path)
         if not text:
             return None
@@ -110,7 +110,7 @@ class Tree:
             return None
 
     def id_list(self, path: str) -> int | None:
-        """Give the set in a list file, as bits (an empty file is the empty set); None where there is none."""
+        """Return the set in a list file as bits; an empty file is the empty set, no file is None."""
         text = self.text(path)
         if text is None:
             return None
@@ -123,7 +123,7 @@ class Tree:
             return None
 
     def id_set(self, path: str) -> int | None:
-        """Give a set that the kernel writes as the mask ``path`` and as the list ``path_list``.
+        """Return a set that the kernel writes as the mask ``path`` and as the list ``path_list``.
 
         The mask wins: the two never differ on a live kernel, and where a tree was edited the mask was
         normally the one kept right (machine facts, rule 3).
@@ -132,18 +132,18 @@ class Tree:
         return self.id_list(f"{path}_list") if bits is None else bits
 
     def exists(self, path: str) -> bool:
-        """Tell whether a name is there, also as a link that leads nowhere."""
+        """Return whether a name is there, also as a link that leads nowhere."""
         return os.path.lexists(self._prefix + path)
 
     def names(self, path: str) -> list[str]:
-        """Give the names in a folder in ascending order, none where it cannot be listed."""
+        """Return the names in a directory in ascending order, none where it cannot be listed."""
         try:
             return sorted(os.listdir(self._prefix + path))  # noqa: PTH208 - 1 us, not 10
         except (OSError, ValueError):
             return []
 
     def numbered(self, path: str, prefix: str) -> list[int]:
-        """Give the numbers of the entries ``prefixN`` in a folder, ascending."""
+        """Return the numbers of the entries ``prefixN`` in a directory, ascending."""
         tails = (name.removeprefix(prefix) for name in self.names(path) if name.startswith(prefix))
         ids = (int(tail) for tail in tails if _NUMBERED.fullmatch(tail) and str(int(tail)) == tail)
         return sorted(i for i in ids if i < CpuSet.LIMIT)

@@ -18,12 +18,12 @@ from proxy.model.idset import CpuSet
 
 
 def each(bits: int) -> Iterable[int]:
-    """Give the ids in a set of bits, ascending."""
+    """Return the ids in a set of bits, ascending."""
     return CpuSet.from_bits(bits)
 
 
 def lowest(bits: int) -> int:
-    """Give the lowest id of a set that is not empty."""
+    """Return the lowest id of a set that is not empty."""
     return (bits & -bits).bit_length() - 1
 
 

@@ -69,7 +69,7 @@ def read_kinds(tree: Tree, cores: Mapping[int, int]) -> dict[str, dict[str, str]
 
 
 def read_files(tree: Tree, online: int) -> dict[str, bool]:
-    """Tell which kinds of files the tree has, looking at the first online CPU and at the first node."""
+    """Return which kinds of files the tree has, looking at the first online CPU and at the first node."""
     cpu = f"{CPU_DIR}/cpu{lowest(online)}"
     node = f"{NODE_DIR}/node{next(iter(tree.numbered(NODE_DIR, 'node')), 0)}"
     links: Callable[[], bool] = lambda: any(tree.exists(f"{node}/cpu{c}") for c in each(online))  # noqa: E731

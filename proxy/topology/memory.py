@@ -1,8 +1,8 @@
 """Memory sizes and huge pages, of a node and of the whole machine.
 
 ``MemTotal`` of a node's meminfo is what the kernel manages there, in kB of 1024 bytes. Huge pages come as
-one folder per page size, ``hugepages-2048kB``, below a node and below ``kernel/mm``; kernels before those
-folders tell one size in ``/proc/meminfo``.
+one directory per page size, ``hugepages-2048kB``, below a node and below ``kernel/mm``; kernels before those
+directories tell one size in ``/proc/meminfo``.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ def meminfo(tree: Tree, path: str) -> dict[str, int]:
 
 
 def mem_total(fields: dict[str, int]) -> int | None:
-    """Give the total memory in bytes, None where meminfo does not tell it."""
+    """Return the total memory in bytes, None where meminfo does not tell it."""
     total = fields.get("MemTotal")
     return None if total is None else total * _KB
 
 
-def hugepages(tree: Tree, folder: str) -> dict[int, HugePages] | None:
-    """Read a folder of huge page sizes: page size in kB to counts; None where there is no folder."""
-    if not tree.exists(folder):
+def hugepages(tree: Tree, directory: str) -> dict[int, HugePages] | None:
+    """Read a directory of huge page sizes: page size in kB to counts; None where there is no directory."""
+    if not tree.exists(directory):
         return None
     found: dict[int, HugePages] = {}
-    for name in tree.names(folder):
+    for name in tree.names(directory):
         match = _SIZE.fullmatch(name)
-        number = tree.number(f"{folder}/{name}/nr_hugepages") if match else None
+        number = tree.number(f"{directory}/{name}/nr_hugepages") if match else None
         if match and number is not None:
-            free = tree.number(f"{folder}/{name}/free_hugepages")
-            surplus = tree.number(f"{folder}/{name}/surplus_hugepages")
+            free = tree.number(f"{directory}/{name}/free_hugepages")
+            surplus = tree.number(f"{directory}/{name}/surplus_hugepages")
             found[int(match[1])] = HugePages(number, free, surplus)
     return found
 
 
 def machine_hugepages(tree: Tree, fields: dict[str, int]) -> tuple[dict[int, HugePages] | None, str | None]:
-    """Give the machine's huge pages (without surplus) and where they were found.
+    """Return the machine's huge pages (without surplus) and where they were found.
 
     Args:
         tree: The sysfs.
-        fields: ``/proc/meminfo``, for kernels that have no folder.
+        fields: ``/proc/meminfo``, for kernels that have no directory.
     """
     found = hugepages(tree, "kernel/mm/hugepages")
     if found is not None:

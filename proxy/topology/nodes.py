@@ -1,6 +1,6 @@
 """NUMA nodes.
 
-Every online node has a folder ``nodeN``; ids can have holes. A node may have CPUs and no memory, memory
+Every online node has a directory ``nodeN``; ids can have holes. A node may have CPUs and no memory, memory
 and no CPUs (CXL, HBM, a GPU's memory), or neither. A row of ``distance`` has one column per online node in
 ascending order of id: it is never indexed by id.
 
@@ -27,7 +27,7 @@ NODE_DIR = "devices/system/node"
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nodes of a tree; empty where it has no node folders.
+    """The nodes of a tree; empty where it has no node directories.
 
     Attributes:
         nodes: Ascending by id.
@@ -60,7 +60,7 @@ def _claims(tree: Tree, node: int) -> int:
 
 
 def _settle(tree: Tree, claims: Mapping[int, int], cpu: int) -> int | None:
-    """Give the node of one CPU."""
+    """Return the node of one CPU."""
     nodes = [node for node, bits in claims.items() if bits >> cpu & 1]
     if len(nodes) > 1:
         linked = [node for node in nodes if tree.exists(f"{NODE_DIR}/node{node}/cpu{cpu}")]

@@ -108,7 +108,7 @@ def _headline(machine: Machine) -> str:
 
 
 def _parts(machine: Machine) -> list[_Part]:
-    """Give all parts that have CPUs, in the order of their rank from the outside to the inside."""
+    """Return all parts that have CPUs, in the order of their rank from the outside to the inside."""
     parts: list[_Part] = []
     if has_packages(machine):
         parts += [_Part(cpus, [_Name("socket", str(i))]) for i, cpus in enumerate(machine.packages.values())]
@@ -158,7 +158,7 @@ def _complete(part: _Part) -> None:
 
 
 def _shape(pen: _Pen, part: _Part) -> object:
-    """Give what a part looks like apart from its position."""
+    """Return what a part looks like apart from its position."""
     inside = [_shape(pen, inner) for inner in part.inside] or shape(pen.machine, part.cpus, pen.owner)
     return [(name.kind, name.rest) for name in part.names], inside
 

@@ -1,16 +1,18 @@
 """Where a device is, as sysfs tells it.
 
-A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to its folder below
-``/sys/devices``. Such a folder lies in that of the device that carries it, up to the PCI function, which has
-a file ``numa_node``. So the nearest folder above with that file tells the node. -1 means that the firmware
-did not tell; a node that the machine does not have means that it told nonsense; both mean: near to none.
+A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to its directory below
+``/sys/devices``. Such a directory lies in that of the device that carries it, up to the PCI function, which
+has a file ``numa_node``. So the nearest directory above with that file tells the node. -1 means that the
+firmware did not tell; a node that the machine does not have means that it told nonsense; both mean: near to
+none.
 
 A few devices are not found that way:
 
 - A disk made of others (device mapper, md, multipath NVMe) is a virtual device; it is where its parts are,
   which it lists as ``slaves/`` or, for NVMe, as controllers of its subsystem.
 - A VFIO group is a virtual device; its members are in ``/sys/kernel/iommu_groups/N/devices``.
-- NVIDIA's driver makes no folder in sysfs; it lists its cards by PCI address in ``/proc/driver/nvidia/gpus``.
+- NVIDIA's driver makes no directory in sysfs; it lists its cards by PCI address in
+  ``/proc/driver/nvidia/gpus``.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Place:
 
 
 def joined(places: Iterable[Place]) -> Place | None:
-    """Give the place of what is in several places; those that are known count. None for nothing."""
+    """Return the place of what is in several places; those that are known count. None for nothing."""
     found = list(places)
     known = [place for place in found if place.nodes is not None] or found
     if not known:
@@ -87,8 +89,8 @@ class Places:
 
     def iommu_group(self, group: int) -> Place | None:
         """Find the members of an IOMMU group; None where there is no such group, or nobody in it."""
-        folder = f"kernel/iommu_groups/{group}/devices"
-        return joined(self._all(f"{folder}/{name}" for name in self._sys.names(folder)[:_PARTS]))
+        directory = f"kernel/iommu_groups/{group}/devices"
+        return joined(self._all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS]))
 
     def nvidia(self, minor: int) -> Place | None:
         """Find a card of NVIDIA's by the minor number of its device file; None where the driver has none."""
@@ -139,23 +141,23 @@ class Places:
         return []
 
     def _above(self, real: str) -> Place:
-        """Read the nearest ``numa_node`` at or above a folder."""
-        folder = real
-        while "/" in folder:
-            text = self._sys.text(f"{folder}/numa_node")
+        """Read the nearest ``numa_node`` at or above a directory."""
+        directory = real
+        while "/" in directory:
+            text = self._sys.text(f"{directory}/numa_node")
             if text is not None:
-                return self._told(folder.rpartition("/")[2], text)
-            folder = folder.rpartition("/")[0]
+                return self._reported(directory.rpartition("/")[2], text)
+            directory = directory.rpartition("/")[0]
         if real.startswith(_VIRTUAL):
             return Place(None, "a device without hardware of its own")
         return Place(None, f"sysfs tells no NUMA node for {real}")
 
-    def _told(self, name: str, text: str) -> Place:
+    def _reported(self, name: str, text: str) -> Place:
         device = f"PCI device {name}" if _PCI.fullmatch(name) else f"device {name}"
         if text == "-1":
             return Place(None, f"{device} tells no NUMA node")
         node = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
-        # A kernel without NUMA has no node folders: all there is, is node 0.
+        # A kernel without NUMA has no node directories: all there is, is node 0.
         if node in (self._sys.numbered("devices/system/node", "node") or [0]):
             return Place(Mask((node,)), f"numa_node of {device}")
         return Place(None, f"{device} tells NUMA node {text[:20]!r}, which this machine does not have")

@@ -25,7 +25,7 @@ GRAIN = 64 << 20
 
 
 def is_same(known: Machine, sysfs_root: Path) -> bool:
-    """Tell whether CPUs and memory are there as they are known to be.
+    """Return whether CPUs and memory are there as they are known to be.
 
     Args:
         known: The machine as it was read.

@@ -6,8 +6,8 @@ middle looks like one without a package; so the online CPUs are read again at th
 everything is read once more.
 
 A tree that lacks a level is no error: old kernels, mainframes and containers lack many. Without node
-folders all CPUs and all memory are node 0, as the kernel itself sees such a machine. Without an online CPU
-there is nothing to work with.
+directories all CPUs and all memory are node 0, as the kernel itself sees such a machine. Without an online
+CPU there is nothing to work with.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
     """Read a machine.
 
     Args:
-        sysfs_root: What stands for ``/sys``; a folder that holds ``sys`` (and ``proc``) is taken as well.
-        procfs_root: What stands for ``/proc``; None: ``proc`` beside the sysfs folder, if it is there.
+        sysfs_root: What stands for ``/sys``; a directory that holds ``sys`` (and ``proc``) is taken as well.
+        procfs_root: What stands for ``/proc``; None: ``proc`` beside the sysfs directory, if it is there.
 
     Raises:
-        TopologyError: There is no CPU folder, no online CPU, or a NUMA node's CPUs cannot be understood.
+        TopologyError: There is no CPU directory, no online CPU, or a NUMA node's CPUs cannot be understood.
     """
     root = sysfs_of(sysfs_root)
     if not (root / CPU_DIR).is_dir():
-        raise TopologyError(f"cannot read the machine from {sysfs_root}: there is no folder {CPU_DIR} in it")
+        raise TopologyError(
+            f"cannot read the machine from {sysfs_root}: there is no directory {CPU_DIR} in it"
+        )
     proc = root.absolute().parent / "proc" if procfs_root is None else procfs_root
     for attempt in range(_ATTEMPTS):
         tree = Tree(root)
@@ -57,7 +59,7 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
 
 
 def sysfs_of(sysfs_root: Path) -> Path:
-    """Give the folder that stands for ``/sys``, where the one that was named holds it."""
+    """Return the directory that stands for ``/sys``, where the one that was named holds it."""
     inner = sysfs_root / "sys"
     return inner if not (sysfs_root / CPU_DIR).is_dir() and (inner / CPU_DIR).is_dir() else sysfs_root
 
@@ -68,7 +70,7 @@ def _why_none(tree: Tree) -> str:
         return f"no CPU is known to be online ({tree.problems[0]})"
     if text is not None:
         return f"{CPU_DIR}/online names no CPU"
-    return f"{CPU_DIR} has neither a file 'online' nor a folder cpuN with 'topology' in it"
+    return f"{CPU_DIR} has neither a file 'online' nor a directory cpuN with 'topology' in it"
 
 
 def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
@@ -79,12 +81,12 @@ def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
     fields = meminfo(proc, "meminfo")
     pages, pages_source = machine_hugepages(tree, fields)
     _compare_memory(tree, nodes, mem_total(fields))
-    told = {name: _cpu_list(tree, name) for name in ("present", "possible", "isolated", "nohz_full")}
-    present = CpuSet.from_bits(online) | (told["present"] or CpuSet.from_bits(lists.folders))
+    reported = {name: _cpu_list(tree, name) for name in ("present", "possible", "isolated", "nohz_full")}
+    present = CpuSet.from_bits(online) | (reported["present"] or CpuSet.from_bits(lists.directories))
     extra: dict[str, object] = {
         **read_versions(proc),
         "files": read_files(tree, online),
-        "cpus": {"online_from": lists.source, **_texts(told)},
+        "cpus": {"online_from": lists.source, **_texts(reported)},
         "smt": read_smt(tree),
         "numa": {"source": "sysfs" if nodes.nodes else "none", **_numa_extra(tree, nodes)},
         "memory": {
@@ -101,8 +103,8 @@ def _read(tree: Tree, proc: Tree, lists: CpuLists) -> Machine:
         cpus=_cpus(online, levels, llc, nodes),
         nodes=nodes.nodes or _one_node(online, mem_total(fields), pages),
         present=present,
-        possible=present | (told["possible"] or present),
-        isolated=present & (told["isolated"] or CpuSet()),
+        possible=present | (reported["possible"] or present),
+        isolated=present & (reported["isolated"] or CpuSet()),
         caches=caches,
         extra=extra,
     )
@@ -144,7 +146,7 @@ def _numa_extra(tree: Tree, nodes: Nodes) -> dict[str, object]:
 
 
 def _tall(levels: Levels) -> dict[str, object]:
-    """Give the mainframe levels above the package, where there are any."""
+    """Return the mainframe levels above the package, where there are any."""
     found: dict[str, object] = {}
     for level in ("book", "drawer"):
         if level in levels.groups:
@@ -176,5 +178,5 @@ def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tup
 
 
 def _one_node(online: int, mem_bytes: int | None, pages: dict[int, HugePages] | None) -> tuple[NumaNode, ...]:
-    """Make the node 0 of a machine without node folders."""
+    """Make the node 0 of a machine without node directories."""
     return (NumaNode(0, CpuSet.from_bits(online), mem_bytes, pages, (_LOCAL_DISTANCE,)),)

@@ -1,7 +1,7 @@
-"""``Machine`` to a sysfs tree in a folder: something for ``--sysfs-root`` to read.
+"""``Machine`` to a sysfs tree in a directory: something for ``--sysfs-root`` to read.
 
 Written is what the reader reads, in today's file names, as masks and as lists. What the kernel did not tell
-about the machine (packages, node folders, the list of present CPUs) is left out again, so that a tree
+about the machine (packages, node directories, the list of present CPUs) is left out again, so that a tree
 written from a machine reads back as an equal machine with equal gaps.
 """
 
@@ -28,14 +28,14 @@ def mask_text(ids: IdSet, width: int) -> str:
 
 
 def write_sysfs(machine: Machine, root: Path) -> None:
-    """Write a machine below a folder: ``root/sys`` and, if its memory is known, ``root/proc/meminfo``.
+    """Write a machine below a directory: ``root/sys`` and, if its memory is known, ``root/proc/meminfo``.
 
     Args:
         machine: What to write.
-        root: An empty or missing folder; afterwards ``read_machine(root)`` gives an equal machine.
+        root: An empty or missing directory; afterwards ``read_machine(root)`` gives an equal machine.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The directory cannot be written.
     """
     files = {**_cpu_lists(machine), **_nodes(machine), **_machine_memory(machine)}
     groups = {level: machine.groups(level) for level in ("core", "package", "die", "cluster")}
@@ -47,29 +47,29 @@ def write_sysfs(machine: Machine, root: Path) -> None:
             f"{here}/topology/{k}": v for k, v in _topology(machine, cpu, groups, ordinals, width).items()
         }
         files |= {f"{here}/cache/{k}": v for k, v in _cache(machine, cpu, width).items()}
-    folders: set[Path] = set()
+    directories: set[Path] = set()
     for name, text in files.items():
         path = root / name
-        if path.parent not in folders:
+        if path.parent not in directories:
             path.parent.mkdir(parents=True, exist_ok=True)
-            folders.add(path.parent)
+            directories.add(path.parent)
         path.write_text(f"{text}\n", encoding="ascii")
 
 
 def _cpu_lists(machine: Machine) -> dict[str, str]:
-    told = section(machine.extra, "cpus")
+    reported = section(machine.extra, "cpus")
     files: dict[str, str] = {}
-    if told.get("online_from", "file") == "file":
+    if reported.get("online_from", "file") == "file":
         files["online"] = str(machine.online)
     for name in ("present", "possible", "isolated"):
-        if told.get(name, "") is not None:
+        if reported.get(name, "") is not None:
             files[name] = str(getattr(machine, name))
-    if isinstance(told.get("nohz_full"), str):
-        files["nohz_full"] = str(told["nohz_full"])
+    if isinstance(reported.get("nohz_full"), str):
+        files["nohz_full"] = str(reported["nohz_full"])
     for name in ("control", "active"):
         if (value := section(machine.extra, "smt").get(name)) is not None:
             files[f"smt/{name}"] = str(value)
-    for cpu in machine.present:  # as the kernel: the folder of an offline CPU stays, without topology
+    for cpu in machine.present:  # as the kernel: the directory of an offline CPU stays, without topology
         files[f"cpu{cpu}/online"] = str(int(cpu in machine.online))
     return {f"sys/{CPU_DIR}/{name}": text for name, text in files.items()}
 
@@ -81,7 +81,7 @@ def _topology(
     ordinals: Mapping[str, Mapping[int, int]],
     width: int,
 ) -> dict[str, str]:
-    """Give the files of one CPU's ``topology`` folder."""
+    """Return the files of one CPU's ``topology`` directory."""
     sets = {"core": groups["core"][cpu.core]}
     numbers: dict[str, int] = {}
     if cpu.core_id is not None:
@@ -104,7 +104,7 @@ def _topology(
 
 
 def _cache(machine: Machine, cpu: Cpu, width: int) -> dict[str, str]:
-    """Give the files of one CPU's last-level cache, no others."""
+    """Return the files of one CPU's last-level cache, no others."""
     if cpu.llc is None:
         return {}
     cache = machine.caches[cpu.llc]
@@ -152,15 +152,15 @@ def _node(node: NumaNode, claimed: CpuSet, machine: Machine) -> dict[str, str]:
 def _hugepages(pages: Mapping[int, HugePages]) -> dict[str, str]:
     files: dict[str, str] = {}
     for size, counts in pages.items():
-        told = {"nr": counts.nr, "free": counts.free, "surplus": counts.surplus}
-        for name, count in told.items():
+        reported = {"nr": counts.nr, "free": counts.free, "surplus": counts.surplus}
+        for name, count in reported.items():
             if count is not None:
                 files[f"hugepages-{size}kB/{name}_hugepages"] = str(count)
     return files
 
 
 def _machine_memory(machine: Machine) -> dict[str, str]:
-    """Give the machine's own memory facts; without them the sum of the nodes' memory."""
+    """Return the machine's own memory facts; without them the sum of the nodes' memory."""
     memory = section(machine.extra, "memory")
     files: dict[str, str] = {}
     total = memory.get("total_bytes") if memory else sum(node.mem_bytes or 0 for node in machine.nodes)

@@ -6,7 +6,7 @@ or goes is told to whoever listens to group 1 of NETLINK_KOBJECT_UEVENT, which n
     offline@/devices/system/cpu/cpu3\0ACTION=offline\0DEVPATH=...
 
 All devices are told there, also those of each container's network, so only the first line is looked at. It
-says *that* something changed; what there is now is read anew.
+says *that* something changed; what there is now is read again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE = 256
 
 
 def concerns(message: bytes) -> bool:
-    """Tell whether a uevent is about a CPU, a block of memory or a NUMA node that came or went."""
+    """Return whether a uevent is about a CPU, a block of memory or a NUMA node that came or went."""
     action, _, path = message.partition(b"\0")[0].partition(b"@")
     return action in ACTIONS and path.startswith(FOLDERS)
 

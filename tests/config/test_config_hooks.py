@@ -48,7 +48,7 @@ def test_what_holds_where_nothing_is_said() -> None:
     hooks = parse("", "f").hooks
     assert hooks == HooksConfig()
     assert (hooks.enabled, hooks.timeout, hooks.policy, hooks.owned_cpus) == (True, 0.5, "Ignore", False)
-    assert [hooks.folder, hooks.vendor_folder, hooks.server_folder] == [
+    assert [hooks.directory, hooks.vendor_directory, hooks.server_directory] == [
         Path("/etc/topoproxy/hooks.d"),
         Path("/usr/lib/topoproxy/hooks.d"),
         Path("/etc/runtime/hookserver.d"),
@@ -59,7 +59,7 @@ def test_what_holds_where_nothing_is_said() -> None:
 
 def test_all_that_can_be_said_arrives() -> None:
     hooks = parse(FULL, "f").hooks
-    assert (hooks.folder, hooks.server_folder) == (Path("/a/hooks.d"), None)
+    assert (hooks.directory, hooks.server_directory) == (Path("/a/hooks.d"), None)
     assert (hooks.timeout, hooks.policy, hooks.owned_cpus) == (1.5, "Fail", True)
     assert (hooks.skip_label, hooks.serve) == ("example.com/skip=yes", Path("/run/hooks.sock"))
     quota, koordlet = hooks.settings["10-quota"], hooks.settings["koordlet"]

@@ -17,7 +17,9 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.etc, self.usr, self.servers = root / "etc", root / "usr", root / "servers"
-        self.config = HooksConfig(folder=self.etc, vendor_folder=self.usr, server_folder=self.servers)
+        self.config = HooksConfig(
+            directory=self.etc, vendor_directory=self.usr, server_directory=self.servers
+        )
 
     def make(self) -> Folders:
         for folder in (self.etc, self.usr, self.servers):
@@ -186,15 +188,15 @@ def test_nothing_is_looked_for_where_hooks_are_off(folders: Folders) -> None:
     (folders.etc / "10-a.py").touch()
     (folders.servers / "a.json").touch()
     off = HooksConfig(
-        enabled=False, folder=folders.etc, vendor_folder=folders.usr, server_folder=folders.servers
+        enabled=False, directory=folders.etc, vendor_directory=folders.usr, server_directory=folders.servers
     )
     assert survey(off) == Survey()
-    without = HooksConfig(folder=folders.usr, vendor_folder=folders.usr, server_folder=None)
+    without = HooksConfig(directory=folders.usr, vendor_directory=folders.usr, server_directory=None)
     assert survey(without) == Survey()
 
 
 def test_one_folder_given_twice_masks_nothing(folders: Folders) -> None:
     (folders.etc / "10-a.py").touch()
-    config = HooksConfig(folder=folders.etc, vendor_folder=folders.etc, server_folder=None)
+    config = HooksConfig(directory=folders.etc, vendor_directory=folders.etc, server_directory=None)
     assert list(survey(config).candidates) == ["10-a"]
     assert survey(config).masked == []

@@ -37,13 +37,15 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.config = HooksConfig(folder=root / "a", vendor_folder=root / "b", server_folder=root / "c")
+        self.config = HooksConfig(
+            directory=root / "a", vendor_directory=root / "b", server_directory=root / "c"
+        )
         self.story = root / "story"
 
     def write(self, body: str, name: str = "10-x.py") -> None:
-        self.config.folder.mkdir(mode=0o755, exist_ok=True)
+        self.config.directory.mkdir(mode=0o755, exist_ok=True)
         head = HEAD.format(str(self.story))
-        path = self.config.folder / name
+        path = self.config.directory / name
         path.write_text(head + textwrap.dedent(body))
         path.chmod(0o644)
 
@@ -184,13 +186,13 @@ def test_a_hook_that_does_not_end_is_not_waited_for_long(live, folders: Folders,
 def test_what_may_be_a_hook(folders: Folders) -> None:
     config = folders.config
     assert not may_be_hooks(config)
-    config.vendor_folder.mkdir()
-    (config.vendor_folder / "README").touch()
+    config.vendor_directory.mkdir()
+    (config.vendor_directory / "README").touch()
     assert not may_be_hooks(config)
-    assert config.server_folder is not None
-    config.server_folder.mkdir()
-    (config.server_folder / "koordlet.json").touch()
+    assert config.server_directory is not None
+    config.server_directory.mkdir()
+    (config.server_directory / "koordlet.json").touch()
     assert may_be_hooks(config)
-    (config.server_folder / "koordlet.json").unlink()
-    (config.vendor_folder / "10-x.py").touch()
+    (config.server_directory / "koordlet.json").unlink()
+    (config.vendor_directory / "10-x.py").touch()
     assert may_be_hooks(config)

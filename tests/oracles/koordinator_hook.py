@@ -192,7 +192,7 @@ def changes(
 ) -> tuple[Change, ...]:
     """Tell whose CPUs change with a rule, in the order given; those whose annotation is faulty do not.
 
-    Koordinator writes every container anew. Here only those are touched that get other CPUs, however the
+    Koordinator writes every container again. Here only those are touched that get other CPUs, however the
     lists of their pools are cut; all that are to be set where there was no rule before.
     """
     alike: dict[object, Answer | None] = {}
@@ -212,7 +212,7 @@ def changes(
 
 
 def _changed(before: Rule | None, after: Rule, asker: Asker, *, be_manager: bool) -> Answer | None:
-    """Give the new answer if it is another than before."""
+    """Return the new answer if it is another than before."""
     new = decide(after, asker, be_manager=be_manager)
     old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
     return None if (new.action, new.cpus) == (old.action, old.cpus) else new

@@ -95,7 +95,7 @@ def test_a_takeover_may_write_kubelets_folder_and_nothing_else() -> None:
 def test_the_folder_of_hooks_is_made_and_open_to_nobody_else() -> None:
     service, config = read("topoproxy.service")["Service"], Config()
     folders = [Path("/etc") / name for name in service["ConfigurationDirectory"][0].split()]
-    assert folders == [config.hooks.folder.parent, config.hooks.folder]
+    assert folders == [config.hooks.directory.parent, config.hooks.directory]
     assert "ConfigurationDirectoryMode" not in service  # 0755, and root's
 
 

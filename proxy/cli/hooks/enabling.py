@@ -1,4 +1,4 @@
-"""``topoproxy hooks enable`` and ``disable``: links in the folder of hooks, and nothing else."""
+"""``topoproxy hooks enable`` and ``disable``: links in the directory of hooks, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ SOON = "a daemon that runs follows within a second: topoproxy hooks list"
 def enable(name: str, file: Path | None) -> None:
     """Let a hook run that comes with topoproxy, or that was disabled.
 
-    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.folder a link to the
-    file is made; what masks it there (a link to /dev/null, an empty file) is removed.
+    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.directory a link to
+    the file is made; what masks it there (a link to /dev/null, an empty file) is removed.
 
-    Ends with 1 where a folder has its name, 2 where there is no such hook, 73 where the link cannot be made,
-    77 for who may not.
+    Ends with 1 where a directory has its name, 2 where there is no such hook, 73 where the link cannot be
+    made, 77 for who may not.
     """
     hooks = read_config(file, {}).hooks
-    name = full_name(name, {**_files(hooks.folder), **_files(hooks.vendor_folder), **shipped()}, "enable")
-    ours, theirs = hooks.folder / f"{name}.py", hooks.vendor_folder / f"{name}.py"
+    name = full_name(
+        name, {**_files(hooks.directory), **_files(hooks.vendor_directory), **shipped()}, "enable"
+    )
+    ours, theirs = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
     brought = _is_there(theirs) and not _is_mask(theirs)
     masked = _is_mask(ours) or _leads_nowhere(ours)
     if not masked and _is_there(ours):
@@ -64,16 +66,16 @@ def disable(name: str, file: Path | None) -> None:
     """Let a hook not run any more.
 
     A link that topoproxy hooks enable has made is removed; a file in hooks.vendorFolder is masked by a link
-    to /dev/null of the same name in hooks.folder. A file of your own in hooks.folder is not touched.
+    to /dev/null of the same name in hooks.directory. A file of your own in hooks.directory is not touched.
 
     Ends with 1 where the hook is a file of your own or a server, 2 where there is no such hook, 73 where the
     link cannot be made, 77 for who may not.
     """
     hooks = read_config(file, {}).hooks
-    known = {**_files(hooks.folder), **_files(hooks.vendor_folder)}
-    servers = {path.stem: path for path in _entries(hooks.server_folder, "*json")}
+    known = {**_files(hooks.directory), **_files(hooks.vendor_directory)}
+    servers = {path.stem: path for path in _entries(hooks.server_directory, "*json")}
     name = full_name(name, {**shipped(), **known, **servers}, "disable")
-    ours, theirs = hooks.folder / f"{name}.py", hooks.vendor_folder / f"{name}.py"
+    ours, theirs = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
     if name in servers and name not in known:
         raise TopoproxyError(f"cannot disable {name}: {servers[name]} names a server; remove that file")
     if _is_mask(ours) or name not in known:
@@ -99,26 +101,26 @@ def _warn(link: Path) -> None:
         click.echo(f"note: the daemon will not run it: {lack}", err=True)
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Give the hook files of a folder by name, masks too."""
-    return {path.stem: path for path in _entries(folder, "*.py")}
+def _files(directory: Path) -> dict[str, Path]:
+    """Return the hook files of a directory by name, masks too."""
+    return {path.stem: path for path in _entries(directory, "*.py")}
 
 
-def _entries(folder: Path | None, pattern: str) -> list[Path]:
-    """Give what is in a folder; nothing where there is none.
+def _entries(directory: Path | None, pattern: str) -> list[Path]:
+    """Return what is in a directory; nothing where there is none.
 
     Raises:
         PermissionDeniedError: One may not look.
     """
-    if folder is None:
+    if directory is None:
         return []
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - Path.glob keeps quiet about folders that cannot be read
+        names = os.listdir(directory)  # noqa: PTH208 - Path.glob keeps quiet about directories that cannot be read
     except PermissionError as error:
-        raise PermissionDeniedError(f"cannot look into {folder}: {error.strerror}") from error
+        raise PermissionDeniedError(f"cannot look into {directory}: {error.strerror}") from error
     except OSError:
         return []
-    return sorted(folder / name for name in names if name[0] != "." and fnmatchcase(name, pattern))
+    return sorted(directory / name for name in names if name[0] != "." and fnmatchcase(name, pattern))
 
 
 def _is_there(path: Path) -> bool:
@@ -126,7 +128,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_mask(path: Path) -> bool:
-    """Tell whether a file of this name is kept from running: it is empty, or a link to ``/dev/null``."""
+    """Return whether a file of this name is kept from running: it is empty, or a link to ``/dev/null``."""
     with suppress(OSError, RuntimeError):
         if path.is_symlink() and path.resolve() == MASK:
             return True
@@ -136,7 +138,7 @@ def _is_mask(path: Path) -> bool:
 
 
 def _leads_nowhere(path: Path) -> bool:
-    """Tell whether it is a link to a file that has gone, as after another installation."""
+    """Return whether it is a link to a file that has gone, as after another installation."""
     return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114 - Path's may raise
 
 

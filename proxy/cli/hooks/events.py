@@ -19,7 +19,7 @@ MOST_BYTES = 16 << 20
 
 
 def example(point: str) -> dict[str, Any]:
-    """Give the example of a hook point.
+    """Return the example of a hook point.
 
     Raises:
         UsageError: There is no such point.

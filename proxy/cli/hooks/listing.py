@@ -46,13 +46,13 @@ def list_hooks(
     """
     config = config_for(file, admin)
     try:
-        answer = _told(config, timeout)
+        answer = _reported(config, timeout)
     except UnavailableError as error:
-        from proxy.cli.hooks.offline import from_folders
+        from proxy.cli.hooks.offline import from_directories
 
-        if admin is not None:  # what it took the place of says where the folders are
+        if admin is not None:  # what it took the place of says where the directories are
             config = read_config(file, {})
-        found, strange = from_folders(config.hooks)
+        found, strange = from_directories(config.hooks)
         for words in (str(error), *strange):
             click.echo(f"note: {one_line(words)}", err=True)
         answer = {"daemon": False, "hooks": found}
@@ -67,13 +67,13 @@ def list_hooks(
     click.echo("\n".join(_lines(entries, config, width, wide=wide)))
 
 
-def _told(config: Config, timeout: float) -> Mapping[str, object]:
+def _reported(config: Config, timeout: float) -> Mapping[str, object]:
     """Ask the daemon.
 
     Raises:
         UnavailableError: Nobody answers, or nobody who knows of hooks.
     """
-    hint = "so this is what the folders tell"
+    hint = "so this is what the directories tell"
     answer = as_map(ask_daemon(config, "/hooks", timeout, hint=hint))
     if not isinstance(answer.get("hooks"), list):
         what = "what answers there is no daemon that knows hooks"
@@ -82,7 +82,7 @@ def _told(config: Config, timeout: float) -> Mapping[str, object]:
 
 
 def _others(entries: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Give the shipped hooks of which no file is in the folders."""
+    """Return the shipped hooks of which no file is in the directories."""
     names = {entry.get("name") for entry in entries}
     return [
         {"name": name, "state": NOT_ENABLED, "path": str(path)}
@@ -123,7 +123,7 @@ def _lines(
 
 
 def _wrapped(words: str, width: int) -> list[str]:
-    """Give what is wrong in lines of a terminal; none of it is cut off, as its end says what to do."""
+    """Return what is wrong in lines of a terminal; none of it is cut off, as its end says what to do."""
     indent = "    "
     return textwrap.wrap(
         words,

@@ -29,15 +29,15 @@ _NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
     "--folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where the file is made; hooks.folder of the configuration by default.",
+    help="Where the file is made; hooks.directory of the configuration by default.",
 )
 @config_option
-def new(name: str, source: str, folder: Path | None, file: Path | None) -> None:
+def new(name: str, source: str, directory: Path | None, file: Path | None) -> None:
     """Make a hook file from a template.
 
     NAME is two digits and a name, such as 50-mine: hooks are asked in the order of their names. The new file
-    can be read by all and written by its owner alone, as the daemon wants it; as root, in the folder of the
-    configuration, a daemon that runs takes it at once.
+    can be read by all and written by its owner alone, as the daemon wants it; as root, in the directory of
+    the configuration, a daemon that runs takes it at once.
 
     Ends with 2 for a name that cannot be used or is taken, 73 where the file cannot be made, 77 for who may
     not.
@@ -48,7 +48,7 @@ def new(name: str, source: str, folder: Path | None, file: Path | None) -> None:
         form = "NN-name (two digits, -, then of a-z, 0-9 and -)"
         raise UsageError(f"cannot make hook {name}: a name is {form}, such as {hint}")
     text = template(source).read_bytes()
-    place = folder or read_config(file, {}).hooks.folder
+    place = directory or read_config(file, {}).hooks.directory
     path = place / f"{name}.py"
     make_file(path, text)
     lines = [f"made {path}; next:"]
@@ -66,14 +66,14 @@ def _next_steps(path: Path) -> list[str]:
 
 
 def make_file(path: Path, text: bytes) -> None:
-    """Make a file with mode 0644 that is there as a whole or not at all; its folder is made if need be.
+    """Make a file with mode 0644 that is there as a whole or not at all; its directory is made if need be.
 
     Raises:
         UsageError: There is a file already.
         PermissionDeniedError, CannotCreateError: It cannot be made.
     """
     if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
-        raise CannotCreateError(f"cannot make {path}: {path.parent} is no folder")
+        raise CannotCreateError(f"cannot make {path}: {path.parent} is no directory")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_file(path, text, mode=0o644, overwrite=False)

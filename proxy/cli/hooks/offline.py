@@ -1,4 +1,4 @@
-"""What the daemon would make of the folders of hooks, found out without one."""
+"""What the daemon would make of the directories of hooks, found out without one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Examined:
     settings: list[dict[str, str]] = field(default_factory=list)
 
 
-def from_folders(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
+def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
     """Look at all files as the daemon would, and run those that it would run; no hook is asked anything.
 
     Returns:
-        What there is, as the daemon gives it, and what else is strange in the folders.
+        What there is, as the daemon gives it, and what else is strange in the directories.
     """
     found = survey(config)
     entries = [examined(candidate, config).entry for candidate in found.candidates.values()]

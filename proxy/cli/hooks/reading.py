@@ -19,7 +19,7 @@ WIDEST = 100
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--markdown", is_flag=True, help="Print the whole reference, as in docs/hook-points.md.")
 def points(names: tuple[str, ...], markdown: bool) -> None:
-    """Tell what hooks are told at each point, and what they may answer.
+    """Return what hooks are told at each point, and what they may answer.
 
     Without a NAME: all points in one line each. NAME is a point (pre_create_container), or a class of what is
     told or answered (Decision, Adjustment).
@@ -53,7 +53,7 @@ def _overview(width: int) -> Iterator[str]:
 
 
 def _described(name: str, width: int) -> list[str]:
-    """Give the lines about a point or a class.
+    """Return the lines about a point or a class.
 
     Raises:
         UsageError: There is none of this name.
@@ -69,14 +69,14 @@ def _described(name: str, width: int) -> list[str]:
         close = difflib.get_close_matches(name, [*POINTS, *classes], n=1)
         meant = f"; did you mean {close[0]}?" if close else "; topoproxy hooks points lists them"
         raise UsageError(f"cannot describe {name}: there is no such hook point{meant}")
-    told = documented(cls)
-    lines = [f"{point.NAME}(event: {point.__name__})" if point else told.name]
-    for words in told.prose:
+    reported = documented(cls)
+    lines = [f"{point.NAME}(event: {point.__name__})" if point else reported.name]
+    for words in reported.prose:
         lines += _wrapped(words, width, "  ")
-    for row in told.rows:
+    for row in reported.rows:
         lines += ["", f"  {', '.join(row.names)}: {types_of(row, str)}"]
         lines += _wrapped(row.words, width, "      ")
-    rest = [*told.after, *([answers_at(point)] if point else [])]
+    rest = [*reported.after, *([answers_at(point)] if point else [])]
     for words in rest:
         lines += ["", *_wrapped(words, width, "  ")]
     return lines

@@ -94,13 +94,13 @@ def _count(report: HookReport) -> int:
 
 
 def handled(hooks: Sequence[Loaded], event: Point) -> bool:
-    """Tell whether any of the hooks is asked about an event."""
+    """Return whether any of the hooks is asked about an event."""
     names = {event.NAME, VALIDATES.get(event.NAME)}
     return any(names & loaded.hook.handlers.keys() for loaded in hooks)
 
 
 def fields_of(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
-    """Walk what an adjustment says: the field as it is owned, and the value in words."""
+    """Iterate over what an adjustment says: the field as it is owned, and the value in words."""
     for name, value in adjustment.said():
         if name == "updates":
             for container_id, update in value.items():  # type: ignore[attr-defined]

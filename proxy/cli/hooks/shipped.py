@@ -12,26 +12,26 @@ from proxy.model.errors import UsageError
 TEMPLATE = "00-template"
 
 
-def shipped_folder() -> Path:
-    """Give the folder: in the package where it is installed, beside it in a clone."""
+def shipped_directory() -> Path:
+    """Return the directory: in the package where it is installed, beside it in a clone."""
     package = Path(proxy.hooks.__file__).parent
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parents[1] / "hooks"
 
 
 def shipped() -> dict[str, Path]:
-    """Give all of them by name, without the template."""
-    files = sorted(shipped_folder().glob("[0-9][0-9]-*.py"))
+    """Return all of them by name, without the template."""
+    files = sorted(shipped_directory().glob("[0-9][0-9]-*.py"))
     return {path.stem: path for path in files if path.stem != TEMPLATE}
 
 
 def template(name: str = TEMPLATE) -> Path:
-    """Give a file that a new one can be made from.
+    """Return a file that a new one can be made from.
 
     Raises:
         UsageError: None of them has this name.
     """
-    known = shipped() | {TEMPLATE: shipped_folder() / f"{TEMPLATE}.py"}
+    known = shipped() | {TEMPLATE: shipped_directory() / f"{TEMPLATE}.py"}
     return known[full_name(name, known, "use")]
 
 

@@ -28,7 +28,7 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
 
     FILE is a hook (NN-name.py), which is run, but not asked anything, or names a hook server (*json). Its
     settings are those that the configuration has for a hook of its name. Only root may be able to write a
-    hook file and the folders that it is in; --untrusted leaves that for the node.
+    hook file and the directories that it is in; --untrusted leaves that for the node.
 
     Ends with 0 when all files are good, with 65 and the reasons when one is not.
     """
@@ -37,9 +37,9 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     if as_json:
         click.echo(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        for told in found:
-            click.echo("\n".join(_lines(told)))
-    if bad := [str(told["path"]) for told in found if told["error"]]:
+        for reported in found:
+            click.echo("\n".join(_lines(reported)))
+    if bad := [str(reported["path"]) for reported in found if reported["error"]]:
         some = f"{len(bad)} of {len(files)} hook files" if len(files) > 1 else "the hook file"
         raise InputError(f"cannot use {some}: see above")
 
@@ -60,33 +60,34 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
     from proxy.hooks.files.entries import State
     from proxy.hooks.files.folders import alone
 
-    told: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
+    reported: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
     try:
         found = examined(alone(path), config, trusted=trusted)
     except HookError as error:
-        return told | {"error": str(error)}
+        return reported | {"error": str(error)}
     entry = found.entry
     state = LOADS if entry.state is State.RUNNING else str(entry.state)
-    told |= {"name": entry.name, "state": state, "error": entry.error, "settings": found.settings}
+    reported |= {"name": entry.name, "state": state, "error": entry.error, "settings": found.settings}
     if entry.points:
-        told |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
-    return told
+        reported |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
+    return reported
 
 
-def _lines(told: dict[str, Any]) -> Iterator[str]:
-    yield f"{told['path']}: {told['state'] if told['error'] or not told.get('points') else 'good'}"
-    if told["error"]:
-        yield f"  {told['error']}"
+def _lines(reported: dict[str, Any]) -> Iterator[str]:
+    good = not reported["error"] and bool(reported.get("points"))
+    yield f"{reported['path']}: {'good' if good else reported['state']}"
+    if reported["error"]:
+        yield f"  {reported['error']}"
         return
-    if not told.get("points"):
-        yield f"  it disables a hook {told['name']} of hooks.vendorFolder"
+    if not reported.get("points"):
+        yield f"  it disables a hook {reported['name']} of hooks.vendorFolder"
         return
     yield from textwrap.wrap(
-        ", ".join(told["points"]), 100, initial_indent="  handles   ", subsequent_indent=" " * 12
+        ", ".join(reported["points"]), 100, initial_indent="  handles   ", subsequent_indent=" " * 12
     )
-    yield f"  timeout   {span(told['timeout'])}"
-    yield f"  policy    {told['policy']}"
-    for at, key in enumerate(told["settings"]):
+    yield f"  timeout   {span(reported['timeout'])}"
+    yield f"  policy    {reported['policy']}"
+    for at, key in enumerate(reported["settings"]):
         title = "settings" if not at else ""
         wants = ": ".join(part for part in (key["wants"], key["help"]) if part)
         yield f"  {title:9} {key['name']}={key['value']}  ({wants})"

@@ -430,7 +430,7 @@ class Dispatch:
             self.settle()
 
     def _hold(self, held: Held) -> None:
-        """Give a hook the call; have the loop look again if its timer is too late for this deadline."""
+        """Return a hook the call; have the loop look again if its timer is too late for this deadline."""
         self.held = held
         if held.deadline < self.due:
             self._context.post(self.look)

@@ -83,7 +83,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _frames(tb: TracebackType | None, source: str) -> list[tuple[bool, str, int, str]]:
-    """Walk a traceback: return the frames of the hook's file, or all outside the engine if there are none."""
+    """Return the frames of a traceback that are in the hook's file, or all outside the engine if none are."""
     found: list[tuple[bool, str, int, str]] = []
     for _ in range(_DEEPEST):
         if tb is None:

@@ -62,7 +62,7 @@ class Runner:
         threading.Thread(target=self._live, name=name, daemon=True).start()
 
     def give(self, job: Job | None) -> None:
-        """Give it its next job; None ends it."""
+        """Return it its next job; None ends it."""
         self.job = job
         self._wake.release()
 
@@ -154,7 +154,7 @@ class Runners:
             raise
 
     def abandon(self, runner: Runner) -> None:
-        """Give up on a runner: another thread has taken its job."""
+        """Return up on a runner: another thread has taken its job."""
         self._stuck.add(runner)
         if runner.back:
             self._stuck.discard(runner)

@@ -135,7 +135,7 @@ class Seat:
         now: float,
         astray: Astray | None = None,
     ) -> None:
-        """Give the place back; the next waiting call continues.
+        """Return the place back; the next waiting call continues.
 
         Args:
             token: The return value of ``permit``; 0 if the breaker is ignored.

@@ -1,8 +1,8 @@
 """Which files count: names, masks, links to /dev/null; looked at twice a second, so as cheaply as can be.
 
-A file of the first folder goes before one of the same name in the second, whatever is in it. What is no hook
-file by its name or its type (dot-files, folders, sockets, backups of editors) is left alone. Of servers
-every entry counts whose name ends with ``json`` and that is no folder (Koordinator v1.8.0
+A file of the first directory goes before one of the same name in the second, whatever is in it. What is no
+hook file by its name or its type (dot-files, directories, sockets, backups of editors) is left alone. Of
+servers every entry counts whose name ends with ``json`` and that is no directory (Koordinator v1.8.0
 pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
 """
 
@@ -54,7 +54,7 @@ class Survey:
         candidates: By name, in order.
         masked: Files that do not count, and the one that is taken instead.
         strange: Sentences about what does not count, and was perhaps meant to.
-        unreadable: Folders of which nothing is known now.
+        unreadable: Directories of which nothing is known now.
     """
 
     candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -64,22 +64,22 @@ class Survey:
 
 
 def survey(config: HooksConfig) -> Survey:
-    """Look at the three folders; each may be absent."""
+    """Look at the three directories; each may be absent."""
     found, trust = Survey(), Trust()
     if not config.enabled:
         return found
-    for folder in dict.fromkeys((config.folder, config.vendor_folder)):
-        for candidate in _python(folder, found, trust):
+    for directory in dict.fromkeys((config.directory, config.vendor_directory)):
+        for candidate in _python(directory, found, trust):
             _put(found, candidate)
-    if config.server_folder is not None:
-        for candidate in _servers(config.server_folder, found, trust):
+    if config.server_directory is not None:
+        for candidate in _servers(config.server_directory, found, trust):
             _put(found, candidate)
     found.candidates = dict(sorted(found.candidates.items()))
     return found
 
 
 def alone(path: Path) -> Candidate:
-    """Look at one file, wherever it is, as if it were in a folder of hooks; for commands.
+    """Look at one file, wherever it is, as if it were in a directory of hooks; for commands.
 
     Raises:
         HookError: By its name or its type it would be left alone there.
@@ -100,7 +100,7 @@ def alone(path: Path) -> Candidate:
 def _put(found: Survey, candidate: Candidate) -> None:
     """Take a file, if none of that name has been taken.
 
-    Who can write to a folder that is not trusted could mask a hook that forbids something: such files give
+    Who can write to a directory that is not trusted could mask a hook that forbids something: such files give
     way.
     """
     taken = found.candidates.get(candidate.name)
@@ -117,43 +117,43 @@ def _put(found: Survey, candidate: Candidate) -> None:
         )
 
 
-def _python(folder: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
-    for name in _names(folder, found.unreadable, found.strange):
+def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
+    for name in _names(directory, found.unreadable, found.strange):
         good = _HOOK.fullmatch(name)
         if not good and (not name.endswith(".py") or name.startswith(".")):
             continue
-        candidate = _look(folder / name, name.removesuffix(".py"), trust, server=False)
+        candidate = _look(directory / name, name.removesuffix(".py"), trust, server=False)
         if candidate is None:
             continue
         if good:
             yield candidate
         else:
             found.strange.append(
-                f"hook file {folder / name} is left alone: it is not called NN-name.py "
+                f"hook file {directory / name} is left alone: it is not called NN-name.py "
                 "(two digits, -, then of a-z, 0-9 and -)"
             )
 
 
-def _servers(folder: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
-    for name in _names(folder, found.unreadable, found.strange):
+def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
+    for name in _names(directory, found.unreadable, found.strange):
         if not name.endswith("json"):
             continue
-        candidate = _look(folder / name, name.removesuffix("json").rstrip(".") or name, trust, server=True)
+        candidate = _look(directory / name, name.removesuffix("json").rstrip(".") or name, trust, server=True)
         if candidate is not None:
             yield candidate
 
 
-def _names(folder: Path, unreadable: set[Path], strange: list[str]) -> list[str]:
+def _names(directory: Path, unreadable: set[Path], strange: list[str]) -> list[str]:
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names are enough
+        return sorted(os.listdir(directory))  # noqa: PTH208 - names are enough
     except FileNotFoundError:
         return []
     except NotADirectoryError as error:
-        strange.append(f"cannot look for hooks in {folder}: {error.strerror}")
+        strange.append(f"cannot look for hooks in {directory}: {error.strerror}")
         return []
     except OSError as error:
-        unreadable.add(folder)
-        strange.append(f"cannot look for hooks in {folder}: {error.strerror}")
+        unreadable.add(directory)
+        strange.append(f"cannot look for hooks in {directory}: {error.strerror}")
         return []
 
 

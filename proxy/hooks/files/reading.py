@@ -119,7 +119,7 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
         raise Unsettled("it was written a moment ago")
     if age <= -_AHEAD_S:  # the clock was set back: watch it instead
         time.sleep(SETTLED_S)
-    with _nobody_writes(descriptor):
+    with _only_root_writes(descriptor):
         data = _all(descriptor, before.st_size)
         after = os.fstat(descriptor)
     if _seen(before) != _seen(after) or len(data) != after.st_size:
@@ -141,7 +141,7 @@ def _seen(found: os.stat_result) -> tuple[int, ...]:
 
 
 @contextmanager
-def _nobody_writes(descriptor: int) -> Iterator[None]:
+def _only_root_writes(descriptor: int) -> Iterator[None]:
     """Keep writers away for a moment.
 
     Raises:

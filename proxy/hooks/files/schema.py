@@ -142,7 +142,7 @@ def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
 
 
 def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
-    """Give what a type wants in words, and what reads it.
+    """Return what a type wants in words, and what reads it.
 
     Raises:
         ValueError: It is none that can be configured.

@@ -2,7 +2,7 @@
 
 Theory. A hook shares the process, so one that ends it (``os._exit``, a crash in C) while it is loaded,
 configured or told what exists would do so again at each start, and the node would have no runtime. So a mark
-lies in the state folder for as long as a file is brought into use. A content that was marked at two deaths
+lies in the state directory for as long as a file is brought into use. A content that was marked at two deaths
 is left out. Two, as the daemon may have been killed just then by somebody else, and as files are brought into
 use side by side: who has a mark at a start is *suspected*, and tried alone: the second death has one cause.
 """
@@ -25,19 +25,19 @@ class DeadlyError(HookError):
 
 
 class Trials:
-    """Marks in a folder; what it cannot write it goes without. Its methods block."""
+    """Marks in a directory; what it cannot write it goes without. Its methods block."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, directory: Path | None) -> None:
         """Nothing is written yet.
 
         Args:
-            folder: Where marks lie; made with the first one. None to have none.
+            directory: Where marks lie; made with the first one. None to have none.
         """
-        self._folder = folder
+        self._directory = directory
 
     def suspected(self, name: str) -> bool:
-        """Tell whether the daemon has ended while a hook was brought into use."""
-        return self._folder is not None and os.path.lexists(self._folder / name)
+        """Return whether the daemon has ended while a hook was brought into use."""
+        return self._directory is not None and os.path.lexists(self._directory / name)
 
     def begin(self, name: str, path: Path, data: bytes) -> None:
         """A file is about to be brought into use.
@@ -50,9 +50,9 @@ class Trials:
         Raises:
             DeadlyError: The daemon has not survived that.
         """
-        if self._folder is None:
+        if self._directory is None:
             return
-        mark, content = self._folder / name, hashlib.sha256(data).hexdigest()
+        mark, content = self._directory / name, hashlib.sha256(data).hexdigest()
         try:
             seen, _, count = mark.read_text(encoding="ascii").partition(" ")
             deaths = int(count) if seen == content else 0
@@ -64,15 +64,15 @@ class Trials:
                 f"use: change the file, or remove {mark} to try it again"
             )
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
             mark.write_text(f"{content} {deaths + 1}", encoding="ascii")
         except OSError:
             return
 
     def end(self, name: str) -> None:
         """The file is in use, or has failed, and the daemon is there."""
-        if self._folder is not None:
+        if self._directory is not None:
             try:
-                (self._folder / name).unlink(missing_ok=True)
+                (self._directory / name).unlink(missing_ok=True)
             except OSError:
                 return

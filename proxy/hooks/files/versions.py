@@ -1,4 +1,4 @@
-"""From a file in a folder to a version that can be used."""
+"""From a file in a directory to a version that can be used."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _irqs(said: Mapping[str, str], problems: list[str]) -> str:
 
 
 def _latency(said: Mapping[str, str], problems: list[str]) -> str:
-    """Give what the kernel's file shall hold: ``n/a`` is no latency at all, 0 is no limit."""
+    """Return what the kernel's file shall hold: ``n/a`` is no latency at all, 0 is no limit."""
     value = said.get("cpu-c-states")
     if value is None:
         return ""

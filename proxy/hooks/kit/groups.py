@@ -99,7 +99,7 @@ def unbalance(cgroup_root: Path, pod: PodFacts, container_id: str, put: Put = pu
 
 
 def _pod_group(tree: Hierarchy, pod: PodFacts) -> Path | None:
-    """Give the group that is this pod's alone: one that kubelet has called by its uid."""
+    """Return the group that is this pod's alone: one that kubelet has called by its uid."""
     path = parent_path(pod.cgroup_parent)
     if not path or not pod.uid:
         return None

@@ -55,8 +55,8 @@ class Irqs:
     """
 
     def __init__(self, proc: Path, state: Path, put: Put = put) -> None:
-        self._folder = proc / "irq"
-        self._default = self._folder / "default_smp_affinity"
+        self._directory = proc / "irq"
+        self._default = self._directory / "default_smp_affinity"
         self._knobs = Knobs(state, put)
         self._claims: dict[str, CpuSet] = {}
         self._seen: frozenset[Path] | None = None
@@ -112,14 +112,14 @@ class Irqs:
     def _files(self) -> frozenset[Path]:
         with contextlib.suppress(OSError):
             return frozenset(
-                irq / "smp_affinity_list" for irq in self._folder.iterdir() if irq.name.isdigit()
+                irq / "smp_affinity_list" for irq in self._directory.iterdir() if irq.name.isdigit()
             )
         return frozenset()
 
 
 @functools.cache
 def shared_irqs(proc: Path, state: Path) -> Irqs:
-    """Give the one for a state: whoever names the same has the same, so that claims add up."""
+    """Return the one for a state: whoever names the same has the same, so that claims add up."""
     return Irqs(proc, state)
 
 

@@ -57,7 +57,7 @@ class Knobs:
     """Files that are set for a while. Calls from several threads wait for each other.
 
     Args:
-        state: Where is remembered what the files held; its folder is made.
+        state: Where is remembered what the files held; its directory is made.
         put: Writes a file.
     """
 
@@ -70,7 +70,7 @@ class Knobs:
         self._saved = dict(self._known)
 
     def own(self, path: Path) -> str | None:
-        """Give what a file holds without us; None where it cannot be read."""
+        """Return what a file holds without us; None where it cannot be read."""
         with self._lock:
             return self._own(path)[0]
 
@@ -82,7 +82,7 @@ class Knobs:
                 self._known[str(path)] = (own, now)
 
     def hold(self, wishes: Mapping[Path, str]) -> Held:
-        """Give files these values, and back their own to all others that have been set before.
+        """Return files these values, and back their own to all others that have been set before.
 
         Raises:
             OSError: What the files held cannot be remembered; none of them has been written.
@@ -103,7 +103,7 @@ class Knobs:
             return Held(tuple(written), refused)
 
     def _own(self, path: Path) -> tuple[str | None, str | None]:
-        """Give a file's own value, and what it holds."""
+        """Return a file's own value, and what it holds."""
         try:
             now = path.read_text().strip()
         except (OSError, ValueError):

@@ -77,7 +77,7 @@ class Owners(Generic[Wish]):
         return self._online
 
     def cpus(self, chosen: Callable[[Wish, CpuSet], CpuSet] = lambda _, own: own) -> CpuSet:
-        """Give the CPUs of all together, or what is chosen of each one's."""
+        """Return the CPUs of all together, or what is chosen of each one's."""
         with self._lock:
             total = CpuSet()
             for own, wish in self._owners.values():
@@ -85,6 +85,6 @@ class Owners(Generic[Wish]):
             return total
 
     def all(self) -> tuple[tuple[CpuSet, Wish], ...]:
-        """Give all of them: CPUs and wish."""
+        """Return all of them: CPUs and wish."""
         with self._lock:
             return tuple(self._owners.values())

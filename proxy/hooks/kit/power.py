@@ -53,8 +53,8 @@ class Power:
             raise HookError(lacks[0])
 
     @staticmethod
-    def _of_cpu(folder: Path, wish: Wish, wishes: dict[Path, str], lacks: list[str]) -> None:
-        latency = folder / "power/pm_qos_resume_latency_us"
+    def _of_cpu(directory: Path, wish: Wish, wishes: dict[Path, str], lacks: list[str]) -> None:
+        latency = directory / "power/pm_qos_resume_latency_us"
         if wish.latency:
             if latency.exists():
                 wishes[latency] = wish.latency
@@ -62,11 +62,11 @@ class Power:
                 lacks.append(f"cannot say how deep CPUs sleep: there is no {latency}")
         if wish.governor:
             try:
-                offered = (folder / "cpufreq/scaling_available_governors").read_text().split()
+                offered = (directory / "cpufreq/scaling_available_governors").read_text().split()
             except (OSError, ValueError):
                 offered = []
             if wish.governor in offered:
-                wishes[folder / "cpufreq/scaling_governor"] = wish.governor
+                wishes[directory / "cpufreq/scaling_governor"] = wish.governor
             else:
                 has = " ".join(offered) or "none"
-                lacks.append(f"cannot set the governor {wish.governor}: {folder.name} has {has}")
+                lacks.append(f"cannot set the governor {wish.governor}: {directory.name} has {has}")

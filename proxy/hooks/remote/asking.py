@@ -59,7 +59,7 @@ class Remote:
     name: str
     client: Client
     tell: Callable[[str], object]
-    told: set[tuple[str, str]]
+    reported: set[tuple[str, str]]
 
     def handler(self, point: type[Point]) -> Callable[..., Adjustment | None]:
         """Make what the engine calls at a point."""
@@ -69,15 +69,15 @@ class Remote:
 
         def ask(event: Point, so_far: Adjustment = NOTHING) -> Adjustment | None:
             try:
-                told = build(event, so_far)
-                request = told.SerializeToString()
+                reported = build(event, so_far)
+                request = reported.SerializeToString()
             except ValueError as error:  # a name that is no text, a number that has no place
                 raise HookError(f"cannot ask {method} at {self.client.path}: {error}") from None
             if len(request) > LARGEST:
                 cause = f"the request has {len(request)} bytes, and {LARGEST} is the most"
                 raise HookError(f"cannot ask {method} at {self.client.path}: {cause}")
             answer = decoded(kind, self.client.call(method, request))
-            claims = claims_of(event, so_far, told, merge_answer(told, answer))
+            claims = claims_of(event, so_far, reported, merge_answer(reported, answer))
             for field, what in claims.dropped.items():
                 self._tell_once(point.NAME, field, what)
             return claims.adjustment or None
@@ -89,8 +89,8 @@ class Remote:
         self.client.close()
 
     def _tell_once(self, point: str, field: str, what: str) -> None:
-        if (point, field) not in self.told:
-            self.told.add((point, field))
+        if (point, field) not in self.reported:
+            self.reported.add((point, field))
             with contextlib.suppress(RuntimeError):  # the loop that would take it has ended
                 self.tell(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
 

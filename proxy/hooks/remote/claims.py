@@ -48,18 +48,18 @@ class Claims:
     dropped: Mapping[str, str]
 
 
-def sandbox_claims(told: pb.PodSandboxHookRequest, after: pb.PodSandboxHookRequest) -> Claims:
+def sandbox_claims(sent: pb.PodSandboxHookRequest, after: pb.PodSandboxHookRequest) -> Claims:
     """Find what a server wants of a sandbox.
 
     Args:
-        told: What it was told.
+        sent: The request that the server received.
         after: That with its answer.
     """
     wanted: dict[str, Any] = {
-        "labels": _changed(told.labels, after.labels),
-        "annotations": _changed(told.annotations, after.annotations),
+        "labels": _changed(sent.labels, after.labels),
+        "annotations": _changed(sent.annotations, after.annotations),
     }
-    if after.cgroup_parent != told.cgroup_parent:
+    if after.cgroup_parent != sent.cgroup_parent:
         wanted["cgroup_parent"] = after.cgroup_parent
     return Claims(Adjustment(**wanted), {})
 
@@ -67,7 +67,7 @@ def sandbox_claims(told: pb.PodSandboxHookRequest, after: pb.PodSandboxHookReque
 def container_claims(
     event: PreCreateContainer | PreUpdateContainerResources,
     so_far: Adjustment,
-    told: pb.ContainerResourceHookRequest,
+    sent: pb.ContainerResourceHookRequest,
     after: pb.ContainerResourceHookRequest,
 ) -> Claims:
     """Find what a server wants of a container.
@@ -75,7 +75,7 @@ def container_claims(
     Args:
         event: What happens.
         so_far: What hooks before have set.
-        told: What the server was told.
+        sent: The request that the server received.
         after: That with its answer.
 
     Raises:
@@ -83,32 +83,32 @@ def container_claims(
     """
     dropped: dict[str, str] = {}
     wanted: dict[str, Any] = {
-        "annotations": _changed(told.container_annotations, after.container_annotations)
+        "annotations": _changed(sent.container_annotations, after.container_annotations)
     }
     if isinstance(event, PreCreateContainer):
-        wanted["envs"] = _changed(told.container_envs, after.container_envs)
-    if after.pod_cgroup_parent != told.pod_cgroup_parent:
+        wanted["envs"] = _changed(sent.container_envs, after.container_envs)
+    if after.pod_cgroup_parent != sent.pod_cgroup_parent:
         dropped["pod_cgroup_parent"] = f"{after.pod_cgroup_parent!r}: the pod's cgroup is there already"
-    had, has = told.container_resources, after.container_resources
+    had, has = sent.container_resources, after.container_resources
     if had != has:
         wanted |= _numbers(had, has)
         wanted["unified"] = _changed(had.unified, has.unified)
-        wanted |= _sets(event, so_far, told, after, dropped)
+        wanted |= _sets(event, so_far, sent, after, dropped)
     return Claims(Adjustment(**wanted), dropped)
 
 
-def claims_of(event: object, so_far: Adjustment, told: Any, after: Any) -> Claims:
+def claims_of(event: object, so_far: Adjustment, sent: Any, after: Any) -> Claims:
     """Find what a server wants; nothing at points where Koordinator's proxy does not use an answer either."""
     if isinstance(event, PreRunPodSandbox):
-        return sandbox_claims(told, after)
+        return sandbox_claims(sent, after)
     if isinstance(event, PreCreateContainer | PreUpdateContainerResources):
-        return container_claims(event, so_far, told, after)
+        return container_claims(event, so_far, sent, after)
     return Claims(NOTHING, {})
 
 
-def _changed(told: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
-    changed: dict[str, Any] = {key: value for key, value in after.items() if told.get(key) != value}
-    return changed | {key: CLEAR for key in told if key not in after}
+def _changed(sent: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
+    changed: dict[str, Any] = {key: value for key, value in after.items() if sent.get(key) != value}
+    return changed | {key: CLEAR for key in sent if key not in after}
 
 
 def _numbers(had: pb.LinuxContainerResources, has: pb.LinuxContainerResources) -> dict[str, int]:
@@ -156,12 +156,12 @@ class _Choice(Generic[_S]):
 def _sets(
     event: PreCreateContainer | PreUpdateContainerResources,
     so_far: Adjustment,
-    told: pb.ContainerResourceHookRequest,
+    sent: pb.ContainerResourceHookRequest,
     after: pb.ContainerResourceHookRequest,
     dropped: dict[str, str],
 ) -> dict[str, Any]:
     """Find the CPUs and nodes that are wanted."""
-    had, has, decision = told.container_resources, after.container_resources, event.decision
+    had, has, decision = sent.container_resources, after.container_resources, event.decision
     asked = [event.container.resources]
     if isinstance(event, PreUpdateContainerResources):
         asked.append(event.asked)

@@ -95,7 +95,7 @@ def container_request(event: ContainerEvent, so_far: Adjustment = NOTHING) -> pb
 
 
 def resources_message(resources: Resources) -> pb.LinuxContainerResources:
-    """Give resources as the message of the protocol."""
+    """Return resources as the message of the protocol."""
     message = pb.LinuxContainerResources(cpuset_cpus=resources.cpuset_cpus, cpuset_mems=resources.cpuset_mems)
     for ours, theirs in NUMBERS.items():
         setattr(message, theirs, getattr(resources, ours))

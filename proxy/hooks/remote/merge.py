@@ -35,23 +35,23 @@ _OOM = range(-1000, 1001)
 _M = TypeVar("_M", pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest, Resources)
 
 
-def merge_answer(told: Request, answer: Response) -> Request:
-    """Give what a server was told as it would be with its answer.
+def merge_answer(sent: Request, answer: Response) -> Request:
+    """Return a request as it is with the answer of a server.
 
     Args:
-        told: What the server was told.
+        sent: The request that the server received.
         answer: What it says.
 
     Raises:
         HookError: The answer is not one to such a question.
     """
-    match told, answer:
+    match sent, answer:
         case pb.PodSandboxHookRequest(), pb.PodSandboxHookResponse():
-            return _sandbox(told, answer)
+            return _sandbox(sent, answer)
         case pb.ContainerResourceHookRequest(), pb.ContainerResourceHookResponse():
-            return _container(told, answer)
+            return _container(sent, answer)
         case _:
-            kinds = type(answer).__name__, type(told).__name__
+            kinds = type(answer).__name__, type(sent).__name__
             raise HookError("cannot use the answer of a hook server: a {} is none to a {}".format(*kinds))
 
 
@@ -76,25 +76,25 @@ def merge_update(had: Resources | None, asked: Resources | None) -> Resources | 
     return after
 
 
-def _sandbox(told: pb.PodSandboxHookRequest, answer: pb.PodSandboxHookResponse) -> pb.PodSandboxHookRequest:
-    after = _copy(told)
+def _sandbox(sent: pb.PodSandboxHookRequest, answer: pb.PodSandboxHookResponse) -> pb.PodSandboxHookRequest:
+    after = _copy(sent)
     after.labels.update(answer.labels)
     after.annotations.update(answer.annotations)
-    after.cgroup_parent = answer.cgroup_parent or told.cgroup_parent
+    after.cgroup_parent = answer.cgroup_parent or sent.cgroup_parent
     return after
 
 
 def _container(
-    told: pb.ContainerResourceHookRequest, answer: pb.ContainerResourceHookResponse
+    sent: pb.ContainerResourceHookRequest, answer: pb.ContainerResourceHookResponse
 ) -> pb.ContainerResourceHookRequest:
-    after = _copy(told)
+    after = _copy(sent)
     after.container_annotations.update(answer.container_annotations)
-    after.pod_cgroup_parent = answer.pod_cgroup_parent or told.pod_cgroup_parent
+    after.pod_cgroup_parent = answer.pod_cgroup_parent or sent.pod_cgroup_parent
     if answer.container_envs:
         after.container_envs.clear()
         after.container_envs.update(answer.container_envs)
-    if told.HasField("container_resources") and answer.HasField("container_resources"):
-        merged = merge_resources(told.container_resources, answer.container_resources)
+    if sent.HasField("container_resources") and answer.HasField("container_resources"):
+        merged = merge_resources(sent.container_resources, answer.container_resources)
         assert merged is not None
         after.container_resources.CopyFrom(merged)
     return after

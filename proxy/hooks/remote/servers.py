@@ -29,7 +29,7 @@ NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
 
 
 class OurselvesError(HookError):
-    """The server is us: the file is there for others who ask in this folder, too."""
+    """The server is us: the file is there for others who ask in this directory, too."""
 
 
 class _FlawError(Exception):

@@ -125,8 +125,8 @@ class Desk:
     ) -> None:
         """The create is the peer's from here on."""
         if isinstance(call.state, Trip):
-            told = answer.container_resources
-            self._keeper.entrusted.give(call.state.target, told.cpuset_cpus, told.cpuset_mems, told.cpu_quota)
+            sent = answer.container_resources
+            self._keeper.entrusted.give(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
             self.under_way.creates.add(Creation(sandbox_id, meta.name, meta.attempt), call)
             self.under_way.stir()
         else:
@@ -208,7 +208,7 @@ class Desk:
         return container_echo(asked)
 
     def is_strict(self, asked: Container) -> bool:
-        """Tell whether a container's pod would rather not run than run anywhere."""
+        """Return whether a container's pod would rather not run than run anywhere."""
         meta = asked.pod_meta
         labels, annotations = asked.pod_labels, asked.pod_annotations
         parent, bounds = asked.pod_cgroup_parent, self._keeper.state.node.machine.bounds

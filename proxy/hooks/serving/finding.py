@@ -26,7 +26,7 @@ class Finder:
         self._under_way = under_way
 
     def sandboxes(self, uid: str) -> list[str]:
-        """Give the sandboxes of a pod that are known by their ids."""
+        """Return the sandboxes of a pod that are known by their ids."""
         keeper = self._keeper
         arriving = keeper.sandboxes.arriving
         return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]

@@ -1,7 +1,7 @@
 """Where the server listens: a path that nobody but our own user can open, at any moment.
 
 The library binds a path by itself, with whatever mode the process gives to new files, and takes away what
-stands there, whosever it is. So it binds in a folder that is ours alone, and the socket moves to its place
+stands there, whosever it is. So it binds in a directory that is ours alone, and the socket moves to its place
 when it has its mode. What stands at the place is looked at first, as at the place of the socket for kubelet:
 a dead socket is replaced, anything else is left alone.
 """
@@ -41,11 +41,11 @@ class Place:
         path = self._path
         refuse_living(path)
         try:
-            with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:  # mode 0700
-                beside = Path(folder, "s")
+            with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as directory:  # mode 0700
+                beside = Path(directory, "s")
                 if len(os.fsencode(beside)) > PATH_LIMIT:
                     raise CannotCreateError(
-                        f"cannot serve hooks on {path}: the name of its folder is too long"
+                        f"cannot serve hooks on {path}: the name of its directory is too long"
                     )
                 self._bind(bind, beside)
                 beside.chmod(MODE)

@@ -1,4 +1,4 @@
-"""What names us to a koord-runtime-proxy: a file in its folder ``/etc/runtime/hookserver.d``."""
+"""What names us to a koord-runtime-proxy: a file in its directory ``/etc/runtime/hookserver.d``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES: Final = (
 
 
 def registration(config: Config) -> str:
-    """Give what is to be written into the peer's folder, as ``topoproxy.json``.
+    """Return what is to be written into the peer's directory, as ``topoproxy.json``.
 
     The policy is Fail: a container that we have refused, or that nobody has placed, is not to run anywhere.
 

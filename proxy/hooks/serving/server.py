@@ -42,7 +42,7 @@ Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 def questions(desk: Desk) -> dict[str, tuple[type[Any], Answer]]:
-    """Give what is answered: RPC to the request's class and who answers."""
+    """Return what is answered: RPC to the request's class and who answers."""
     pod, container = pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest
     return {
         "PreRunPodSandboxHook": (pod, desk.pre_run_pod_sandbox),
@@ -125,7 +125,7 @@ class Server:
     # -- one question -------------------------------------------------------------------------------------
 
     def _thread(self, name: str, answer: Answer) -> Callable[[Any, grpc.ServicerContext], Any]:
-        """Give what a thread of the server does with a question."""
+        """Return what a thread of the server does with a question."""
 
         def ask(asked: Any, context: grpc.ServicerContext) -> Any:
             limit = min(context.time_remaining() or self._limit, self._limit)

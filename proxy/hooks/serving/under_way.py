@@ -78,7 +78,7 @@ class Calls(Generic[K]):
             before.call.lost()
 
     def take(self, key: K) -> ForeignCall | None:
-        """Give a call, which is resolved with that; None where there is none."""
+        """Return a call, which is resolved with that; None where there is none."""
         entry = self._open.pop(key, None)
         return None if entry is None else entry.call
 

@@ -185,7 +185,11 @@ class Folder:
         self.complaints: list[str] = []
         settings = Fixed({"b": HookSettings(timeout=3.0, policy=FailurePolicy.FAIL)})
         config = HooksConfig(
-            folder=path / "no", vendor_folder=path / "no", server_folder=path, timeout=5, settings=settings
+            directory=path / "no",
+            vendor_directory=path / "no",
+            server_directory=path,
+            timeout=5,
+            settings=settings,
         )
         self.engine = Engine(self.complaints.append, lambda _updates, _owners: None)
         self.library = Library(config, self.engine, lambda: None, self.complaints.append)
