@@ -16,7 +16,7 @@ from proxy.keeper.ports import Given
 from proxy.keeper.siblings import holders, see_ended
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool, Request
-from proxy.plan.admit import as_decided
+from proxy.plan.admit import with_earlier_decision
 from proxy.plan.write_errors import ELSEWHERE
 
 NO_DEVICES = Given()
@@ -43,7 +43,9 @@ class CreateCalls:
             raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pod = pod_of(pb.SandboxFacts.FromString(raw), sandbox_id, self.keeper.state.node.machine.bounds)
             if known is not None:
-                pod = dataclasses.replace(as_decided(pod, known), asks=known.asks, source=known.source)
+                pod = dataclasses.replace(
+                    with_earlier_decision(pod, known), asks=known.asks, source=known.source
+                )
             if pod.uid:
                 self._learned(pod)
         elif pod.cpuset is not None and not pod.chosen:

@@ -30,9 +30,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.options import Policy
-from proxy.model.workload import KubeQos, Pod
-from proxy.pools.claims import STRICT
+from proxy.model.workload import Pod
 from proxy.relay.events import Unusual
 
 _UNREADABLE = (Unusual.COMPRESSED, Unusual.TRAILERS)
@@ -204,9 +202,7 @@ class Interceptors:
         pod = self._pod(call)
         if pod is None:
             return True
-        policy = self.keeper.state.node.policy
-        firm = policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
-        return pod.qos in STRICT or (firm and pod.kube_qos is KubeQos.GUARANTEED)
+        return self.keeper.state.node.refuses_unplaced(pod)
 
     def _pod(self, call: Call) -> Pod | None:
         """Read whose sandbox or container a call makes, from as little of the request as possible."""

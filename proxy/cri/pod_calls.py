@@ -14,7 +14,7 @@ from proxy.keeper.keeper import Keeper
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 from proxy.model.workload import Request as Containers
-from proxy.plan.admit import concerns
+from proxy.plan.admit import decides_pod
 
 
 class PodCalls:
@@ -44,7 +44,7 @@ class PodCalls:
 
     def _go_run_pod(self, call: Call, config: pb.SandboxFacts, pod: Pod) -> None:
         keeper, node = self.keeper, self.keeper.state.node
-        if concerns(node, pod) or keeper.scout.pod_matters(node, pod):
+        if decides_pod(node, pod) or keeper.scout.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod, total_of(config)))
         else:
             self._goes(call, Trip(pod=pod))
@@ -54,12 +54,12 @@ class PodCalls:
         keeper, node = self.keeper, self.keeper.state.node
         if keeper.scout.pod_matters(node, pod):
             pod = await keeper.scout.pod(pod)
-        if concerns(node, pod):
+        if decides_pod(node, pod):
             total = await keeper.scout.pod_devices(pod, total)
             await keeper.beside.look()
         if call.done:
             return
-        if not concerns(node, pod):
+        if not decides_pod(node, pod):
             self._goes(call, Trip(pod=pod))
             return
         verdict, pod = keeper.sandboxes.admit(pod, total)

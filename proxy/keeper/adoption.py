@@ -18,7 +18,7 @@ from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Fault, KubeQos, Phase, Pod, Pool, Request
-from proxy.plan.admission import summed
+from proxy.plan.admission import sum_requests
 from proxy.plan.adoption import adopt
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
@@ -190,7 +190,7 @@ class Adoption:
                 over = seen.state == "EXITED"
                 (ended.setdefault(seen.sandbox_id, []) if over else live[seen.sandbox_id]).append(request)
         return {
-            sandbox_id: summed([*requests, *sorted(ended.get(sandbox_id, ()), key=_shares)[-1:]])
+            sandbox_id: sum_requests([*requests, *sorted(ended.get(sandbox_id, ()), key=_shares)[-1:]])
             for sandbox_id, requests in live.items()
         }
 

@@ -22,7 +22,7 @@ from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, Held
 from proxy.model.workload import Pod, Pool, Request
-from proxy.plan.owners import NOT_KUBELETS
+from proxy.plan.owners import NEVER_PINNED_BY_KUBELET
 from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT, may_own, whole_cpus
 
@@ -142,7 +142,7 @@ def clashes(state: NodeState) -> list[str]:
     found: list[str] = []
     for uid, containers in sorted(state.kubelet.items()):
         pod = pods.get(uid)
-        if pod is not None and (pod.qos in NOT_KUBELETS or pod.cpuset):
+        if pod is not None and (pod.qos in NEVER_PINNED_BY_KUBELET or pod.cpuset):
             continue
         # Containers of one pod may have CPUs in common: those of an init container are used again.
         its = union(

@@ -20,7 +20,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, union
 from proxy.model.wording import listed
 from proxy.model.workload import Container, Pool
-from proxy.plan.admission import decided_cpus
+from proxy.plan.admission import assigned_cpus
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
 from proxy.plan.write_errors import WriteAction, action_for, retry_pause
@@ -205,7 +205,7 @@ def other(state: NodeState, container: Container, obstacle: Obstacle, token: str
         for its pod, or where there are no others.
     """
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
-    if decided_cpus(state.node, pod) or pod.aside is not None:
+    if assigned_cpus(state.node, pod) or pod.aside is not None:
         return None
     walled = state.beside({**state.kubelet, STUCK: {"": obstacle.cpus}})
     plan = place(walled, pod, container.name, container.attempt, container.request, token)

@@ -27,7 +27,7 @@ from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
 from proxy.model.quoting import MESSAGE, message
 from proxy.model.workload import Container, Verdict
-from proxy.plan.record import of_pool
+from proxy.plan.record import explain_pooled
 
 KEEP = 5
 """How many records stay of one living container, and of those of its name that are gone."""
@@ -200,7 +200,7 @@ def _said(verdict: Verdict) -> Verdict:
 
 def _explanation(entry: _Entry) -> Explanation:
     what = entry[2]
-    return what if isinstance(what, Explanation) else of_pool(what, entry[3])
+    return what if isinstance(what, Explanation) else explain_pooled(what, entry[3])
 
 
 def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:

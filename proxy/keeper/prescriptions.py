@@ -2,7 +2,8 @@
 
 It is looked at in each comparison, the Node object in a worker. What has changed is put into force at once,
 without moving owners (``proxy.plan.node_policy``). What cannot be applied is reported; the old value stays in
-effect, and it is tried again each time, since owners come and go.
+effect, and
+it is tried again each time, since owners come and go.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.plan.node import Node
-from proxy.plan.node_policy import Prescribed, Value, enact, prescribe
+from proxy.plan.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
@@ -44,7 +45,7 @@ class Prescriptions:
         self._options = TopologyOptions()
         self.meta: NodeMeta | None = None
         self.kept = CpuSet()
-        self.told: Prescribed = prescribe(configured, configured.machine, None, None)
+        self.told: NodePolicy = read_node_policy(configured, configured.machine, None, None)
 
     def ask(self, source: NodeObject | None, options: TopologyOptions) -> None:
         """Have a Node object asked from now on.
@@ -68,8 +69,8 @@ class Prescriptions:
         """Have the state follow what is prescribed, by what is known."""
         keeper, before = self._keeper, self._keeper.state
         machine = before.node.machine
-        told = self._with_kept(prescribe(self._configured, machine, self.meta, keeper.beside.manager))
-        done = enact(before, told, self.told, self._options)
+        told = self._with_kept(read_node_policy(self._configured, machine, self.meta, keeper.beside.manager))
+        done = apply_node_policy(before, told, self.told, self._options)
         old, self.told = self.told.named(), done.told
         keeper.store.change(done.state, "node rules changed")
         for words in [*self._unread(), *(v.problem for v in done.told.named().values()), *done.notes]:
@@ -85,12 +86,14 @@ class Prescriptions:
         ]
         keeper.voice.info(f"the node's rules changed: {', '.join(new)}")
 
-    def _with_kept(self, told: Prescribed) -> Prescribed:
+    def _with_kept(self, told: NodePolicy) -> NodePolicy:
         reserved = told.reserved
         if self.kept <= reserved.value:
             return told
         words = f"{reserved.source}, and the takeover from kubelet"
-        return dataclasses.replace(told, reserved=Value(reserved.value | self.kept, words, reserved.problem))
+        return dataclasses.replace(
+            told, reserved=PolicyValue(reserved.value | self.kept, words, reserved.problem)
+        )
 
     def _unread(self) -> list[str]:
         """Say what of the Node object could not be read."""

@@ -26,7 +26,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase, Pod
-from proxy.plan.adoption import beyond, recounted
+from proxy.plan.adoption import count_bound_memory, overcommitted_memory
 from proxy.plan.state import NodeState
 
 GRACE_S = 2.0
@@ -70,10 +70,10 @@ class Sync:
         node = keeper.state.node
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
-        keeper.store.change(recounted(NodeState.of(node, pods, containers)), "ledger read")
+        keeper.store.change(count_bound_memory(NodeState.of(node, pods, containers)), "ledger read")
         yield
         yield from self._launch.suspect()
-        for resource, (promised, there) in beyond(keeper.state).items():
+        for resource, (promised, there) in overcommitted_memory(keeper.state).items():
             keeper.problems.note(
                 f"cannot count all {resource} of the containers that run: they were promised"
                 f" {promised >> 20} MiB of NUMA nodes, and {there >> 20} MiB are there beside the reserve"

@@ -28,6 +28,11 @@ class Policy(enum.StrEnum):
     RESTRICTED = "restricted"
     SINGLE_NUMA_NODE = "single-numa-node"
 
+    @property
+    def is_strict(self) -> bool:
+        """True where a pod is refused whose resources cannot be aligned; else it runs unaligned."""
+        return self in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+
 
 class Scope(enum.StrEnum):
     """kubelet's ``topologyManagerScope``: what is decided at once."""

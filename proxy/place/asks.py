@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from proxy.model.asks import Ask, Kind
 
 
-def together(
+def peak_request(
     containers: Iterable[Ask],
     amounts: Callable[[Ask], Mapping[str, int]],
     kinds: Iterable[Kind] = tuple(Kind),

@@ -8,7 +8,7 @@ in which case a container must be exact by itself: request equal to limit, for C
 from __future__ import annotations
 
 from proxy.model.asks import Ask, PodAsk
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 
 CPU = "cpu"
 MILLI = 1000
@@ -29,7 +29,7 @@ def pod_cpus(pod: PodAsk) -> int:
     These are its own request where it makes one that is managed, else what its containers need together.
     """
     if pod.own is None:
-        return together(pod.containers, lambda ask: {CPU: container_cpus(pod, ask)}).get(CPU, 0)
+        return peak_request(pod.containers, lambda ask: {CPU: container_cpus(pod, ask)}).get(CPU, 0)
     return bubble_cpus(pod)
 
 

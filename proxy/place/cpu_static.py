@@ -86,14 +86,14 @@ def allocate(
     wanted = container_cpus(pod, pod.named(name))
     if wanted == 0:
         return state
-    check_smt(policy, state, wanted)
+    check_whole_cores(policy, state, wanted)
     owned = state.of(pod.uid, name)
     if owned is None:
         owned = take_under(policy, state, wanted, affinity, state.reusable_by(pod.uid), steps)
-    return given(state, pod, name, owned)
+    return with_assigned(state, pod, name, owned)
 
 
-def given(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
+def with_assigned(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
     """Give the state in which a container of a pod owns these CPUs."""
     reusable = state.reusable_by(pod.uid)
     ends = pod.named(name).kind is Kind.INIT
@@ -106,7 +106,7 @@ def given(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
     )
 
 
-def check_smt(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
+def check_whole_cores(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
     """Hold a request against ``full-pcpus-only``.
 
     Raises:

@@ -30,7 +30,7 @@ from proxy.model.idset import CpuSet
 from proxy.place.cputopo import CpuTopology, Units
 from proxy.place.orders import Orders
 from proxy.place.refusal import AllocationRefusedError
-from proxy.place.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, told
+from proxy.place.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, steps_in_words
 
 
 class NotEnoughCpus(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
@@ -85,7 +85,7 @@ def take_packed(
             break
         step()
     if steps is not None:
-        steps += told(topo, notes or ())
+        steps += steps_in_words(topo, notes or ())
     return CpuSet.from_bits(work.taken)
 
 

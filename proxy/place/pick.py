@@ -18,7 +18,7 @@ from proxy.place.cpu_policy import take
 from proxy.place.cputopo import CpuTopology
 
 
-def pick(
+def pick_unpoliced(
     machine: Machine,
     topology: CpuTopology,
     available: CpuSet,

@@ -1,18 +1,19 @@
-"""The topology policies: from providers' answers to a hint and a verdict (kubelet 1.36, reference B.5).
+"""The topology policies: from the providers' answers to a hint and a verdict.
 
-All but ``none`` merge. ``best-effort`` takes what comes; ``restricted`` admits only what is preferred.
-``single-numa-node`` first drops every hint but the preferred ones that have one node or no mask, so that a
-preferred result is on one node; a list may become empty, and then nothing is preferred. Its result has no
-mask where all nodes would be in it: to the allocators that is the same as having no wish. It never asks for
-distances, as there are none within one node.
+One class per policy, as in kubelet (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy_none.go,
+policy_best_effort.go, policy_restricted.go, policy_single_numa_node.go). A policy says which hints it can
+use, what becomes of the merged hint, and whether it refuses a hint that is not preferred
+(``proxy.model.options.Policy.is_strict``, the one list of such policies).
 
-Hints that are too many to be listed are brought into lists first, here, so that nobody has to think of it.
+Hints that are too many to be listed are brought into lists first (``proxy.place.listing``), so that callers
+need not care.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import Hints, TopologyHint
@@ -32,12 +33,12 @@ UNALIGNED = Verdict(
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PolicyDecision:
     """What a policy made of the providers' answers.
 
     Attributes:
         policy: The policy.
-        hint: What the allocators are to follow.
+        hint: The hint for the allocators.
         verdict: Admit, or refuse with kubelet's reason and text.
         lists: The hints by resource, before the policy dropped any.
         merged: Winner and runner-up of the merge; None under ``none``, which does not merge.
@@ -55,9 +56,105 @@ class Decision:
         return tuple(entry.resource for entry in self.lists if entry.unsatisfiable)
 
 
+class TopologyPolicy:
+    """What a policy makes of hints, unless it differs: merge all of them, and admit what its name allows.
+
+    Attributes:
+        name: kubelet's name of the policy.
+    """
+
+    __slots__ = ()
+    name: ClassVar[Policy]
+
+    def uses_distances(self) -> bool:
+        """Return whether ``prefer-closest-numa-nodes`` makes a difference."""
+        return True
+
+    def usable(self, hint: TopologyHint) -> bool:
+        """Return whether a hint could be part of a preferred result."""
+        return hint.preferred
+
+    def merge(
+        self, lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Distances | None
+    ) -> tuple[Merged, TopologyHint]:
+        """Merge hints.
+
+        Args:
+            lists: The hints by resource.
+            nodes: All NUMA nodes of the machine.
+            distances: The distance table where ``prefer-closest-numa-nodes`` is on.
+
+        Returns:
+            Winner and runner-up, and the hint for the allocators.
+        """
+        merged = merge(lists, nodes, distances)
+        return merged, merged.hint
+
+    def admits(self, hint: TopologyHint) -> bool:
+        """Return whether a request with this merged hint is admitted."""
+        return hint.preferred or not self.name.is_strict
+
+
+class NonePolicy(TopologyPolicy):
+    """``none``: nothing is merged (see ``decide``), and everything is admitted."""
+
+    __slots__ = ()
+    name = Policy.NONE
+
+
+class BestEffortPolicy(TopologyPolicy):
+    """``best-effort``: merges, and admits also a hint that is not preferred."""
+
+    __slots__ = ()
+    name = Policy.BEST_EFFORT
+
+
+class RestrictedPolicy(TopologyPolicy):
+    """``restricted``: merges as ``best-effort``, and admits only a preferred hint."""
+
+    __slots__ = ()
+    name = Policy.RESTRICTED
+
+
+class SingleNumaNodePolicy(TopologyPolicy):
+    """``single-numa-node``: uses only preferred hints of one NUMA node or without a mask.
+
+    Lists may become empty by that, and then no result is preferred. A result with all NUMA nodes loses its
+    mask, as in kubelet: to the allocators that is the same as having no preference. Distances are never
+    used, as there are none within one node.
+    """
+
+    __slots__ = ()
+    name = Policy.SINGLE_NUMA_NODE
+
+    def uses_distances(self) -> bool:
+        """Return False: within one NUMA node there are no distances."""
+        return False
+
+    def usable(self, hint: TopologyHint) -> bool:
+        """Return whether a hint is preferred and names one NUMA node or no mask."""
+        return hint.preferred and (hint.affinity is None or len(hint.affinity) == 1)
+
+    def merge(
+        self, lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Distances | None
+    ) -> tuple[Merged, TopologyHint]:
+        """Merge the usable hints, see ``TopologyPolicy.merge``."""
+        merged = merge([[hint for hint in hints if self.usable(hint)] for hints in lists], nodes)
+        if merged.hint.affinity == nodes:
+            return merged, TopologyHint(None, merged.hint.preferred)
+        return merged, merged.hint
+
+
+POLICIES: dict[Policy, TopologyPolicy] = {
+    policy.name: policy
+    for policy in (NonePolicy(), BestEffortPolicy(), RestrictedPolicy(), SingleNumaNodePolicy())
+}
+"""The policies by name. A new one is a class and an entry here, and its name in ``Policy``."""
+
+
 def decide(
     policy: Policy, providers: Sequence[Hints], nodes: Mask, distances: Distances | None = None
-) -> Decision:
+) -> PolicyDecision:
     """Merge the providers' hints under a policy.
 
     Args:
@@ -72,43 +169,17 @@ def decide(
         KeyError: A node is not in the distance table.
     """
     if policy is Policy.NONE:
-        return Decision(policy, TopologyHint(None, preferred=False), Verdict())
-    closest = distances is not None and policy is not Policy.SINGLE_NUMA_NODE
-    lists = lists_of(providers, closest=closest)
-    if policy is Policy.SINGLE_NUMA_NODE:
-        merged = merge(single_numa([entry.hints for entry in lists]), nodes)
-    else:
-        merged = merge([entry.hints for entry in lists], nodes, distances)
-    hint = merged.hint
-    if policy is Policy.SINGLE_NUMA_NODE and hint.affinity == nodes:
-        hint = TopologyHint(None, hint.preferred)
-    return Decision(policy, hint, _verdict(policy, hint), lists, merged)
+        return PolicyDecision(policy, TopologyHint(None, preferred=False), Verdict())
+    rules = POLICIES[policy]
+    lists = lists_of(providers, closest=distances is not None and rules.uses_distances())
+    merged, hint = rules.merge([entry.hints for entry in lists], nodes, distances)
+    verdict = Verdict() if rules.admits(hint) else UNALIGNED
+    return PolicyDecision(policy, hint, verdict, lists, merged)
 
 
-def single_numa(lists: Sequence[Sequence[TopologyHint]]) -> list[list[TopologyHint]]:
-    """Keep the hints that ``single-numa-node`` can use; lists may become empty."""
-    return [[hint for hint in hints if is_single(hint)] for hints in lists]
-
-
-def is_single(hint: TopologyHint) -> bool:
-    """Tell whether a hint is preferred and names one node or no mask."""
-    return hint.preferred and (hint.affinity is None or len(hint.affinity) == 1)
-
-
-def wanted(entry: HintList, policy: Policy) -> list[TopologyHint]:
-    """Give the hints of a list that could be part of a preferred result; of a family at least the best."""
+def usable_hints(entry: HintList, policy: Policy) -> list[TopologyHint]:
+    """Return the hints of a list that could be part of a preferred result; of a family at least the best."""
     hints: Sequence[TopologyHint] = entry.hints
     if entry.family is not None and (best := entry.family.best()) is not None:
         hints = (*hints, best)
-    if policy is Policy.SINGLE_NUMA_NODE:
-        return [hint for hint in hints if is_single(hint)]
-    return [hint for hint in hints if hint.preferred]
-
-
-def admits(policy: Policy, hint: TopologyHint) -> bool:
-    """Tell whether a policy lets a pod with this hint in."""
-    return hint.preferred or policy in (Policy.NONE, Policy.BEST_EFFORT)
-
-
-def _verdict(policy: Policy, hint: TopologyHint) -> Verdict:
-    return Verdict() if admits(policy, hint) else UNALIGNED
+    return [hint for hint in hints if POLICIES[policy].usable(hint)]

@@ -25,14 +25,14 @@ from proxy.model.options import Policy, Scope
 from proxy.model.wording import counted, nodes
 from proxy.place.family import Family
 from proxy.place.hint_lists import HintList
-from proxy.place.policies import Decision, wanted
+from proxy.place.policies import PolicyDecision, usable_hints
 
 NO_PREFERENCE, IMPOSSIBLE = "no preference", "impossible"
 _NAMED = 4
 """How many masks a sentence names."""
 
 
-def say(provider: str, answer: Hints) -> tuple[Said, ...]:
+def record_answer(provider: str, answer: Hints) -> tuple[Said, ...]:
     """Record a provider's answer, resource by resource.
 
     Args:
@@ -41,10 +41,10 @@ def say(provider: str, answer: Hints) -> tuple[Said, ...]:
     """
     if not answer:
         return (Said(provider, "", NO_PREFERENCE),)
-    return tuple(_said(provider, resource, hints) for resource, hints in answer.items())
+    return tuple(_record(provider, resource, hints) for resource, hints in answer.items())
 
 
-def merge_of(decision: Decision, scope: Scope) -> Merge | None:
+def record_merge(decision: PolicyDecision, scope: Scope) -> Merge | None:
     """Record what a policy decided; None under ``none``, which decides nothing."""
     merged = decision.merged
     if merged is None:
@@ -55,7 +55,7 @@ def merge_of(decision: Decision, scope: Scope) -> Merge | None:
     )
 
 
-def _said(provider: str, resource: str, hints: Sequence[TopologyHint] | None) -> Said:
+def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) -> Said:
     if hints is None:
         return Said(provider, resource, NO_PREFERENCE)
     if not hints:
@@ -86,23 +86,23 @@ def _bits(hint: TopologyHint) -> int:
     return hint.affinity.bits if hint.affinity is not None else 0
 
 
-def _blame(decision: Decision) -> tuple[str, ...]:
+def _blame(decision: PolicyDecision) -> tuple[str, ...]:
     words = [f"{resource} cannot be given at all" for resource in decision.unsatisfiable]
-    strict: list[_Strict] = []
+    strict: list[_Preference] = []
     for entry in decision.lists:
         if entry.unsatisfiable:
             continue
-        hints = wanted(entry, decision.policy)
+        hints = usable_hints(entry, decision.policy)
         if not hints:
             words.append(_narrowest(entry, decision.policy))
         if all(hint.affinity is not None for hint in hints):
             masks = {hint.affinity.bits for hint in hints if hint.affinity is not None}
-            strict.append(_Strict(entry.resource, masks, whole=entry.family is None))
+            strict.append(_Preference(entry.resource, masks, whole=entry.family is None))
     return tuple(words or _at_odds(strict))
 
 
 @dataclass(frozen=True, slots=True)
-class _Strict:
+class _Preference:
     """What a resource insists on: the masks that it prefers, and whether these are all."""
 
     resource: str
@@ -134,7 +134,7 @@ def _narrowest(entry: HintList, policy: Policy) -> str:
     return f"{entry.resource} {what}{now}"
 
 
-def _at_odds(strict: Sequence[_Strict]) -> list[str]:
+def _at_odds(strict: Sequence[_Preference]) -> list[str]:
     for one, other in itertools.combinations(strict, 2):
         sizes = min(map(int.bit_count, one.masks)), min(map(int.bit_count, other.masks))
         if one.few and other.few and one.masks.isdisjoint(other.masks):

@@ -20,9 +20,9 @@ SOCKET, NODE, UNCORE, PART, CORE, SINGLE = "socket", "NUMA node", "uncore cache"
 """A whole socket, node or cache; a part of a cache; a whole core; a single CPU."""
 
 
-def told(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
+def steps_in_words(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
     """Put notes into words, in their order."""
-    told: list[str] = []
+    lines: list[str] = []
     for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):
         taken = list(row)
         bits = union(more for _, _, more in taken)
@@ -36,8 +36,8 @@ def told(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
             cores = [core for core, held in topo.cores.items() if held & bits]
             home = f"core {cores[0]}" if len(cores) == 1 else f"NUMA node {where}"
             words = f"{counted(len(taken), 'single CPU')} of {home}"
-        told.append(f"{words}: {cpus(CpuSet.from_bits(bits))}")
-    return told
+        lines.append(f"{words}: {cpus(CpuSet.from_bits(bits))}")
+    return lines
 
 
 def nodes_of(topo: CpuTopology, taken: CpuSet) -> Mask:

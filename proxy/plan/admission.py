@@ -23,20 +23,20 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.wording import counted, cpus
 from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass, Request, Verdict
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.node import Node
 from proxy.pools import standing
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
 
-CLAIMING = (*STRICT, QosClass.SYSTEM)
+RESTRICTED_CLASSES = (*STRICT, QosClass.SYSTEM)
 """Classes that not every namespace may use."""
 _SHARES = 1024
 _PERIOD_US = 100_000
 
 
-def believed(
+def permitted_claim(
     node: Node, pod: Pod, request: Request | None = None, had: CpuSet | None = None
 ) -> tuple[Pod, Breach | None]:
     """Take away from a pod what it may not claim.
@@ -54,31 +54,33 @@ def believed(
     """
     rules = node.admission
     if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
-        words = _unlisted(pod, "class SYSTEM", "systemNamespaces")
-        return _ordinary(pod), Breach(Rule.SYSTEM_NAMESPACE, words)
+        words = _not_permitted(pod, "class SYSTEM", "systemNamespaces")
+        return _without_claim(pod), Breach(Rule.SYSTEM_NAMESPACE, words)
     listed = rules.owners.all or rules.owners.admits(pod.namespace)
     if not listed and pod.qos in STRICT:
-        return _ordinary(pod), Breach(Rule.NAMESPACE, _unlisted(pod, f"class {pod.qos}", "namespaces"))
+        return _without_claim(pod), Breach(
+            Rule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", "namespaces")
+        )
     if not listed or rules.resource_status is ResourceStatusMode.IGNORE:
-        return _unread(pod, listed=listed)
-    if rules.resource_status is ResourceStatusMode.FOLLOW or not _names(pod):
+        return _without_annotation(pod, listed=listed)
+    if rules.resource_status is ResourceStatusMode.FOLLOW or not _claims_cpus(pod):
         return pod, None
-    breach = _bounded(node, pod, request, had or CpuSet())
-    return (pod, None) if breach is None else (_ordinary(pod), breach)
+    breach = _annotation_breach(node, pod, request, had or CpuSet())
+    return (pod, None) if breach is None else (_without_claim(pod), breach)
 
 
-def decided_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
+def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
     """Give the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
 
     None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
-    ``believed``; reserved CPUs are not looked at, because they may have been given before they were reserved.
+    ``permitted_claim``. Reserved CPUs are not checked: they may have been assigned before they were reserved.
     """
     if pod.cpuset is None or pod.chosen:
         return pod.cpuset
-    return believed(node, pod, request, pod.cpuset)[0].cpuset if _names(pod) else None
+    return permitted_claim(node, pod, request, pod.cpuset)[0].cpuset if _claims_cpus(pod) else None
 
 
-def rejection(breach: Breach, what: str) -> Verdict:
+def rejection_verdict(breach: Breach, what: str) -> Verdict:
     """Give the verdict for a claim beyond a rule.
 
     Args:
@@ -88,12 +90,12 @@ def rejection(breach: Breach, what: str) -> Verdict:
     return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.words}")
 
 
-def rejects(node: Node) -> bool:
+def rejects_claims(node: Node) -> bool:
     """Tell whether claims beyond a rule are rejected; else the pod shares CPUs."""
     return node.admission.beyond is BeyondLimit.REJECT
 
 
-def shared_instead(breach: Breach) -> Fault:
+def sharing_problem(breach: Breach) -> Fault:
     """Give the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
     return Fault(f"it owns no CPUs ({breach.rule}): {breach.words}", Note.ADMISSION)
 
@@ -106,7 +108,7 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         request: What is known where neither does.
     """
     if pod.asks is not None:
-        asked = together(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
+        asked = peak_request(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
         return (asked if pod.asks.own is None else pod.asks.own.get(CPU, asked)) // MILLI
     total = pod.total or request
     if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts
@@ -115,7 +117,7 @@ def requested_cpus(pod: Pod, request: Request) -> int:
     return total.cpu_shares // _SHARES
 
 
-def summed(requests: list[Request]) -> Request:
+def sum_requests(requests: list[Request]) -> Request:
     """Add up what containers request and are limited to.
 
     A quota that is off says nothing about the limit, because owners have none: the request stands for it.
@@ -141,13 +143,13 @@ def owning_problem(pod: Pod, total: Request) -> str:
     )
 
 
-def _names(pod: Pod) -> bool:
+def _claims_cpus(pod: Pod) -> bool:
     """Tell whether the annotation of a pod claims CPUs; a BE pod only narrows its pool by it."""
     claims = bool(pod.cpuset) and not pod.chosen and pod.qos is not QosClass.BE
     return claims and not pod.problem
 
 
-def _bounded(node: Node, pod: Pod, request: Request | None, had: CpuSet) -> Breach | None:
+def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSet) -> Breach | None:
     named = pod.cpuset or CpuSet()
     kept = (node.reserved | node.reservation | node.system) & named
     if kept and not named <= had:
@@ -168,11 +170,11 @@ def _bounded(node: Node, pod: Pod, request: Request | None, had: CpuSet) -> Brea
     return Breach(Rule.WHOLE_CPUS, problem) if problem else None
 
 
-def _unread(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
+def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
     """Give a pod whose resource-status annotation is not read."""
     breach = None
-    if not listed and _names(pod):
-        breach = Breach(Rule.NAMESPACE, _unlisted(pod, "the annotation resource-status", "namespaces"))
+    if not listed and _claims_cpus(pod):
+        breach = Breach(Rule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces"))
     named = pod.cpuset is not None and not pod.chosen
     bound = pod.nodes is not None and not pod.aligned
     faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")
@@ -186,12 +188,12 @@ def _unread(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
     ), breach
 
 
-def _ordinary(pod: Pod) -> Pod:
+def _without_claim(pod: Pod) -> Pod:
     """Give a pod without its claim: one that shares CPUs."""
-    qos = QosClass.LS if pod.qos in CLAIMING else pod.qos
+    qos = QosClass.LS if pod.qos in RESTRICTED_CLASSES else pod.qos
     nodes = pod.nodes if pod.aligned else None
     return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, chosen=False)
 
 
-def _unlisted(pod: Pod, what: str, key: str) -> str:
+def _not_permitted(pod: Pod, what: str, key: str) -> str:
     return f"pods of namespace {pod.namespace!r} may not use {what} (admission.{key})"

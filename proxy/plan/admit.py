@@ -32,24 +32,30 @@ from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.place.policies import UNALIGNED
 from proxy.place.providers.provider import ProviderRequest
 from proxy.place.refusal import AllocationRefusedError
-from proxy.plan.admission import believed, owning_problem, rejection, rejects, shared_instead
-from proxy.plan.cases import asks_of, context_of, for_container
+from proxy.plan.admission import (
+    owning_problem,
+    permitted_claim,
+    rejection_verdict,
+    rejects_claims,
+    sharing_problem,
+)
+from proxy.plan.cases import build_context, container_request, pod_requests
 from proxy.plan.desk import (
     ANYWHERE,
     AdmissionContext,
     TopologyDecision,
     allocate,
     apply_policy,
-    refused,
+    refusal_verdict,
 )
 from proxy.plan.lacks import shortfall
-from proxy.plan.limits import beyond, headroom
+from proxy.plan.limits import exceeded_limit, floor_cpus
 from proxy.plan.node import Node
-from proxy.plan.numa_alignment import bound, judge_aligned, shared_milli, wants
-from proxy.plan.owners import owned_asks, owned_cpus, owns_as_a_whole, tells
+from proxy.plan.numa_alignment import align_pod, bind_to_nodes, shared_request_milli, wants_alignment
+from proxy.plan.owners import owns_cpus_as_pod, pod_as_one_container, pod_cpu_count, request_is_known
 from proxy.plan.record import explain
 from proxy.plan.state import NodeState
-from proxy.plan.wishes import wished
+from proxy.plan.wishes import decide_with_wishes
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
@@ -57,7 +63,7 @@ AFFINITY = UNALIGNED.reason
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class PodAdmission:
     """The answer to a sandbox.
 
     Attributes:
@@ -77,7 +83,7 @@ class Admission:
     limit: Rule | None = None
 
 
-def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
+def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
     """Decide about a pod before its sandbox is made.
 
     Args:
@@ -85,44 +91,46 @@ def admit(state: NodeState, pod: Pod, total: Request) -> Admission:
         pod: The pod; ``sandbox_id`` is what it is known by until the runtime names it.
         total: What the CRI says of the pod as a whole, and the devices of all its containers.
     """
-    if not concerns(state.node, pod):
-        return Admission(Verdict(), pod, state)
-    counts, breach = believed(state.node, pod)
-    if breach is not None and rejects(state.node):
-        verdict = rejection(breach, f"place {pod.ref}")
+    if not decides_pod(state.node, pod):
+        return PodAdmission(Verdict(), pod, state)
+    counts, breach = permitted_claim(state.node, pod)
+    if breach is not None and rejects_claims(state.node):
+        verdict = rejection_verdict(breach, f"place {pod.ref}")
         why = explain(EVENT, pod, "", pod.attempt, total, verdict)
-        return Admission(verdict, pod, state, why, limit=breach.rule)
+        return PodAdmission(verdict, pod, state, why, limit=breach.rule)
     if counts is not pod:
-        return _as_it_counts(state, pod, counts, total, breach)
+        return _admit_permitted(state, pod, counts, total, breach)
     before = next((p for p in state.pods.values() if p.key == pod.key and p.aside is not None), None)
     if before is not None:
-        known = as_decided(pod, before)
-        return Admission(Verdict(), known, state.with_pod(known))
-    if owns_as_a_whole(state.node, pod) and tells(pod, total):
+        known = with_earlier_decision(pod, before)
+        return PodAdmission(Verdict(), known, state.with_pod(known))
+    if owns_cpus_as_pod(state.node, pod) and request_is_known(pod, total):
         if problem := owning_problem(pod, total):
             verdict = Verdict(
                 GrpcStatus.INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}"
             )
-            return Admission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
-        count = owned_cpus(pod, total)
-        return _decide(state, pod, total, owned_asks(pod, total, count), count, owns=True, whole=True)
-    if not state.node.decides_pods and not wants(pod):
-        return Admission(Verdict(), pod, state)
+            return PodAdmission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
+        count = pod_cpu_count(pod, total)
+        return _decide(
+            state, pod, total, pod_as_one_container(pod, total, count), count, owns=True, whole=True
+        )
+    if not state.node.decides_pods and not wants_alignment(pod):
+        return PodAdmission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
-    asks = asks_of(pod, "", total, whole_cpus(total) if owns else 0)
+    asks = pod_requests(pod, "", total, whole_cpus(total) if owns else 0)
     wanted = pod_cpus(asks) if owns else 0
     owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
     return _decide(state, pod, total, asks, wanted, owns=owns, whole=False)
 
 
-def _as_it_counts(
+def _admit_permitted(
     state: NodeState, pod: Pod, counts: Pod, total: Request, breach: Breach | None
-) -> Admission:
+) -> PodAdmission:
     """Decide about a pod without what it may not claim; the pod goes on saying what its author wrote."""
     done = admit(state, counts, total)
     problem, limit = done.problem, done.limit
     if breach is not None:
-        problem, limit = problem or shared_instead(breach), limit or breach.rule
+        problem, limit = problem or sharing_problem(breach), limit or breach.rule
     if done.pod is counts:
         return dataclasses.replace(done, pod=pod, problem=problem, limit=limit)
     given = done.pod
@@ -136,38 +144,38 @@ def _as_it_counts(
     return dataclasses.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
 
 
-def as_decided(pod: Pod, before: Pod) -> Pod:
+def with_earlier_decision(pod: Pod, before: Pod) -> Pod:
     """Give a pod with what was decided for an earlier sandbox of it, or before more of it was known."""
     known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
     return dataclasses.replace(known, cpuset=before.cpuset, chosen=True) if before.chosen else known
 
 
-def concerns(node: Node, pod: Pod) -> bool:
+def decides_pod(node: Node, pod: Pod) -> bool:
     """Tell whether a pod is decided as a whole, before its containers come."""
-    pod, breach = believed(node, pod)
+    pod, breach = permitted_claim(node, pod)
     if breach is not None:
         return True
-    return node.decides_pods or owns_as_a_whole(node, pod) or wants(pod)
+    return node.decides_pods or owns_cpus_as_pod(node, pod) or wants_alignment(pod)
 
 
 def _decide(
     state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
-) -> Admission:
+) -> PodAdmission:
     """Ask the providers about a pod, and set aside what they give, within the limits of the node."""
     request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
     done = _decide_once(state, request, together=whole)
     if done.limit is Rule.SHARED_FLOOR:
-        spared = dataclasses.replace(request, avoid=headroom(state, pod))
+        spared = dataclasses.replace(request, avoid=floor_cpus(state, pod))
         other = _decide_once(state, spared, together=whole)
         done = other if other.verdict.admitted else done
-    if done.limit is None or rejects(state.node):
+    if done.limit is None or rejects_claims(state.node):
         return done
     words = done.verdict.message.partition(": ")[2]
-    problem = shared_instead(Breach(done.limit, words))
-    return Admission(Verdict(), pod, state, problem=problem, limit=done.limit)
+    problem = sharing_problem(Breach(done.limit, words))
+    return PodAdmission(Verdict(), pod, state, problem=problem, limit=done.limit)
 
 
-def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> Admission:
+def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> PodAdmission:
     """Ask the providers about a pod, and set aside what they grant.
 
     Args:
@@ -177,36 +185,36 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     """
     pod, total = request.pod, request.cri
     try:
-        context = context_of(state, request)
+        context = build_context(state, request)
     except AllocationRefusedError as conflict:
-        return _refuse(state, request, TopologyDecision(refused(conflict), ANYWHERE), None)
-    milli = request.cpus * MILLI if request.exclusive else shared_milli(pod, total)
-    aligns = wants(pod) and (milli > 0 or bool(request.near))
+        return _refuse(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
+    milli = request.cpus * MILLI if request.exclusive else shared_request_milli(pod, total)
+    aligns = wants_alignment(pod) and (milli > 0 or bool(request.near))
     if not aligns and not any(provider.wants(request) for provider in context.providers):
-        return Admission(Verdict(), pod, state)
+        return PodAdmission(Verdict(), pod, state)
     unmet: Fault | None = None
     if aligns:
-        decision = _aligned(state, context, milli)
+        decision = _decide_by_pod_policy(state, context, milli)
     else:
-        decision, unmet = wished(context, _decided)
+        decision, unmet = decide_with_wishes(context, _decide_by_node_policy)
     if not decision.verdict.admitted:
         return _refuse(state, request, decision, context)
-    promised = _promised(state, request, decision, aligned=aligns, together=together)
+    promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)
     after = state.with_pod(promised)
     what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
         words = f"cannot {what}: the shared pool would be left empty"
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words)
         return _refuse(state, request, dataclasses.replace(decision, verdict=verdict), context)
-    breach = beyond(state, after, promised, "", decision.cpus)
+    breach = exceeded_limit(state, after, promised, "", decision.cpus)
     if breach is not None:
-        decision = dataclasses.replace(decision, verdict=rejection(breach, what))
+        decision = dataclasses.replace(decision, verdict=rejection_verdict(breach, what))
         return dataclasses.replace(_refuse(state, request, decision, context), limit=breach.rule)
     why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
-    return Admission(Verdict(), promised, after, why, unmet or "")
+    return PodAdmission(Verdict(), promised, after, why, unmet or "")
 
 
-def _promised(
+def _pod_with_grants(
     state: NodeState, request: ProviderRequest, decision: TopologyDecision, *, aligned: bool, together: bool
 ) -> Pod:
     """Return the pod with what is set aside for it."""
@@ -216,41 +224,41 @@ def _promised(
     )
     promised = dataclasses.replace(request.pod, aside=aside)
     if aligned and not request.exclusive:
-        promised = bound(promised, hint, state.node.nodes)
+        promised = bind_to_nodes(promised, hint, state.node.nodes)
     if together:
         promised = dataclasses.replace(promised, cpuset=granted.cpus, chosen=True)
     return promised
 
 
-def _decided(context: AdmissionContext) -> TopologyDecision:
+def _decide_by_node_policy(context: AdmissionContext) -> TopologyDecision:
     """Decide a pod by the node's policy, and allocate for its containers."""
     decision = apply_policy(context, context.hints(), Scope.POD)
-    return _allocated(context, decision) if decision.verdict.admitted else decision
+    return _allocate_containers(context, decision) if decision.verdict.admitted else decision
 
 
-def _aligned(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
+def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
     """Decide a pod by its own policy, and allocate for its containers."""
     try:
-        decision = judge_aligned(state, context, milli)
+        decision = align_pod(state, context, milli)
     except AllocationRefusedError as error:
-        return TopologyDecision(refused(error), ANYWHERE)
+        return TopologyDecision(refusal_verdict(error), ANYWHERE)
     if not decision.verdict.admitted:
         return decision
     even = dataclasses.replace(context.request, even=True)
-    return _allocated(dataclasses.replace(context, request=even), decision)
+    return _allocate_containers(dataclasses.replace(context, request=even), decision)
 
 
 def _refuse(
     state: NodeState, request: ProviderRequest, decision: TopologyDecision, context: AdmissionContext | None
-) -> Admission:
+) -> PodAdmission:
     pod, total = request.pod, request.cri
-    verdict = worded(decision.verdict, pod.ref, decision)
+    verdict = detailed_verdict(decision.verdict, pod.ref, decision)
     missing = shortfall(context) if context is not None and verdict.reason == AFFINITY else ()
     why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, lacks=missing)
-    return Admission(verdict, pod, state, why)
+    return PodAdmission(verdict, pod, state, why)
 
 
-def worded(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:
+def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:
     """Return kubelet's reason and text, followed by the container or pod and what stood against it."""
     if verdict.message.startswith("cannot "):
         return verdict
@@ -258,13 +266,13 @@ def worded(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:
     return dataclasses.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
 
 
-def _allocated(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
+def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
     """Allocate for the containers one after the other, as they will come, under the pod's hint."""
     granted: list[tuple[str, Grants]] = []
     steps: list[Step] = []
     cpus = CpuSet()
     for ask in context.request.asks.containers:
-        one = dataclasses.replace(context, request=for_container(context.request, ask.name))
+        one = dataclasses.replace(context, request=container_request(context.request, ask.name))
         served = allocate(one, decision.hint)
         prefix = f"{ask.name}: " if ask.name else ""
         steps += [Step(step.provider, prefix + step.what) for step in served.steps]
@@ -276,11 +284,11 @@ def _allocated(context: AdmissionContext, decision: TopologyDecision) -> Topolog
     decision = dataclasses.replace(decision, granted=Grants(cpus), steps=tuple(steps))
     if len(granted) == 1 and not granted[0][0]:
         return dataclasses.replace(decision, granted=granted[0][1])
-    parts = (_part(name, _held(context, name, each)) for name, each in granted)
+    parts = (_part(name, _held_in_the_end(context, name, each)) for name, each in granted)
     return dataclasses.replace(decision, parts=tuple(parts))
 
 
-def _held(context: AdmissionContext, name: str, granted: Grants) -> Grants:
+def _held_in_the_end(context: AdmissionContext, name: str, granted: Grants) -> Grants:
     """Return what a container holds in the end, after later ones took over part of what it had."""
     for provider in context.providers:
         granted = provider.holds(context.request, name, granted)

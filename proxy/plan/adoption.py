@@ -18,12 +18,12 @@ from collections import Counter
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
-from proxy.plan.admission import shared_instead
+from proxy.plan.admission import sharing_problem
 from proxy.plan.moves import moves
-from proxy.plan.nodes import named_mems
-from proxy.plan.place import Plan, admissible, place
-from proxy.plan.pool_placement import constrained, pooled
-from proxy.plan.quotas import unlimited, without_quota
+from proxy.plan.nodes import named_memory_nodes
+from proxy.plan.place import Plan, permitted_container_claim, place
+from proxy.plan.pool_placement import pool_placement, with_burst_limit
+from proxy.plan.quotas import quota_is_off, without_quota
 from proxy.plan.state import NodeState
 from proxy.pools.claims import Claim, claim
 
@@ -46,28 +46,32 @@ def adopt(
         A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
     """
     if phase is Phase.EXITED:
-        placement = pooled(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
+        placement = pool_placement(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
         gone = Container(container_id, name, pod, request, placement, phase, attempt)
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
-    counts, beyond = admissible(state, pod, name, request)
+    counts, breach = permitted_container_claim(state, pod, name, request)
     wish = claim(counts, request, state.node.machine.present, static=state.node.static)
-    if beyond is not None:
-        wish = dataclasses.replace(wish, problem=wish.problem or shared_instead(beyond))
+    if breach is not None:
+        wish = dataclasses.replace(wish, problem=wish.problem or sharing_problem(breach))
     if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
-        wish = constrained(state, pod, request, wish)
+        wish = with_burst_limit(state, pod, request, wish)
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish)
-        return dataclasses.replace(plan, problem=wish.problem, limit=None if beyond is None else beyond.rule)
+        return dataclasses.replace(
+            plan,
+            problem=wish.problem,
+            limit=None if breach is None else breach.rule,
+        )
     if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
-        kept = _keep(state, container_id, pod, name, attempt, request, phase)
+        kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase)
         if kept is not None:
             return kept
         why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
     # Its memory may be in use already, so the nodes that it has now stay, and no others are looked for.
     live = phase is not Phase.CREATED
-    mems = named_mems(state, request)
+    mems = named_memory_nodes(state, request)
     asked = dataclasses.replace(request, cpuset_mems=str(mems)) if live else request
-    has = named_list(request.cpuset_cpus) if live else None
+    has = parse_cpus(request.cpuset_cpus) if live else None
     plan = place(state, pod, name, attempt, asked, container_id, state.node.machine.present, has)
     if plan.container is None:
         limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
@@ -77,14 +81,14 @@ def adopt(
     # The nodes that a request names are a matter of course to the decision; who is there uses their memory.
     stays = mems if live else taken.placement.mems
     if live or not taken.placement.blocks:
-        blocks = memory_of(state, pod, request, stays)
+        blocks = bound_memory(state, pod, request, stays)
         taken = dataclasses.replace(
             taken, placement=dataclasses.replace(taken.placement, mems=stays, blocks=blocks)
         )
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 
-def named_list(text: str) -> CpuSet | None:
+def parse_cpus(text: str) -> CpuSet | None:
     """Read a list of CPUs; None where the text is none."""
     try:
         return CpuSet.parse(text)
@@ -92,11 +96,11 @@ def named_list(text: str) -> CpuSet | None:
         return None
 
 
-def _keep(
+def _keep_cpus(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan | None:
     wish = claim(pod, request, state.node.machine.present, static=True)
-    has = named_list(request.cpuset_cpus)
+    has = parse_cpus(request.cpuset_cpus)
     if has is None:
         return None
     owner = f"{pod.key}/{name}"
@@ -105,10 +109,10 @@ def _keep(
     if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
         return None
     why = f"{wish.why}; runs on CPUs {has} already"
-    mems = named_mems(state, request)
-    blocks = memory_of(state, pod, request, mems)
+    mems = named_memory_nodes(state, request)
+    blocks = bound_memory(state, pod, request, mems)
     placement = Placement(Pool.OWN, has, mems, (why,), wish.hard, blocks)
-    if unlimited(state, pod, name, Pool.OWN):
+    if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
     after = state.changed(put=(container,))
@@ -128,17 +132,17 @@ def _pooled(
     why: str,
     wish: Claim | None = None,
 ) -> Plan:
-    mems = named_mems(state, request)
-    placement = pooled(Pool.SHARED, mems, why)
+    mems = named_memory_nodes(state, request)
+    placement = pool_placement(Pool.SHARED, mems, why)
     if wish is not None:
-        placement = pooled(wish.pool, mems, why, wish.within, wish.nodes)
-    if blocks := memory_of(state, pod, request, placement.mems):
+        placement = pool_placement(wish.pool, mems, why, wish.within, wish.nodes)
+    if blocks := bound_memory(state, pod, request, placement.mems):
         placement = dataclasses.replace(placement, blocks=blocks)
     container = Container(container_id, name, pod, request, placement, phase, attempt)
     return Plan(Verdict(), state.changed(put=(container,)), container)
 
 
-def memory_of(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
+def bound_memory(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
     """Give the memory that a container that runs has of the nodes to which it is bound.
 
     Nothing where it may use all nodes, is not Guaranteed, or where memory is not counted.
@@ -150,20 +154,20 @@ def memory_of(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Block
     return tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
 
 
-def recounted(state: NodeState) -> NodeState:
+def count_bound_memory(state: NodeState) -> NodeState:
     """Count the memory of bound containers that were promised none; the same state where there are none."""
     if state.memory is None:
         return state
-    late = tuple(after for c in state.containers.values() if (after := _counted(state, c)) is not c)
+    late = tuple(after for c in state.containers.values() if (after := _with_memory(state, c)) is not c)
     return state.changed(put=late) if late else state
 
 
-def _counted(state: NodeState, container: Container) -> Container:
+def _with_memory(state: NodeState, container: Container) -> Container:
     aside, placement = container.pod.aside, container.placement
     promised = aside is not None and (aside.blocks or any(part.blocks for part in aside.parts))
     if placement.blocks or promised or container.phase is Phase.EXITED:
         return container
-    blocks = memory_of(state, container.pod, container.request, placement.mems)
+    blocks = bound_memory(state, container.pod, container.request, placement.mems)
     return (
         dataclasses.replace(container, placement=dataclasses.replace(placement, blocks=blocks))
         if blocks
@@ -171,7 +175,7 @@ def _counted(state: NodeState, container: Container) -> Container:
     )
 
 
-def beyond(state: NodeState) -> dict[str, tuple[int, int]]:
+def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
     """Give the resources of which more is promised than the nodes have: bytes promised, and bytes there.
 
     Only what could not be charged to any node is noticed, so the two are of the whole machine.

@@ -13,7 +13,7 @@ from proxy.plan.desk import AdmissionContext
 from proxy.plan.state import NodeState
 
 
-def asks_of(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
+def pod_requests(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
     """Return what a container's pod asks for: as kubelet reported it, else what the CRI carries.
 
     Args:
@@ -29,7 +29,7 @@ def asks_of(pod: Pod, name: str, request: Request, cpus: int) -> PodAsk:
     return PodAsk(pod.key, (Ask(name, Kind.APP, amounts, amounts),), pod.kube_qos is KubeQos.GUARANTEED)
 
 
-def context_of(state: NodeState, request: ProviderRequest) -> AdmissionContext:
+def build_context(state: NodeState, request: ProviderRequest) -> AdmissionContext:
     """Prepare every provider for a request.
 
     Raises:
@@ -39,6 +39,6 @@ def context_of(state: NodeState, request: ProviderRequest) -> AdmissionContext:
     return AdmissionContext(state.node, request, providers)
 
 
-def for_container(request: ProviderRequest, name: str) -> ProviderRequest:
+def container_request(request: ProviderRequest, name: str) -> ProviderRequest:
     """Return the request of one container of a pod that is decided as a whole."""
     return dataclasses.replace(request, name=name, scope=Scope.CONTAINER)

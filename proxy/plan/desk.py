@@ -27,7 +27,7 @@ from proxy.model.workload import Part, Verdict
 from proxy.place.policies import decide
 from proxy.place.providers.provider import Provider, ProviderRequest
 from proxy.place.refusal import UNEXPECTED, AllocationRefusedError
-from proxy.place.samples import merge_of, say
+from proxy.place.samples import record_answer, record_merge
 from proxy.plan.node import Node
 
 ANYWHERE = TopologyHint(None, preferred=False)
@@ -129,8 +129,8 @@ def apply_policy(
     if asked and context.wished is not None:
         asked.append(("volcano", {"nodes": (context.wished,)}))
     decision = decide(policy, [hints for _, hints in asked], node.nodes, node.distances)
-    said = tuple(record for provider, hints in asked for record in say(provider, hints))
-    merge = merge_of(decision, scope) if asked else None
+    said = tuple(record for provider, hints in asked for record in record_answer(provider, hints))
+    merge = record_merge(decision, scope) if asked else None
     return TopologyDecision(decision.verdict, decision.hint, said=said, merge=merge)
 
 
@@ -151,11 +151,11 @@ def allocate(
             after.append(allocation.provider)
             steps += [Step(provider.name, words) for words in allocation.steps]
     except AllocationRefusedError as refusal:
-        return TopologyDecision(refused(refusal), hint, said=said, merge=merge, steps=tuple(steps))
+        return TopologyDecision(refusal_verdict(refusal), hint, said=said, merge=merge, steps=tuple(steps))
     return TopologyDecision(Verdict(), hint, granted, said, merge, steps=tuple(steps), providers=tuple(after))
 
 
-def refused(error: AllocationRefusedError) -> Verdict:
+def refusal_verdict(error: AllocationRefusedError) -> Verdict:
     """Return the verdict for a refused allocation, in kubelet's words.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/admission/errors.go ``GetPodAdmitResult``.

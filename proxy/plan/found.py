@@ -13,18 +13,18 @@ from proxy.model.idset import CpuSet
 from proxy.model.wording import listed
 from proxy.model.workload import Fault, Note, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.place.providers.provider import ProviderRequest
-from proxy.plan.admit import worded
-from proxy.plan.cases import asks_of, context_of
+from proxy.plan.admit import detailed_verdict
+from proxy.plan.cases import build_context, pod_requests
 from proxy.plan.desk import TopologyDecision, allocate
-from proxy.plan.nodes import bound_to, own_mems
+from proxy.plan.nodes import counted_nodes, owner_memory_nodes
 from proxy.plan.state import NodeState, with_grants
 from proxy.pools.claims import STRICT, Claim, pool_of
 
-MOST_HOLDERS = 4
+MAX_NAMED_HOLDERS = 4
 """So many owners are named that stand in the way."""
 
 
-class RefusedError(Exception):
+class PlacementRefusedError(Exception):
     """A container cannot be placed."""
 
     def __init__(
@@ -42,7 +42,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPlacement:
     """A placement in the making: who owns its CPUs, what was wrong, and what was weighed."""
 
     placement: Placement
@@ -51,9 +51,9 @@ class Found:
     decision: TopologyDecision | None = None
 
 
-def named_cpus(
+def place_on_named_cpus(
     state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet
-) -> Found | Claim:
+) -> FoundPlacement | Claim:
     """Give somebody the CPUs that were decided on elsewhere, by the scheduler or by kubelet.
 
     Returns:
@@ -65,23 +65,25 @@ def named_cpus(
     owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
     others = state.aside(pod.key)
-    mine = {owner} if wish.per_pod else {owner, *_coming(state, pod)}
+    mine = {owner} if wish.per_pod else {owner, *_owners_of_init_containers(state, pod)}
     for key, held in state.owners.items():
         if key not in mine:
             others |= held.cpus
-    obstacle = _obstacle(state, cpus, others, owner)
+    obstacle = _conflict(state, cpus, others, owner)
     if obstacle is not None:
-        return _without(state, pod, wish, obstacle, ref)
-    decision = _beside(state, pod, name, request, cpus)
+        return _fall_back(state, pod, wish, obstacle, ref)
+    decision = _grant_others(state, pod, name, request, cpus)
     if decision is not None and not decision.verdict.admitted:
-        raise RefusedError(worded(decision.verdict, ref, decision), decision)
+        raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
     granted = decision.granted if decision else Grants()
-    mems, said = own_mems(state, request, cpus, f"{owner} {name}", bound_to(pod, granted.blocks))
+    mems, said = owner_memory_nodes(
+        state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
+    )
     placement = with_grants(Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard), granted)
-    return Found(placement, owner, wish.problem, decision)
+    return FoundPlacement(placement, owner, wish.problem, decision)
 
 
-def _coming(state: NodeState, pod: Pod) -> set[str]:
+def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
     """Give the owners of a pod that only kubelet knows of.
 
     Kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
@@ -90,19 +92,21 @@ def _coming(state: NodeState, pod: Pod) -> set[str]:
     return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - here
 
 
-def _beside(state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet) -> TopologyDecision | None:
+def _grant_others(
+    state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet
+) -> TopologyDecision | None:
     """Give memory and devices to somebody whose CPUs are named, near to them where that can be."""
     node = state.node
     if not node.serves(pod):
         return None
-    asks = asks_of(pod, name, request, 0)
-    context = context_of(state, ProviderRequest(pod, asks, name, request, exclusive=False))
+    asks = pod_requests(pod, name, request, 0)
+    context = build_context(state, ProviderRequest(pod, asks, name, request, exclusive=False))
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
     near = allocate(context, TopologyHint(homes or None, preferred=False))
     return near if near.verdict.admitted else allocate(context, TopologyHint(None, preferred=False))
 
 
-def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Obstacle | None:
+def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> CpuConflict | None:
     """Tell why somebody cannot have the CPUs that he was given elsewhere."""
     clash = cpus & others
     if clash:
@@ -126,18 +130,18 @@ def _obstacle(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Obs
             if key not in here and key != owner and not held.cpus.isdisjoint(clash)
         }
         named = sorted(holders)
-        if len(named) > MOST_HOLDERS:
-            named[MOST_HOLDERS:] = [f"{len(named) - MOST_HOLDERS} more"]
+        if len(named) > MAX_NAMED_HOLDERS:
+            named[MAX_NAMED_HOLDERS:] = [f"{len(named) - MAX_NAMED_HOLDERS} more"]
         taken = f"CPUs {listed(clash)} are owned by"
         whose = "another pod" if len(holders) == 1 else "other pods"
-        return Obstacle("CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already")
+        return CpuConflict("CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already")
     if state.node.shareable <= cpus | others:
-        return Obstacle("SharedPoolExhausted", "the shared pool would be left empty")
+        return CpuConflict("SharedPoolExhausted", "the shared pool would be left empty")
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class CpuConflict:
     """Why CPUs that were named cannot be had.
 
     Attributes:
@@ -158,7 +162,7 @@ class Obstacle:
         return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
 
 
-def _without(state: NodeState, pod: Pod, wish: Claim, obstacle: Obstacle, ref: str) -> Claim:
+def _fall_back(state: NodeState, pod: Pod, wish: Claim, obstacle: CpuConflict, ref: str) -> Claim:
     """Go on without the CPUs: strict pods are refused, the others run on their pool.
 
     Where kubelet's CPU manager named them for one container, others are chosen: it is as many that count.
@@ -166,7 +170,7 @@ def _without(state: NodeState, pod: Pod, wish: Claim, obstacle: Obstacle, ref: s
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others
         what = f"give CPUs {listed(wish.cpus or CpuSet())} to {ref}"
-        raise RefusedError(obstacle.verdict(what, name_others=name_others))
+        raise PlacementRefusedError(obstacle.verdict(what, name_others=name_others))
     words = obstacle.words
     fault = Fault(words, Note.OVERLAP)
     if not wish.per_pod and wish.cpus:

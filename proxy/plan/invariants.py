@@ -6,7 +6,7 @@ import itertools
 
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool, QosClass
-from proxy.plan.admission import believed
+from proxy.plan.admission import permitted_claim
 from proxy.plan.owners import owners_of
 from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT
@@ -22,10 +22,14 @@ def violations(state: NodeState) -> list[str]:
     along, are what its containers make them. A node of a thousand containers takes milliseconds.
     """
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
-    return [*_twice(state), *_carried(state), *itertools.chain.from_iterable(_of(state, live))]
+    return [
+        *_shared_exclusive_cpus(state),
+        *_stale_books(state),
+        *itertools.chain.from_iterable(_of(state, live)),
+    ]
 
 
-def _twice(state: NodeState) -> list[str]:
+def _shared_exclusive_cpus(state: NodeState) -> list[str]:
     """Name CPUs that have two owners."""
     owners = state.owners
     if union(o.cpus.bits for o in owners.values()).bit_count() == sum(len(o.cpus) for o in owners.values()):
@@ -37,7 +41,7 @@ def _twice(state: NodeState) -> list[str]:
     ]
 
 
-def _carried(state: NodeState) -> list[str]:
+def _stale_books(state: NodeState) -> list[str]:
     """Compare what a state carries along with what its containers make of it."""
     node, found = state.node, []
     owners = owners_of(node, state.containers.values(), state.kubelet, state.pods.values())
@@ -80,7 +84,7 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
     elif stray := want - placement.own - placement.instead - placement.beyond:
         found.append(f"{container.ref} has CPUs {stray} that are not its own")
-    named = believed(state.node, container.pod)[0].cpuset
+    named = permitted_claim(state.node, container.pod)[0].cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.own != named:
         found.append(f"{container.ref} owns CPUs {placement.own} instead of {named}")
     return found

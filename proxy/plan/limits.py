@@ -8,8 +8,8 @@ and an init container look alike where only the CRI is known; so the limits hold
 containers that have come since.
 
 Where CPUs are chosen here and the best choice breaks a floor, the choice is made again without the CPUs that
-the floors need (``headroom``). Whatever is chosen from the rest keeps all floors, but it may be chosen worse
-(another NUMA node, more cores); so this is the second try and not the first.
+the floors need (``floor_cpus``). Whatever is chosen from the rest keeps all floors, but the choice may be
+worse (another NUMA node, more cores); so this is the second try and not the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.plan.state import NodeState
 
 
-def beyond(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: CpuSet) -> Breach | None:
+def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: CpuSet) -> Breach | None:
     """Name the limit beyond which a placement goes; None where it stays within all.
 
     Args:
@@ -33,17 +33,17 @@ def beyond(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: Cpu
         owner: Who owns them, as ``Container.owner``; empty for CPUs that are set aside for a pod.
         taken: The CPUs.
     """
-    had = _had(before, pod, owner) if owner else union_of(_owned_by(before, pod))
+    had = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
     known = before.pods.get(pod.sandbox_id)
     for promised in (pod.aside, known.aside if known is not None else None):
         had |= promised.cpus if promised is not None and owner else CpuSet()
     new = taken - had
     if not new:
         return None
-    return _over_count(before, after, pod) or after.node.floors.broken(left(after, pod), new)
+    return _over_count(before, after, pod) or after.node.floors.broken(spare_shared_cpus(after, pod), new)
 
 
-def _had(state: NodeState, pod: Pod, owner: str) -> CpuSet:
+def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
     """Give the CPUs that an owner has, or had when it ended if no other container of its pod owns some."""
     held = state.owners.get(owner)
     if held is not None:
@@ -51,18 +51,18 @@ def _had(state: NodeState, pod: Pod, owner: str) -> CpuSet:
     return CpuSet() if any(key.startswith(f"{pod.key}/") for key in state.owners) else state.kept_for(owner)
 
 
-def left(state: NodeState, pod: Pod) -> CpuSet:
+def spare_shared_cpus(state: NodeState, pod: Pod) -> CpuSet:
     """Give the part of the shared pool on which nothing counts but a pod itself."""
     ended = union(c.placement.own.bits for c in state.ended_owners() if c.pod.key != pod.key)
-    return CpuSet.from_bits((state.pools.shared.bits | _walls(state)) & ~(state.aside().bits | ended))
+    return CpuSet.from_bits((state.pools.shared.bits | _unmovable(state)) & ~(state.aside().bits | ended))
 
 
-def headroom(state: NodeState, pod: Pod) -> CpuSet:
+def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
     """Give CPUs that must not be chosen for a pod, so that every choice from the rest keeps the floors."""
     node = state.node
     if not node.floors:
         return CpuSet()
-    pool = left(state, pod)
+    pool = spare_shared_cpus(state, pod)
     others = state.pools.shared - pool - state.aside()
     return node.floors.kept(pool, node.machine, node.cpu.reserved) | others
 
@@ -125,7 +125,7 @@ def _owns(container: Container) -> bool:
     return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
 
 
-def _walls(state: NodeState) -> int:
+def _unmovable(state: NodeState) -> int:
     """Give CPUs that only stand for a container that cannot be moved, while others are chosen (bits).
 
     Such an entry has no container name (``keeper.clearing.other``); kubelet's always have one.

@@ -24,7 +24,7 @@ from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.wording import listed
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Placement
-from proxy.plan.pool_placement import unhooked
+from proxy.plan.pool_placement import without_hook_limits
 from proxy.plan.state import NodeState
 
 _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
@@ -70,7 +70,7 @@ def narrowed(
     placement, problems = container.placement, []
     if wish.clear or wish.cpus is not None:
         base = state.offered(container) if seen is None else seen
-        placement, problem = _cpus(state, unhooked(placement), wish, base)
+        placement, problem = _cpus(state, without_hook_limits(placement), wish, base)
         if problem:
             placement = container.placement
             cpus = listed(wish.cpus or CpuSet())

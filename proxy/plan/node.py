@@ -25,6 +25,7 @@ from proxy.place.providers.cpu import CpuProvider
 from proxy.place.providers.devices import AssignedDevices, DeviceProvider
 from proxy.place.providers.memory import MemoryProvider
 from proxy.place.providers.provider import Provider, Serves
+from proxy.pools.claims import STRICT
 from proxy.pools.floors import Floors, floors_of
 
 ProviderFactory = Callable[["Node"], Provider | None]
@@ -165,6 +166,10 @@ class Node:
     def serves(self, pod: Pod) -> bool:
         """Return whether some provider has to be asked for every container of a pod."""
         return self.serves_all or (self.serves_guaranteed and pod.kube_qos is KubeQos.GUARANTEED)
+
+    def refuses_unplaced(self, pod: Pod) -> bool:
+        """Return whether a pod must not run unplaced, because its class or the topology policy is strict."""
+        return pod.qos in STRICT or (self.policy.is_strict and pod.kube_qos is KubeQos.GUARANTEED)
 
     @property
     def decides_pods(self) -> bool:

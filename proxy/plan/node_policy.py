@@ -61,7 +61,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Value(Generic[T_co]):
+class PolicyValue(Generic[T_co]):
     """One value that holds.
 
     Attributes:
@@ -76,7 +76,7 @@ class Value(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Prescribed:
+class NodePolicy:
     """What holds on a node.
 
     Attributes:
@@ -92,17 +92,17 @@ class Prescribed:
         numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
     """
 
-    bind: Value[NodeBindPolicy]
-    strategy: Value[NumaStrategy]
-    policy: Value[Policy]
-    scope: Value[Scope]
-    reserved: Value[CpuSet]
-    reservation: Value[CpuSet]
-    apply_policy: Value[str]
-    system: Value[CpuSet]
-    system_alone: Value[bool]
-    amplification: Value[Mapping[str, float]]
-    numa_reservation: Value[bool]
+    bind: PolicyValue[NodeBindPolicy]
+    strategy: PolicyValue[NumaStrategy]
+    policy: PolicyValue[Policy]
+    scope: PolicyValue[Scope]
+    reserved: PolicyValue[CpuSet]
+    reservation: PolicyValue[CpuSet]
+    apply_policy: PolicyValue[str]
+    system: PolicyValue[CpuSet]
+    system_alone: PolicyValue[bool]
+    amplification: PolicyValue[Mapping[str, float]]
+    numa_reservation: PolicyValue[bool]
 
     def on(self, node: Node) -> Node:
         """Give a node with these rules."""
@@ -119,7 +119,7 @@ class Prescribed:
             alike=dict[object, Placement](),
         )
 
-    def named(self) -> dict[str, Value[object]]:
+    def named(self) -> dict[str, PolicyValue[object]]:
         """Give all values under the names that people know them by."""
         return {
             "cpuBindPolicy": self.bind,
@@ -142,7 +142,9 @@ TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 """As kubelet reads its options."""
 
 
-def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuManager | None) -> Prescribed:
+def read_node_policy(
+    base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuManager | None
+) -> NodePolicy:
     """Find out what holds.
 
     Args:
@@ -157,7 +159,7 @@ def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuM
     kept, apply_policy = _reservation(base, machine, said)
     system, alone = _system(base, machine, said)
     ratios, no_ratios = amplification_ratios(said.annotations)
-    return Prescribed(
+    return NodePolicy(
         _bind(base, said, told),
         _strategy(base, said, told),
         policy,
@@ -167,7 +169,7 @@ def prescribe(base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuM
         apply_policy,
         system,
         alone,
-        Value(ratios or {}, _annotation(AMPLIFICATION) if ratios else DEFAULT, no_ratios),
+        PolicyValue(ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT, no_ratios),
         _numa_reservation(said),
     )
 
@@ -186,119 +188,125 @@ def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> t
         return found.with_cpus(CpuSet()), problem or f"cannot choose CPUs for the node's reservation: {error}"
 
 
-def _bind(base: Node, said: NodeMeta, told: CpuManager) -> Value[NodeBindPolicy]:
+def _bind(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NodeBindPolicy]:
     value, key, problem = read_label(NodeBindPolicy, BIND_POLICY, said.labels)
     whole = NodeBindPolicy.FULL_PCPUS_ONLY
     if key:
         if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
             arch = base.machine.architecture
             problem = f"{value} cannot be had on {arch}: pods that own CPUs are refused"
-        return Value(value, _label(key), problem)
-    if base.bind is NodeBindPolicy.NONE and _option(told, "full-pcpus-only"):
-        return Value(whole, _kubelets("full-pcpus-only", told, "options"), problem)
-    return Value(base.bind, _configured("koordinator.cpuBindPolicy", base.bind), problem)
+        return PolicyValue(value, _source_label(key), problem)
+    if base.bind is NodeBindPolicy.NONE and _kubelet_option(told, "full-pcpus-only"):
+        return PolicyValue(whole, _source_kubelet("full-pcpus-only", told, "options"), problem)
+    return PolicyValue(base.bind, _source_config("koordinator.cpuBindPolicy", base.bind), problem)
 
 
 def _whole_cores_only(base: Node) -> bool:
     return base.machine.architecture in ARM and base.topology.cpus_per_core > 1
 
 
-def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> Value[NumaStrategy]:
+def _strategy(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NumaStrategy]:
     value, key, problem = read_label(NumaStrategy, NUMA_STRATEGY, said.labels)
     if key:
-        return Value(value, _label(key))
-    if base.strategy is NumaStrategy.NONE and _option(told, "distribute-cpus-across-numa"):
-        source = _kubelets("distribute-cpus-across-numa", told, "options")
-        return Value(NumaStrategy.DISTRIBUTE_EVENLY, source, problem)
-    return Value(base.strategy, _configured("koordinator.numaAllocateStrategy", base.strategy), problem)
+        return PolicyValue(value, _source_label(key))
+    if base.strategy is NumaStrategy.NONE and _kubelet_option(told, "distribute-cpus-across-numa"):
+        source = _source_kubelet("distribute-cpus-across-numa", told, "options")
+        return PolicyValue(NumaStrategy.DISTRIBUTE_EVENLY, source, problem)
+    return PolicyValue(
+        base.strategy, _source_config("koordinator.numaAllocateStrategy", base.strategy), problem
+    )
 
 
-def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[Value[Policy], Value[Scope]]:
+def _policy(base: Node, said: NodeMeta, told: CpuManager) -> tuple[PolicyValue[Policy], PolicyValue[Scope]]:
     value, key, problem = read_label(NumaPolicy, NUMA_POLICY, said.labels)
-    scope = Value(base.scope, _configured("topologyManagerScope", base.scope is not Scope.CONTAINER))
+    scope = PolicyValue(base.scope, _source_config("topologyManagerScope", base.scope is not Scope.CONTAINER))
     if key:
-        return Value(KUBERNETES[value], _label(key)), scope
+        return PolicyValue(KUBERNETES[value], _source_label(key)), scope
     kubelets = told.topology_policy
     if base.policy is Policy.NONE and kubelets in tuple(Policy) and kubelets != Policy.NONE:
         if told.topology_scope in tuple(Scope):
-            source = _kubelets("topologyManagerScope", told, "topology_scope")
-            scope = Value(Scope(told.topology_scope), source)
-        source = _kubelets("topologyManagerPolicy", told, "topology_policy")
-        return Value(Policy(kubelets), source, problem), scope
+            source = _source_kubelet("topologyManagerScope", told, "topology_scope")
+            scope = PolicyValue(Scope(told.topology_scope), source)
+        source = _source_kubelet("topologyManagerPolicy", told, "topology_policy")
+        return PolicyValue(Policy(kubelets), source, problem), scope
     own = base.policy is not Policy.NONE
-    return Value(base.policy, _configured("topologyManagerPolicy", own), problem), scope
+    return PolicyValue(base.policy, _source_config("topologyManagerPolicy", own), problem), scope
 
 
-def _reserved(base: Node, machine: Machine, told: CpuManager) -> Value[CpuSet]:
-    own = _configured("reservedSystemCPUs, or the amounts,", base.reserved)
+def _reserved(base: Node, machine: Machine, told: CpuManager) -> PolicyValue[CpuSet]:
+    own = _source_config("reservedSystemCPUs, or the amounts,", base.reserved)
     kubelets = told.reserved & machine.present
     if base.reserved or told.policy != "static" or not kubelets:
-        return Value(base.reserved, own)
-    return Value(kubelets, _kubelets("reserve", told, "reserved"))
+        return PolicyValue(base.reserved, own)
+    return PolicyValue(kubelets, _source_kubelet("reserve", told, "reserved"))
 
 
-def _reservation(base: Node, machine: Machine, said: NodeMeta) -> tuple[Value[CpuSet], Value[str]]:
+def _reservation(
+    base: Node, machine: Machine, said: NodeMeta
+) -> tuple[PolicyValue[CpuSet], PolicyValue[str]]:
     found, problem = node_reservation(said.annotations, base.topology)
-    cpus, absent = _there(found.cpus, machine, RESERVATION)
+    cpus, absent = _present(found.cpus, machine, RESERVATION)
     problem = problem or absent
-    apply_policy = Value(APPLY[1])
+    apply_policy = PolicyValue(APPLY[1])
     if found.policy in APPLY[1:]:
-        apply_policy = Value(found.policy, _annotation(RESERVATION))
+        apply_policy = PolicyValue(found.policy, _source_annotation(RESERVATION))
     elif found.policy:
         wrong = f"{found.policy!r:.60} is not one of {', '.join(APPLY[1:])}"
-        apply_policy = Value(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {wrong}")
+        apply_policy = PolicyValue(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {wrong}")
     if cpus:
-        return Value(cpus, _annotation(RESERVATION), problem), apply_policy
-    source = _configured("koordinator.reservedCPUs", base.reservation)
-    return Value(base.reservation, source, problem), apply_policy
+        return PolicyValue(cpus, _source_annotation(RESERVATION), problem), apply_policy
+    source = _source_config("koordinator.reservedCPUs", base.reservation)
+    return PolicyValue(base.reservation, source, problem), apply_policy
 
 
-def _system(base: Node, machine: Machine, said: NodeMeta) -> tuple[Value[CpuSet], Value[bool]]:
+def _system(base: Node, machine: Machine, said: NodeMeta) -> tuple[PolicyValue[CpuSet], PolicyValue[bool]]:
     found, problem = system_qos(said.annotations)
-    cpus, absent = _there(found.cpus, machine, SYSTEM_QOS)
+    cpus, absent = _present(found.cpus, machine, SYSTEM_QOS)
     problem = problem or absent
     if cpus:
-        alone = Value(found.exclusive, _annotation(SYSTEM_QOS))
-        return Value(cpus, _annotation(SYSTEM_QOS), problem), alone
-    source = _configured("koordinator.systemCPUs", base.system)
-    alone = Value(base.system_alone, _configured("koordinator.systemCPUsExclusive", not base.system_alone))
-    return Value(base.system, source, problem), alone
+        alone = PolicyValue(found.exclusive, _source_annotation(SYSTEM_QOS))
+        return PolicyValue(cpus, _source_annotation(SYSTEM_QOS), problem), alone
+    source = _source_config("koordinator.systemCPUs", base.system)
+    alone = PolicyValue(
+        base.system_alone, _source_config("koordinator.systemCPUsExclusive", not base.system_alone)
+    )
+    return PolicyValue(base.system, source, problem), alone
 
 
-def _there(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
+def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
     """Give the CPUs that the machine has, offline ones too, and tell of others."""
     absent = cpus - machine.present
     problem = f"annotation {key}: there is no CPU {absent} here (CPUs: {machine.present})"
     return cpus & machine.present, problem if absent else ""
 
 
-def _numa_reservation(said: NodeMeta) -> Value[bool]:
+def _numa_reservation(said: NodeMeta) -> PolicyValue[bool]:
     text = said.labels.get(NUMA_RESERVATION, "")
     if text in ("true", "false"):
-        return Value(text == "true", _label(NUMA_RESERVATION))
+        return PolicyValue(text == "true", _source_label(NUMA_RESERVATION))
     problem = f"label {NUMA_RESERVATION}: {text!r:.60} is neither true nor false" if text else ""
-    return Value(value=False, problem=problem)
+    return PolicyValue(value=False, problem=problem)
 
 
-def _option(told: CpuManager, name: str) -> bool:
+def _kubelet_option(told: CpuManager, name: str) -> bool:
     # Of a policy that is not in force its options say nothing (reference koordinator e.1).
     return told.policy == "static" and told.options.get(name) in TRUE
 
 
-def _label(key: str) -> str:
+def _source_label(key: str) -> str:
     return f"label {key} of the Node object"
 
 
-def _annotation(key: str) -> str:
+def _source_annotation(key: str) -> str:
     return f"annotation {key} of the Node object"
 
 
-def _kubelets(name: str, told: CpuManager, attribute: str) -> str:
+def _source_kubelet(name: str, told: CpuManager, attribute: str) -> str:
     where = told.sources.get(attribute, "")
     return f"kubelet's {name} ({where})" if where else f"kubelet's {name}"
 
 
-def _configured(name: str, given: object) -> str:
+def _source_config(name: str, given: object) -> str:
     return f"{name} of the configuration" if given else DEFAULT
 
 
@@ -306,7 +314,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Enacted:
+class AppliedPolicy:
     """What came of new rules.
 
     Attributes:
@@ -316,11 +324,13 @@ class Enacted:
     """
 
     state: NodeState
-    told: Prescribed
+    told: NodePolicy
     notes: tuple[str, ...] = ()
 
 
-def enact(state: NodeState, told: Prescribed, before: Prescribed, options: TopologyOptions) -> Enacted:
+def apply_node_policy(
+    state: NodeState, told: NodePolicy, before: NodePolicy, options: TopologyOptions
+) -> AppliedPolicy:
     """Put rules into force.
 
     Args:
@@ -329,21 +339,21 @@ def enact(state: NodeState, told: Prescribed, before: Prescribed, options: Topol
         before: What is in force.
         options: Of the topology manager, as our configuration has them.
     """
-    problem = _misfit(told.on(state.node), options)
+    problem = _policy_problem(told.on(state.node), options)
     if problem:
-        told = dataclasses.replace(told, policy=_kept(before.policy, problem), scope=before.scope)
+        told = dataclasses.replace(told, policy=_keep_previous(before.policy, problem), scope=before.scope)
     if told.on(state.node) == state.node:
-        return Enacted(state, told)
+        return AppliedPolicy(state, told)
     after = state.under(told.on(state.node))
-    if _starved(after):
-        told = _possible(state, told, before)
+    if _shared_pool_empty(after):
+        told = _applicable(state, told, before)
         if told.on(state.node) == state.node:
-            return Enacted(state, told)
+            return AppliedPolicy(state, told)
         after = state.under(told.on(state.node))
-    return Enacted(after, told, tuple(_keeping(state, after)))
+    return AppliedPolicy(after, told, tuple(_owners_of_reserved(state, after)))
 
 
-def _possible(state: NodeState, told: Prescribed, before: Prescribed) -> Prescribed:
+def _applicable(state: NodeState, told: NodePolicy, before: NodePolicy) -> NodePolicy:
     """Give what can be in force of rules that cannot be as a whole."""
     parts = (
         ("reserved", (), "keep CPUs {} from those who share (strict-cpu-reservation)"),
@@ -354,26 +364,26 @@ def _possible(state: NodeState, told: Prescribed, before: Prescribed) -> Prescri
     found = dataclasses.replace(told, **{name: getattr(before, name) for name in names})
     for main, more, what in parts:
         new = dataclasses.replace(found, **{name: getattr(told, name) for name in (main, *more)})
-        if not _starved(state.under(new.on(state.node))):
+        if not _shared_pool_empty(state.under(new.on(state.node))):
             found = new
             continue
         words = f"cannot {what.format(getattr(told, main).value)}: they would leave the shared pool empty"
-        found = dataclasses.replace(found, **{main: _kept(getattr(before, main), words)})
+        found = dataclasses.replace(found, **{main: _keep_previous(getattr(before, main), words)})
     return found
 
 
-def _kept(before: Value[T], problem: str) -> Value[T]:
+def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
     stays = str(before.value) or "none"
     return dataclasses.replace(before, problem=f"{problem} (what was in force stays: {stays})")
 
 
-def _starved(state: NodeState) -> bool:
+def _shared_pool_empty(state: NodeState) -> bool:
     """Tell whether containers that own nothing would have no CPU, now or when promises are kept."""
     # On a node whose CPUs are all kept back, all are shareable: somebody has to have some.
     return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
 
 
-def _misfit(node: Node, options: TopologyOptions) -> str:
+def _policy_problem(node: Node, options: TopologyOptions) -> str:
     """Tell why a topology policy cannot be on this machine, or with our other settings; empty if it can."""
     machine = node.machine
     count = len(machine.nodes)
@@ -386,7 +396,7 @@ def _misfit(node: Node, options: TopologyOptions) -> str:
     return ""
 
 
-def _keeping(before: NodeState, after: NodeState) -> list[str]:
+def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
     """Name owners of CPUs that are kept back now and were not before."""
     new = after.node.withheld - before.node.withheld
     held: dict[str, CpuSet] = {}

@@ -11,13 +11,13 @@ from proxy.place.mems import memory_for
 from proxy.plan.state import NodeState
 
 
-def bound_to(pod: Pod, blocks: Blocks) -> Mask | None:
+def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
     """Give the nodes of counted memory: the container's own, or the pod's; None where there is none."""
     bits = union(block.affinity.bits for block in blocks or (pod.aside.blocks if pod.aside else ()))
     return Mask.from_bits(bits) if bits else None
 
 
-def own_mems(
+def owner_memory_nodes(
     state: NodeState, request: Request, cpus: CpuSet, me: str, bound: Mask | None = None
 ) -> tuple[Mask, tuple[str, ...]]:
     """Give the memory nodes of an owner, and what there is to say about them."""
@@ -26,7 +26,7 @@ def own_mems(
     if named is not None:
         return named, (f"memory of {words(named)}, which the request names",)
     if bound is not None:
-        return bound, (counted(bound),)
+        return bound, (counted_memory_reason(bound),)
     if not state.node.follow_mems:
         return machine.memory_nodes, ()
     promised = [
@@ -43,7 +43,7 @@ def own_mems(
     )
 
 
-def named_mems(state: NodeState, request: Request) -> Mask:
+def named_memory_nodes(state: NodeState, request: Request) -> Mask:
     """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
     named = _named(state.node.machine, request)
     return state.node.machine.memory_nodes if named is None else named
@@ -59,14 +59,14 @@ def _named(machine: Machine, request: Request) -> Mask | None:
     return named if named and named <= Mask(machine.node_by_id) else None
 
 
-def pool_mems(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
+def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
     """Give the memory nodes of a container on a pool: named by the request, of its NUMA nodes, or all."""
     machine = state.node.machine
     if nodes is None or not state.node.follow_mems or request.cpuset_mems:
-        return named_mems(state, request)
+        return named_memory_nodes(state, request)
     return nodes & machine.memory_nodes or machine.memory_nodes
 
 
-def counted(nodes: Mask) -> str:
+def counted_memory_reason(nodes: Mask) -> str:
     """Say where memory that is counted by node comes from."""
     return f"memory of {words(nodes)}, where its limit is counted"

@@ -31,7 +31,7 @@ from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
 from proxy.place.binding.bind import usable
 from proxy.place.binding.hints import Answer, ScoredHint
 from proxy.place.binding.merging import Tenancy, align
-from proxy.place.binding.offers import node_status, offers, policy_of, score_of
+from proxy.place.binding.offers import node_status, policy_of, score_of, scored_hints
 from proxy.place.binding.shares import Amounts
 from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.place.memory import request as memory_request
@@ -40,26 +40,26 @@ from proxy.place.providers.cpu import CpuProvider
 from proxy.place.providers.devices import DEVICES
 from proxy.place.providers.memory import MemoryProvider
 from proxy.place.providers.provider import Provider
-from proxy.place.samples import say
+from proxy.place.samples import record_answer
 from proxy.plan.desk import AdmissionContext, TopologyDecision
 from proxy.plan.state import NodeState
 from proxy.pools.claims import pool_of
 
 
-def wants(pod: Pod) -> bool:
+def wants_alignment(pod: Pod) -> bool:
     """Tell whether the node is to align a pod by what the pod itself says."""
     undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
     return pod.aligned is not NumaPolicy.NONE and undecided
 
 
-def shared_milli(pod: Pod, total: Request) -> int:
+def shared_request_milli(pod: Pod, total: Request) -> int:
     """Give what a pod that shares CPUs asks for, in thousandths; 0 where nobody tells."""
     if pod.asks is not None:
         return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
     return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
 
 
-def bound(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
+def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
     """Give a pod that shares CPUs as it is bound to the nodes of a hint; to no part where that is all."""
     if hint.affinity is None or hint.affinity == nodes:
         return pod
@@ -70,12 +70,12 @@ P = TypeVar("P", bound=Provider)
 _KOORDINATORS = {kubernetes: own for own, kubernetes in KUBERNETES.items()}
 
 
-def judge_aligned(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
+def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> TopologyDecision:
     """Decide on which NUMA nodes a pod runs; nothing is granted yet.
 
     Args:
         state: The node as it is.
-        context: The request and what is there; the pod wants to be aligned (``wants``).
+        context: The request and what is there; the pod wants to be aligned (``wants_alignment``).
         milli: Thousandths of a CPU that the pod asks for.
 
     Raises:
@@ -97,12 +97,14 @@ def judge_aligned(state: NodeState, context: AdmissionContext, milli: int) -> To
     def score(nodes: Mask) -> int:
         return score_of(requests, free, total, nodes, strategy)
 
-    found = offers(requests, free, fits, policy, score)
+    found = scored_hints(requests, free, fits, policy, score)
     answers: list[Answer] = [found, *_unscored(context)]
     tenancy = Tenancy(pod.apart, node_status(_tenants(state, pod)))
     aligned = align(policy, answers, node.nodes, tenancy)
     hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
-    said = tuple(record for name, hints in _told(answers) for record in say(name, hints))
+    said = tuple(
+        record for name, hints in _hints_by_provider(answers) for record in record_answer(name, hints)
+    )
     merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
     return TopologyDecision(Verdict() if aligned.admitted else UNALIGNED, hint, said=said, merge=merge)
 
@@ -152,7 +154,9 @@ def _unscored(context: AdmissionContext) -> Iterable[Answer]:
         }
 
 
-def _told(answers: Iterable[Answer]) -> Iterable[tuple[str, Mapping[str, tuple[TopologyHint, ...]]]]:
+def _hints_by_provider(
+    answers: Iterable[Answer],
+) -> Iterable[tuple[str, Mapping[str, tuple[TopologyHint, ...]]]]:
     for answer in answers:
         for resource, hints in (answer or {}).items():
             provider = resource if resource == CPU else "memory" if in_bytes(resource) else DEVICES

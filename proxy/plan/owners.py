@@ -21,12 +21,12 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import Held
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
-from proxy.plan.admission import believed
+from proxy.plan.admission import permitted_claim
 from proxy.plan.node import Node
 from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import Owner
 
-NOT_KUBELETS = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
+NEVER_PINNED_BY_KUBELET = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
 """Classes to which kubelet's CPU manager gives nothing that counts."""
 
 
@@ -55,10 +55,10 @@ def owners_of(
         cpus = placement.own | placement.instead if placement.instead else placement.own
         cpus = cpus | old.cpus if old else cpus
         owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
-    return {**owners, **_coming(node, held, there, owners, pods)} if held else owners
+    return {**owners, **_owners_known_to_kubelet(node, held, there, owners, pods)} if held else owners
 
 
-def _coming(
+def _owners_known_to_kubelet(
     node: Node,
     held: Held,
     there: Collection[tuple[str, str]],
@@ -72,7 +72,9 @@ def _coming(
     given to nobody.
     """
     known = list(pods)
-    ours = {pod.uid for pod in known if pod.qos in NOT_KUBELETS or believed(node, pod)[0].cpuset}
+    ours = {
+        pod.uid for pod in known if pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(node, pod)[0].cpuset
+    }
     aside = [pod.aside.cpus for pod in known if pod.aside is not None]
     taken = CpuSet.from_bits(
         union(cpus.bits for cpus in (*aside, *(owner.cpus for owner in owners.values())))
@@ -92,25 +94,25 @@ def _coming(
     return found
 
 
-def owns_as_a_whole(node: Node, pod: Pod) -> bool:
+def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
     """Tell whether the node is to choose CPUs for a pod as a whole."""
     undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
     return node.static and pod.qos in STRICT and undecided
 
 
-def tells(pod: Pod, total: Request) -> bool:
+def request_is_known(pod: Pod, total: Request) -> bool:
     """Tell whether it is known what the pod asks for."""
     return pod.asks is not None or total.cpu_shares > NO_SHARES
 
 
-def owned_cpus(pod: Pod, total: Request) -> int:
+def pod_cpu_count(pod: Pod, total: Request) -> int:
     """Give how many CPUs a pod owns."""
     if pod.asks is None:
         return whole_cpus(total)
     return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR)) // MILLI
 
 
-def owned_asks(pod: Pod, total: Request, count: int) -> PodAsk:
+def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodAsk:
     """Give what a pod asks for as if it were one container; counted memory only where it is Guaranteed."""
     amounts = {CPU: count * MILLI}
     if pod.kube_qos is KubeQos.GUARANTEED:

@@ -32,27 +32,34 @@ from proxy.model.workload import (
 from proxy.place.cpu_request import container_cpus
 from proxy.place.providers.provider import ProviderRequest
 from proxy.place.refusal import AllocationRefusedError
-from proxy.plan.admission import CLAIMING, believed, rejection, rejects, shared_instead, summed
-from proxy.plan.admit import AFFINITY, worded
-from proxy.plan.cases import asks_of, context_of
+from proxy.plan.admission import (
+    RESTRICTED_CLASSES,
+    permitted_claim,
+    rejection_verdict,
+    rejects_claims,
+    sharing_problem,
+    sum_requests,
+)
+from proxy.plan.admit import AFFINITY, detailed_verdict
+from proxy.plan.cases import build_context, pod_requests
 from proxy.plan.desk import (
     ANYWHERE,
     AdmissionContext,
     TopologyDecision,
     admit_container,
     allocate,
-    refused,
+    refusal_verdict,
 )
-from proxy.plan.found import Found, RefusedError, named_cpus
+from proxy.plan.found import FoundPlacement, PlacementRefusedError, place_on_named_cpus
 from proxy.plan.lacks import shortfall
-from proxy.plan.limits import beyond, headroom
+from proxy.plan.limits import exceeded_limit, floor_cpus
 from proxy.plan.moves import moves
-from proxy.plan.nodes import bound_to, counted, own_mems, pool_mems
-from proxy.plan.pool_placement import constrained, pooled, unmet
-from proxy.plan.quotas import unlimited, without_quota
-from proxy.plan.record import explain, moved
+from proxy.plan.nodes import counted_memory_reason, counted_nodes, owner_memory_nodes, pool_memory_nodes
+from proxy.plan.pool_placement import pool_placement, unmet_limit, with_burst_limit
+from proxy.plan.quotas import quota_is_off, without_quota
+from proxy.plan.record import explain, moved_containers
 from proxy.plan.state import NodeState, with_grants
-from proxy.plan.wishes import wished
+from proxy.plan.wishes import decide_with_wishes
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
 
@@ -104,17 +111,19 @@ def place(
         there: CPUs that may be named; the online ones if None.
         has: CPUs that it runs on already; None for none. If it owns exactly these, no limit takes them away.
     """
-    placement = _at_once(state, pod, request)
+    placement = _pooled_at_once(state, pod, request)
     if placement is not None:
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
     online = state.node.machine.online
-    counts, breach = admissible(state, pod, name, request)
+    counts, breach = permitted_container_claim(state, pod, name, request)
     if there is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
         there = counts.cpuset | online  # what is away of its CPUs comes back, and it goes on with the rest
-    wish = claim(counts, request, there or online, static=state.node.static, exact=_exact(pod, name))
+    wish = claim(
+        counts, request, there or online, static=state.node.static, exact=_known_exclusive_cpus(pod, name)
+    )
     if breach is not None and not wish.problem:
-        wish = dataclasses.replace(wish, problem=shared_instead(breach))
+        wish = dataclasses.replace(wish, problem=sharing_problem(breach))
 
     def no(
         verdict: Verdict,
@@ -126,13 +135,18 @@ def place(
         why = explain("CreateContainer", pod, name, attempt, request, verdict, decision, lacks=lacks)
         return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
 
-    if breach is not None and rejects(state.node):
-        return no(rejection(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
-    draft = Draft(state, pod, counts, name, request, token, attempt, has or CpuSet())
+    if breach is not None and rejects_claims(state.node):
+        return no(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
+    draft = ContainerDraft(state, pod, counts, name, request, token, attempt, has or CpuSet())
     try:
         drafted = _within_limits(draft, wish)
-    except RefusedError as refused:
-        return no(refused.verdict, refused.decision, refused.lacks, limit=refused.limit)
+    except PlacementRefusedError as refusal:
+        return no(
+            refusal.verdict,
+            refusal.decision,
+            refusal.lacks,
+            limit=refusal.limit,
+        )
     found, container, after = drafted.found, drafted.container, drafted.after
     placement = container.placement
     shrink: tuple[str, ...] = ()
@@ -143,25 +157,27 @@ def place(
     verdict = Verdict()
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
     if shrink:
-        who, more = moved(state, after, shrink)
+        who, more = moved_containers(state, after, shrink)
         why = dataclasses.replace(why, moved=who, more_moved=more)
     limit = breach.rule if breach is not None else drafted.limit
     return Plan(verdict, after, container, shrink, found.problem, why, limit)
 
 
-def admissible(state: NodeState, pod: Pod, name: str, request: Request) -> tuple[Pod, Breach | None]:
+def permitted_container_claim(
+    state: NodeState, pod: Pod, name: str, request: Request
+) -> tuple[Pod, Breach | None]:
     """Take away from a pod what it may not claim, by what is known when a container of it comes."""
-    if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in CLAIMING:
+    if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in RESTRICTED_CLASSES:
         return pod, None
     if pod.cpuset is None or pod.total is not None or pod.asks is not None:
-        return believed(state.node, pod, None, state.kept_for(pod.key))
+        return permitted_claim(state.node, pod, None, state.kept_for(pod.key))
     there = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
-    known = summed(list({**there, name: request}.values()))
-    return believed(state.node, pod, known, state.kept_for(pod.key))
+    known = sum_requests(list({**there, name: request}.values()))
+    return permitted_claim(state.node, pod, known, state.kept_for(pod.key))
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ContainerDraft:
     """A container that is being decided.
 
     Attributes:
@@ -181,10 +197,10 @@ class Draft:
     attempt: int
     has: CpuSet
 
-    def of(self, found: Found, limit: Rule | None = None) -> Drafted:
+    def of(self, found: FoundPlacement, limit: Rule | None = None) -> DraftedContainer:
         """Give what a placement comes to."""
         placement = found.placement
-        if unlimited(self.state, self.pod, self.name, placement.pool):
+        if quota_is_off(self.state, self.pod, self.name, placement.pool):
             placement = without_quota(placement, self.request)
         container = Container(
             self.token,
@@ -196,22 +212,22 @@ class Draft:
             self.attempt,
             found.owner,
         )
-        return Drafted(found, container, self.state.changed(put=(container,)), limit)
+        return DraftedContainer(found, container, self.state.changed(put=(container,)), limit)
 
-    def breach(self, drafted: Drafted) -> Breach | None:
+    def breach(self, drafted: DraftedContainer) -> Breach | None:
         """Name the limit beyond which a placement goes."""
         own = drafted.found.placement.own
         if not own or own == self.has:
             return None
-        return beyond(self.state, drafted.after, self.counts, drafted.found.owner, own)
+        return exceeded_limit(self.state, drafted.after, self.counts, drafted.found.owner, own)
 
-    def find(self, wish: Claim, avoid: CpuSet | None = None) -> Found:
+    def find(self, wish: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
         """Find a placement for a claim."""
-        return _find(self.state, self.counts, self.name, self.request, wish, avoid)
+        return _find_placement(self.state, self.counts, self.name, self.request, wish, avoid)
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedContainer:
     """What a placement comes to.
 
     Attributes:
@@ -221,13 +237,13 @@ class Drafted:
         limit: The rule on whose account the container owns no CPUs; None where it is not so.
     """
 
-    found: Found
+    found: FoundPlacement
     container: Container
     after: NodeState
     limit: Rule | None = None
 
 
-def _within_limits(draft: Draft, wish: Claim) -> Drafted:
+def _within_limits(draft: ContainerDraft, wish: Claim) -> DraftedContainer:
     """Find a placement that keeps the limits.
 
     Raises:
@@ -247,21 +263,21 @@ def _within_limits(draft: Draft, wish: Claim) -> Drafted:
             problem = Fault(words, Note.ADMISSION)
             again = dataclasses.replace(wish, cpus=None, count=count, problem=problem)
         try:
-            other = draft.of(draft.find(again, headroom(draft.state, pod)))
+            other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
                 return other
-        except RefusedError:
+        except PlacementRefusedError:
             pass  # the rule is the reason then
-    if rejects(node) and not pinned:
+    if rejects_claims(node) and not pinned:
         # What kubelet's CPU manager has admitted and pinned would only come again and again.
         what = f"give CPUs {found.placement.own} to {pod.ref}/{draft.name}"
-        raise RefusedError(rejection(breach, what), found.decision, limit=breach.rule)
+        raise PlacementRefusedError(rejection_verdict(breach, what), found.decision, limit=breach.rule)
     pool, why = pool_of(pod)
-    shared = Claim(pool, why, problem=shared_instead(breach))
+    shared = Claim(pool, why, problem=sharing_problem(breach))
     return draft.of(draft.find(shared), breach.rule)
 
 
-def _exact(pod: Pod, name: str) -> int | None:
+def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
     """Give the CPUs that a container may own by what kubelet told of its pod; None where it told nothing."""
     known = next((ask for ask in pod.asks.containers if ask.name == name), None) if pod.asks else None
     return None if known is None or pod.asks is None else container_cpus(pod.asks, known)
@@ -272,7 +288,7 @@ def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
 
 
-def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
+def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     """Give the placement of a container that can only go to a pool; None where there is more to think about.
 
     Most containers are like that, and for them only their class matters; so this is the same answer that the
@@ -290,7 +306,7 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
         return None
     if pod.aside is not None:
         return None  # what is set aside for it may end here
-    if pod.qos in CLAIMING and believed(state.node, pod)[1] is not None:
+    if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
         return None
     if pod.kube_qos is KubeQos.GUARANTEED and (
         state.node.serves_guaranteed or pod.asks is not None or whole_cpus(request)
@@ -300,49 +316,51 @@ def _at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
     known = state.node.alike.get(key)
     if known is None:
         wish = claim(pod, request, state.node.machine.online, static=state.node.static)
-        known = state.node.alike[key] = pooled(wish.pool, state.node.machine.memory_nodes, wish.why)
+        known = state.node.alike[key] = pool_placement(wish.pool, state.node.machine.memory_nodes, wish.why)
     return known
 
 
-def _find(
+def _find_placement(
     state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, avoid: CpuSet | None = None
-) -> Found:
+) -> FoundPlacement:
     ref = f"{pod.ref}/{name}"
     if wish.fatal:
-        raise RefusedError(
+        raise PlacementRefusedError(
             Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}")
         )
     if wish.pool is Pool.OWN and wish.cpus is not None:
-        given = named_cpus(state, pod, name, request, wish, wish.cpus)
-        if isinstance(given, Found):
+        given = place_on_named_cpus(state, pod, name, request, wish, wish.cpus)
+        if isinstance(given, FoundPlacement):
             return given
         wish = given
-    wish = constrained(state, pod, request, wish)
-    nowhere = unmet(state, wish)
+    wish = with_burst_limit(state, pod, request, wish)
+    nowhere = unmet_limit(state, wish)
     if nowhere and pod.qos in STRICT:
         words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
-        raise RefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
+        raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
         context = _context(state, pod, name, request, wish, avoid)
     except AllocationRefusedError as conflict:
-        verdict = refused(conflict)
-        raise RefusedError(worded(verdict, ref, TopologyDecision(verdict, ANYWHERE))) from conflict
+        verdict = refusal_verdict(conflict)
+        raise PlacementRefusedError(
+            detailed_verdict(verdict, ref, TopologyDecision(verdict, ANYWHERE))
+        ) from conflict
     if context is None:
-        mems = pool_mems(state, request, wish.nodes)
-        placement = pooled(wish.pool, mems, wish.why, wish.within, wish.nodes)
-        return Found(placement, problem=wish.problem or nowhere)
-    decision, unmet_wish = _decided(context)
+        mems = pool_memory_nodes(state, request, wish.nodes)
+        placement = pool_placement(wish.pool, mems, wish.why, wish.within, wish.nodes)
+        return FoundPlacement(placement, problem=wish.problem or nowhere)
+    decision, unmet_wish = _decide(context)
     if not decision.verdict.admitted and wish.count and wish.problem:
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         instead, _ = pool_of(pod)
         why = f"{wish.why}; there are not enough: it runs on the {instead} pool"
-        return _find(state, pod, name, request, Claim(instead, why, problem=wish.problem))
+        return _find_placement(state, pod, name, request, Claim(instead, why, problem=wish.problem))
     if not decision.verdict.admitted:
         missing = shortfall(context) if decision.verdict.reason == AFFINITY else ()
-        raise RefusedError(worded(decision.verdict, ref, decision), decision, missing)
+        raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
     placement = _placed(state, pod, name, request, wish, decision)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return Found(placement, owner, wish.problem or unmet_wish or nowhere, decision)
+    return FoundPlacement(placement, owner, wish.problem or unmet_wish or nowhere, decision)
 
 
 def _context(
@@ -352,17 +370,17 @@ def _context(
     wanted = wish.count
     if not wanted and not request.devices and not state.node.serves(pod):
         return None
-    asks = asks_of(pod, name, request, wanted)
+    asks = pod_requests(pod, name, request, wanted)
     asked = ProviderRequest(
         pod, asks, name, request, exclusive=wanted > 0, cpus=wanted, avoid=avoid or CpuSet()
     )
-    return context_of(state, asked)
+    return build_context(state, asked)
 
 
-def _decided(context: AdmissionContext) -> tuple[TopologyDecision, Fault | None]:
+def _decide(context: AdmissionContext) -> tuple[TopologyDecision, Fault | None]:
     aside = context.request.pod.aside
     if aside is None:
-        return wished(context, admit_container)
+        return decide_with_wishes(context, admit_container)
     hint = TopologyHint(aside.affinity, aside.preferred)
     if context.request.cpus <= len(aside.cpus):
         return allocate(context, hint), None
@@ -375,13 +393,15 @@ def _placed(
 ) -> Placement:
     granted = decision.granted
     if wish.pool is not Pool.OWN:
-        bound = bound_to(pod, granted.blocks)
-        mems = bound or pool_mems(state, request, wish.nodes)
-        reasons = (wish.why, counted(bound)) if bound else (wish.why,)
+        bound = counted_nodes(pod, granted.blocks)
+        mems = bound or pool_memory_nodes(state, request, wish.nodes)
+        reasons = (wish.why, counted_memory_reason(bound)) if bound else (wish.why,)
         pooled_placement = Placement(wish.pool, CpuSet(), mems, reasons, within=wish.within, nodes=wish.nodes)
         return with_grants(pooled_placement, granted)
     cpus = granted.cpus
-    mems, said = own_mems(state, request, cpus, f"{pod.key}/{name} {name}", bound_to(pod, granted.blocks))
+    mems, said = owner_memory_nodes(
+        state, request, cpus, f"{pod.key}/{name} {name}", counted_nodes(pod, granted.blocks)
+    )
     where = named(state.node.machine.nodes_of(cpus))
     if cpus == state.had(f"{pod.key}/{name}"):
         why = f"{wish.why}; keeps the CPUs of its earlier attempt"

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from proxy.plan.state import NodeState
 
 
-def limit_of(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
+def pool_limit(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
     """Give the CPUs to which a pool is narrowed by CPUs or by NUMA nodes; None where it is not."""
     return within if nodes is None else node.machine.cpus_of(nodes)
 
 
-def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
+def pool_cpus(node: Node, pools: Pools, placement: Placement) -> CpuSet:
     """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any.
 
     Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
     """
     pool = pools.of(placement.pool)
-    limit = limit_of(node, placement.within, placement.nodes)
+    limit = pool_limit(node, placement.within, placement.nodes)
     hooked = placement.narrowed
     if limit is None and hooked is None:
         return pool
@@ -54,7 +54,7 @@ def in_pool(node: Node, pools: Pools, placement: Placement) -> CpuSet:
     return pool if limit is None else pool & limit or whole & limit or pool
 
 
-def unhooked(placement: Placement) -> Placement:
+def without_hook_limits(placement: Placement) -> Placement:
     """Give a placement as it was before hooks narrowed it."""
     if placement.narrowed is None:
         return placement
@@ -62,25 +62,25 @@ def unhooked(placement: Placement) -> Placement:
 
 
 @functools.lru_cache(maxsize=64)
-def pooled(
+def pool_placement(
     pool: Pool, mems: Mask, why: str, within: CpuSet | None = None, nodes: Mask | None = None
 ) -> Placement:
     """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
     return Placement(pool, CpuSet(), mems, (why,), within=within, nodes=nodes)
 
 
-def unmet(state: NodeState, wish: Claim) -> str:
+def unmet_limit(state: NodeState, wish: Claim) -> str:
     """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
     if wish.pool is Pool.OWN:
         return ""
-    limit = limit_of(state.node, wish.within, wish.nodes)
+    limit = pool_limit(state.node, wish.within, wish.nodes)
     if limit is None or not state.pools.of(wish.pool).isdisjoint(limit):
         return ""
     where = named(wish.nodes) if wish.nodes is not None else f"CPUs {listed(wish.within or CpuSet())}"
     return f"nothing is left of the {wish.pool} pool on {where}: it runs on the whole pool"
 
 
-def constrained(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:
+def with_burst_limit(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:
     """Narrow the shared pool for a pod that wants ``ConstrainedBurst``; the claim as it is for all others."""
     wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
     if not wants or wish.pool is not Pool.SHARED or wish.nodes is not None or wish.within is not None:

@@ -14,7 +14,7 @@ from proxy.plan.state import NodeState
 from proxy.pools.quota import quota_of_owner
 
 
-def at_once(state: NodeState, pod: Pod, name: str) -> int:
+def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
     """Give how many containers of a pod run at the same time, one of this name among them."""
     if pod.asks is not None:
         return len(pod.asks.of(Kind.APP, Kind.SIDECAR))
@@ -22,12 +22,14 @@ def at_once(state: NodeState, pod: Pod, name: str) -> int:
     return len({name, *(c.name for c in there if c.phase is not Phase.EXITED)})
 
 
-def unlimited(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
+def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
     """Tell whether a container's CFS quota is to be off."""
     if pool is not Pool.OWN:
         return False
     keep = state.node.keep_quota
-    return quota_of_owner(owns=True, containers=at_once(state, pod, name), keep=keep) is not None
+    return (
+        quota_of_owner(owns=True, containers=concurrent_containers(state, pod, name), keep=keep) is not None
+    )
 
 
 def without_quota(placement: Placement, request: Request) -> Placement:

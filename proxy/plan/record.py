@@ -11,11 +11,11 @@ from proxy.model.wording import listed
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.place.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.plan.desk import ANYWHERE, TopologyDecision
-from proxy.plan.pool_placement import in_pool
+from proxy.plan.pool_placement import pool_cpus
 from proxy.plan.state import NodeState
 from proxy.pools.claims import whole_cpus
 
-MOVED = 20
+MAX_MOVED = 20
 """So many of those who had to move are named."""
 
 
@@ -49,7 +49,7 @@ def explain(
     cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
         own = placement.own & after.node.machine.online  # what is away may come back
-        cpus = own if placement.pool is Pool.OWN else in_pool(after.node, after.pools, placement)
+        cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node, after.pools, placement)
     return Explanation(
         event,
         pod.ref,
@@ -71,16 +71,18 @@ def explain(
     )
 
 
-def moved(before: NodeState, after: NodeState, shrink: tuple[str, ...]) -> tuple[tuple[Moved, ...], int]:
+def moved_containers(
+    before: NodeState, after: NodeState, shrink: tuple[str, ...]
+) -> tuple[tuple[Moved, ...], int]:
     """Name who had to leave CPUs: the first of them, and how many more there are."""
     named: list[Moved] = []
-    for key in shrink[:MOVED]:
+    for key in shrink[:MAX_MOVED]:
         old, new = before.containers[key], after.containers[key]
         named.append(Moved(new.ref, before.wanted(old), after.wanted(new)))
-    return tuple(named), max(0, len(shrink) - MOVED)
+    return tuple(named), max(0, len(shrink) - MAX_MOVED)
 
 
-def of_pool(container: Container, cpus: CpuSet) -> Explanation:
+def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
     """Write the record of a container for which nothing was weighed.
 
     Args:
@@ -107,7 +109,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     facts = [_class(pod)]
     known = next((a for a in pod.asks.containers if a.name == name), None) if pod.asks else None
     if known is not None:
-        facts += _exact(known, pod.source)
+        facts += _requests(known, pod.source)
     elif pod.asks is not None:
         names = printable(", ".join(a.name for a in pod.asks.containers))
         facts.append(Fact("containers", names, pod.source))
@@ -151,7 +153,7 @@ def _class(pod: Pod) -> Fact:
     return Fact("QoS class", pod.kube_qos.value, "the pod's cgroup parent")
 
 
-def _exact(ask: Ask, source: str) -> list[Fact]:
+def _requests(ask: Ask, source: str) -> list[Fact]:
     facts = [Fact("kind of container", ask.kind.value, source)]
     for words, amounts in (("request", ask.requests), ("limit", ask.limits)):
         facts += [

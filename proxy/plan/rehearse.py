@@ -14,12 +14,12 @@ from proxy.model.explanation import Explanation
 from proxy.model.workload import Container, Phase, Pod, Request, Verdict
 from proxy.plan.admit import admit
 from proxy.plan.place import place
-from proxy.plan.record import of_pool
+from proxy.plan.record import explain_pooled
 from proxy.plan.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ArrivingPod:
     """A pod as it comes to a node.
 
     Attributes:
@@ -34,7 +34,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DryRunOutcome:
     """What became of a pod.
 
     Attributes:
@@ -52,12 +52,12 @@ class Outcome:
     explanations: tuple[Explanation, ...] = ()
 
 
-def arrive(state: NodeState, arrival: Arrival) -> Outcome:
+def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
     """Have a pod come to a node, with all its containers in their order."""
     admission = admit(state, arrival.pod, arrival.total)
     told = [admission.explanation] if admission.explanation else []
     if not admission.verdict.admitted:
-        return Outcome(admission.verdict, state, explanations=tuple(told))
+        return DryRunOutcome(admission.verdict, state, explanations=tuple(told))
     pod = admission.pod
     kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod.asks else {}
     after = admission.state.with_pod(pod)
@@ -67,8 +67,8 @@ def arrive(state: NodeState, arrival: Arrival) -> Outcome:
         plan = place(after, pod, name, 0, request, f"{pod.sandbox_id}/{name}")
         if plan.container is None:
             told += [plan.explanation] if plan.explanation else []
-            return Outcome(plan.verdict, state, tuple(placed), name, tuple(told))
-        told.append(plan.explanation or of_pool(plan.container, plan.state.wanted(plan.container)))
+            return DryRunOutcome(plan.verdict, state, tuple(placed), name, tuple(told))
+        told.append(plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container)))
         ends = kinds.get(name) is Kind.INIT
         container = plan.container.in_phase(Phase.RUNNING)
         after = plan.state.changed(put=(container,)).started(container)
@@ -76,4 +76,4 @@ def arrive(state: NodeState, arrival: Arrival) -> Outcome:
             container = container.in_phase(Phase.EXITED)
             after = after.changed(put=(container,))
         placed.append(container)
-    return Outcome(Verdict(), after, tuple(placed), explanations=tuple(told))
+    return DryRunOutcome(Verdict(), after, tuple(placed), explanations=tuple(told))

@@ -21,18 +21,15 @@ from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet, union
 from proxy.model.koordinator import BindPolicy
-from proxy.model.options import Policy
 from proxy.model.workload import Container, Phase, Pool
 from proxy.place.cpu_policy import take
-from proxy.plan.admission import decided_cpus
-from proxy.plan.limits import headroom
+from proxy.plan.admission import assigned_cpus
+from proxy.plan.limits import floor_cpus
 from proxy.plan.state import NodeState
-
-STRICT = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 
 
 @dataclass(frozen=True, slots=True)
-class Short:
+class MissingCpus:
     """An owner of whose CPUs some are away, or who has others instead.
 
     Attributes:
@@ -55,7 +52,7 @@ class Short:
         return max(len(self.away) - len(self.instead), 0)
 
 
-def shorts(state: NodeState) -> list[Short]:
+def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
     """Give those who lack CPUs of their own, or have others instead; mostly nobody."""
     online = state.node.machine.online
     groups: dict[str, list[Container]] = {}
@@ -69,30 +66,30 @@ def shorts(state: NodeState) -> list[Short]:
     for owner, group in sorted(groups.items()):
         own = CpuSet.from_bits(union(c.placement.own.bits for c in group))
         instead = CpuSet.from_bits(union(c.placement.instead.bits for c in group)) & online
-        found.append(Short(owner, tuple(group), own, own - online, instead))
+        found.append(MissingCpus(owner, tuple(group), own, own - online, instead))
     return found
 
 
-def stand_in(state: NodeState, short: Short) -> CpuSet:
+def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
     """Choose CPUs that stand in for those that are missing; fewer, or none, where there are not enough."""
     node, wanted = state.node, short.missing
     first = short.containers[0]
-    if not wanted or any(is_named(state, c) for c in short.containers):
+    if not wanted or any(cpus_are_named(state, c) for c in short.containers):
         return CpuSet()
     mine = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())
     kept = (node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(short.owner)).bits
     free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | kept))
-    free -= headroom(state, first.pod)
+    free -= floor_cpus(state, first.pod)
     wanted = min(wanted, len(state.pools.shared - state.aside()) - 1)
     if wanted <= 0:
         return CpuSet()
     homes = node.machine.nodes_of(mine) or first.placement.mems
     near = free & node.machine.cpus_of(homes)
     whole = node.options.full_pcpus_only or first.pod.bind_required is BindPolicy.FULL_PCPUS
-    crosses = node.policy not in STRICT
+    crosses = not node.policy.is_strict
     if whole:
-        return _cores(state, near, free - near if crosses else CpuSet(), wanted)
+        return _whole_cores(state, near, free - near if crosses else CpuSet(), wanted)
     found = take(node.topology, node.options, near, min(wanted, len(near)))
     if crosses and len(found) < wanted:
         far = free - near
@@ -100,17 +97,17 @@ def stand_in(state: NodeState, short: Short) -> CpuSet:
     return found
 
 
-def is_named(state: NodeState, container: Container) -> bool:
+def cpus_are_named(state: NodeState, container: Container) -> bool:
     """Tell whether somebody else has named a container's CPUs: a scheduler, or kubelet's CPU manager."""
     pod, own = container.pod, str(container.placement.own)
-    if not pod.chosen and decided_cpus(state.node, pod):
+    if not pod.chosen and assigned_cpus(state.node, pod):
         return True
     if container.name in state.kubelet.get(pod.uid, ()):
         return True
     return not state.node.static and not pod.chosen and container.request.cpuset_cpus == own
 
 
-def _cores(state: NodeState, near: CpuSet, far: CpuSet, wanted: int) -> CpuSet:
+def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, wanted: int) -> CpuSet:
     """Choose whole cores, near ones first, as many as fit into what is wanted."""
     found = 0
     for place in (near, far):

@@ -22,10 +22,10 @@ from proxy.place.memory.accounts import inits_before
 from proxy.place.memory.state import MemoryState
 from proxy.place.providers.memory import MemoryProvider
 from proxy.place.providers.provider import Provider
-from proxy.plan.admission import decided_cpus, summed
+from proxy.plan.admission import assigned_cpus, sum_requests
 from proxy.plan.node import Node
 from proxy.plan.owners import owners_of
-from proxy.plan.pool_placement import in_pool, unhooked
+from proxy.plan.pool_placement import pool_cpus, without_hook_limits
 from proxy.pools.pools import Owner, Pools, pools_of
 
 
@@ -113,7 +113,7 @@ class NodeState:
         """Give the CPUs that a container must run on."""
         placement = container.placement
         if placement.pool is not Pool.OWN:
-            return in_pool(self.node, self.pools, placement)
+            return pool_cpus(self.node, self.pools, placement)
         # A CPU that is offline comes back, and is still its owner's then. Who has lost all of them shares
         # meanwhile: the kernel would let him run anywhere, on the CPUs of others too.
         online = self.node.machine.online
@@ -129,7 +129,7 @@ class NodeState:
         """Give the CPUs that a container would run on if no hook had narrowed it."""
         if container.placement.narrowed is None:
             return self.wanted(container)
-        return self.wanted(dataclasses.replace(container, placement=unhooked(container.placement)))
+        return self.wanted(dataclasses.replace(container, placement=without_hook_limits(container.placement)))
 
     def shares(self, container: Container) -> bool:
         """Tell whether a container runs on CPUs that others use too, and must leave those that one is given.
@@ -312,7 +312,7 @@ class NodeState:
         """
         bits = self.returning(owner).bits
         for pod in self.pods.values():
-            if pod.cpuset and pod.key != owner and (cpus := decided_cpus(self.node, pod)):
+            if pod.cpuset and pod.key != owner and (cpus := assigned_cpus(self.node, pod)):
                 bits |= cpus.bits
         return CpuSet.from_bits(bits)
 
@@ -344,7 +344,7 @@ class NodeState:
         if container.owner != pod.key or pod.chosen:
             return True
         requests = {c.name: c.request for c in self.in_sandbox(pod.sandbox_id)}
-        return decided_cpus(self.node, pod, summed(list(requests.values()))) is not None
+        return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
 
     def _is_over(self, container: Container) -> bool:
         """Tell whether an ended container is known not to come back: an init container before a later one."""

@@ -21,10 +21,10 @@ from proxy.model.workload import Fault, Note
 from proxy.plan.desk import AdmissionContext, TopologyDecision
 
 VOLCANO = "volcano"
-_STRICTER = (Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+_BY_STRICTNESS = tuple(Policy)
 
 
-def wished(
+def decide_with_wishes(
     context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
 ) -> tuple[TopologyDecision, Fault | None]:
     """Decide with a pod's wishes, and without them where that fails.
@@ -38,7 +38,7 @@ def wished(
     """
     pod, own = context.request.pod, context.node.policy
     policy = pod.wish_policy
-    if policy is None or _STRICTER.index(policy) <= _STRICTER.index(own):
+    if policy is None or _BY_STRICTNESS.index(policy) <= _BY_STRICTNESS.index(own):
         policy = None
     nodes = pod.wish_nodes
     if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
@@ -53,24 +53,24 @@ def wished(
     for attempt, (under, on) in enumerate(tries):
         hint = TopologyHint(on, preferred=True) if on else None
         decision = decide(dataclasses.replace(context, policy=under, wished=hint))
-        if decision.verdict.admitted and (not on or _lies_on(context, decision, on)):
+        if decision.verdict.admitted and (not on or _granted_on(context, decision, on)):
             met = not attempt and not why
-            return (decision, None) if met else _noted(decision, _unmet(None, nodes, why))
+            return (decision, None) if met else _noted(decision, _unmet_wish(None, nodes, why))
         why = why or decision.verdict.message or "they have too little"
-    return _noted(decide(context), _unmet(policy, nodes, why))
+    return _noted(decide(context), _unmet_wish(policy, nodes, why))
 
 
 def _noted(decision: TopologyDecision, unmet: Fault) -> tuple[TopologyDecision, Fault]:
     return dataclasses.replace(decision, steps=(Step(VOLCANO, unmet), *decision.steps)), unmet
 
 
-def _unmet(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
+def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
     what = [f"policy {policy}"] if policy else []
     what += [named(nodes)] if nodes else []
     return Fault(f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", Note.WISH)
 
 
-def _lies_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
+def _granted_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
     """Tell whether all that was given is on some nodes."""
     machine = context.node.machine
     memory = Mask.from_bits(union(block.affinity.bits for block in decision.blocks))

@@ -184,7 +184,7 @@ def _smaller(told: Explanation) -> str:
 
 
 def _other_policy(policy: str, best: TopologyHint) -> str:
-    if policy not in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+    if policy not in tuple(Policy) or not Policy(policy).is_strict:
         return ""
     where = "" if best.affinity is None else f"; it would have looked on {nodes(best.affinity)} first"
     return f"The topology policy best-effort refuses nobody for alignment{where}"

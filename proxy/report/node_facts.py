@@ -15,7 +15,7 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy
 from proxy.model.workload import Container, Phase, Pool
-from proxy.plan.admission import believed, decided_cpus
+from proxy.plan.admission import assigned_cpus, permitted_claim
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 from proxy.pools.annotations import ResourceStatus
@@ -51,7 +51,7 @@ def node_facts(
             pod.namespace, pod.name, pod.uid, pod.qos, ResourceStatus(str(pod.cpuset), pod.cpuset)
         )
         for pod in state.pods.values()
-        if pod.cpuset and not pod.chosen and believed(node, pod)[0].cpuset
+        if pod.cpuset and not pod.chosen and permitted_claim(node, pod)[0].cpuset
     }
     return NodeFacts(
         name,
@@ -70,7 +70,7 @@ def _chosen(state: NodeState) -> list[Alloc]:
     """Give what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
-        if not _owns(container) or (not container.pod.chosen and decided_cpus(state.node, container.pod)):
+        if not _owns(container) or (not container.pod.chosen and assigned_cpus(state.node, container.pod)):
             continue
         pod, own = container.pod, container.placement
         before = found.get(pod.key)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from proxy.model.explanation import Explanation
 from proxy.model.workload import Container
-from proxy.plan.rehearse import Outcome, arrive
+from proxy.plan.rehearse import DryRunOutcome, dry_run
 from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import Host
 
@@ -104,10 +104,10 @@ class Cluster:
         return results
 
     def _place(self, guest: Guest, *, explain: bool) -> Result:
-        refused: list[tuple[Host, Outcome]] = []
+        refused: list[tuple[Host, DryRunOutcome]] = []
         for at in self._fitting(guest):
             host = self.hosts[at]
-            outcome = arrive(host.state, guest.arrival)
+            outcome = dry_run(host.state, guest.arrival)
             kept = outcome.explanations if explain else ()
             if outcome.verdict.admitted:
                 self._settle(at, guest, outcome)
@@ -152,7 +152,7 @@ class Cluster:
             if not self.hosts[at].lacks(guest.needs):
                 yield at
 
-    def _settle(self, at: int, guest: Guest, outcome: Outcome) -> None:
+    def _settle(self, at: int, guest: Guest, outcome: DryRunOutcome) -> None:
         host = self.hosts[at]
         del self._order[bisect.bisect_left(self._order, self._key(at))]
         host.state = outcome.state

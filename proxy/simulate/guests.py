@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from proxy.kubelet.criview import cri_request, pod_of, sandbox_total
 from proxy.kubelet.podspec import PodSpec, needed
 from proxy.model.workload import Request
-from proxy.plan.rehearse import Arrival
+from proxy.plan.rehearse import ArrivingPod
 
 SOURCE = "the pod's manifest"
 
@@ -24,7 +24,7 @@ class Guest:
         where: File and line that it came from, for messages.
     """
 
-    arrival: Arrival
+    arrival: ArrivingPod
     needs: Mapping[str, int]
     host: str = ""
     where: str = ""
@@ -56,7 +56,7 @@ class Mould:
         """
         uid = f"{self.spec.uid or 'pod'}-{number}"
         spec = replace(self.spec, uid=uid, name=name, ask=replace(self.spec.ask, uid=uid))
-        arrival = Arrival(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
+        arrival = ArrivingPod(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
         return Guest(arrival, self.needs, host or self.host, self.where)
 
 

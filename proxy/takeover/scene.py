@@ -11,7 +11,7 @@ from proxy.kubelet.contents import HeldCpus, held_cpus
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod, Pool
-from proxy.plan.owners import NOT_KUBELETS
+from proxy.plan.owners import NEVER_PINNED_BY_KUBELET
 from proxy.plan.state import NodeState
 
 STRICT = "strict-cpu-reservation"
@@ -141,4 +141,4 @@ def elsewhere_of(state: NodeState) -> frozenset[str]:
 
 
 def _elsewhere(pod: Pod) -> bool:
-    return pod.qos in NOT_KUBELETS or bool(pod.cpuset)
+    return pod.qos in NEVER_PINNED_BY_KUBELET or bool(pod.cpuset)

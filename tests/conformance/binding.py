@@ -9,7 +9,7 @@ from proxy.model.idset import Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.hints import Answer, ScoredHint
 from proxy.place.binding.merging import NodeStatus
-from proxy.place.binding.wish import BindWish
+from proxy.place.binding.wish import BindRequest
 from proxy.place.cputopo import CpuTopology, Row
 from tests.conformance.cases import BadCaseError, Case
 
@@ -30,10 +30,10 @@ def topology(case: Case) -> CpuTopology:
     return CpuTopology.of_rows(rows)
 
 
-def wish(raw: Mapping[str, Any]) -> BindWish:
+def wish(raw: Mapping[str, Any]) -> BindRequest:
     """Read how CPUs are to be taken."""
     try:
-        return BindWish(
+        return BindRequest(
             policy=BindPolicy(raw.get("bind_policy", BindPolicy.SPREAD_BY_PCPUS)),
             exclusive=exclusive(raw["exclusive_policy"]),
             strategy=NumaStrategy(raw["numa_strategy"]),

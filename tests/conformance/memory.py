@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.model.idset import Mask
 from proxy.model.memory import Block
-from proxy.place.memory.state import MemoryState, Node, NodeMemory, Table
+from proxy.place.memory.state import MemoryState, NodeMemory, NumaMemory, ResourceTable
 from tests.conformance.cases import Case
 
 _AMOUNTS = ("total", "system_reserved", "allocatable", "reserved", "free")
@@ -27,10 +27,10 @@ def state(case: Case, prefix: str = "") -> MemoryState:
     return MemoryState(dict(sorted(nodes.items())), assignments)
 
 
-def _node(raw: Mapping[str, Any]) -> Node:
+def _node(raw: Mapping[str, Any]) -> NumaMemory:
     told = (raw.get("memory") or {}).items()
-    tables = {name: Table(*(int(table.get(n) or 0) for n in _AMOUNTS)) for name, table in told}
-    return Node(tables, Mask(raw.get("cells") or ()), raw.get("assignments") or 0)
+    tables = {name: ResourceTable(*(int(table.get(n) or 0) for n in _AMOUNTS)) for name, table in told}
+    return NumaMemory(tables, Mask(raw.get("cells") or ()), raw.get("assignments") or 0)
 
 
 def _block(raw: Mapping[str, Any]) -> Block:
@@ -71,7 +71,7 @@ def shown(got: MemoryState) -> dict[str, object]:
     return {"machine_state": nodes, "assignments": assignments}
 
 
-def _table(got: MemoryState, node: Node, name: str, i: int) -> dict[str, int]:
+def _table(got: MemoryState, node: NumaMemory, name: str, i: int) -> dict[str, int]:
     own, group = node.tables[name], [got.nodes[j].table(name) for j in node.cells or (i,) if j in got.nodes]
     return {
         "total": own.total,

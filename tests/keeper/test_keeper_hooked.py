@@ -10,7 +10,7 @@ from proxy.keeper.hooked import narrow, take_back
 from proxy.keeper.partitions.jobs import shared_with
 from proxy.model.idset import CpuSet, Mask
 from proxy.plan.narrowing import Narrowing
-from proxy.plan.standin import shorts
+from proxy.plan.standin import owners_missing_cpus
 from proxy.topology.build import described
 from tests.testkit.cri import FOUR_CPUS
 
@@ -88,7 +88,7 @@ def test_an_owner_who_is_narrowed_and_loses_cpus_has_others_and_gives_them_back(
         w.check()
         w.machine = whole
         await w.keeper.hotplug.look()
-        await w.until(lambda: not shorts(w.keeper.state))
+        await w.until(lambda: not owners_missing_cpus(w.keeper.state))
         await w.until(lambda: w.on(own) == "0,8")
         w.check()
 

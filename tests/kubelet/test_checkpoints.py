@@ -10,7 +10,7 @@ from proxy.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, read_mem
 from proxy.kubelet.contents import held_cpus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
-from proxy.place.memory.state import Table
+from proxy.place.memory.state import ResourceTable
 from tests.oracles.memory_manager_file import held_memory
 
 CPU_TEXT = (
@@ -87,7 +87,7 @@ def test_a_memory_state() -> None:
     assert (got.version, got.text) == (1, MEMORY_TEXT)
     state = held_memory(got)
     assert list(state.nodes) == [2, 10]
-    assert state.nodes[10].table("memory") == Table(9, 1, 8, 3, 5)
+    assert state.nodes[10].table("memory") == ResourceTable(9, 1, 8, 3, 5)
     assert (state.nodes[10].cells, state.nodes[10].assignments) == (Mask([0, 10]), 2)
     assert state.blocks("p", "c") == (Block(Mask([0, 10]), "memory", 3),)
     blocks = "[{NUMAAffinity:([]int)<nil> Type:(v1.ResourceName)memory Size:(uint64)1}]"

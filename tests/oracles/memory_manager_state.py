@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.place.memory.state import MemoryRefused, MemoryState, Node, NodeMemory, Reserved, initial
+from proxy.place.memory.state import MemoryRefused, MemoryState, NodeMemory, NumaMemory, Reserved, initial
 
 
 def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
@@ -56,11 +56,11 @@ def difference(one: MemoryState, other: MemoryState) -> str:
     return ""
 
 
-def _fixed(node: Node, name: str) -> tuple[int, int, int]:
+def _fixed(node: NumaMemory, name: str) -> tuple[int, int, int]:
     table = node.tables[name]
     return table.total, table.system_reserved, table.allocatable
 
 
-def _sums(state: MemoryState, node: Node, name: str) -> tuple[int, int]:
+def _sums(state: MemoryState, node: NumaMemory, name: str) -> tuple[int, int]:
     tables = [state.nodes[i].table(name) for i in node.cells]
     return sum(t.free for t in tables), sum(t.reserved for t in tables)

@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.wording import cpus as named
 from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
 from proxy.place.cpu_request import bubble_cpus, container_cpus
-from proxy.place.cpu_static import check_smt, take_under
+from proxy.place.cpu_static import check_whole_cores, take_under
 
 
 class EmptyPodSharedPoolError(CpuRefusedError):
@@ -55,7 +55,7 @@ def allocate_pod(
     wanted = bubble_cpus(pod)
     if wanted == 0 or pod.uid in state.bubbles:
         return state
-    check_smt(policy, state, wanted)
+    check_whole_cores(policy, state, wanted)
     bubble = take_under(policy, state, wanted, affinity, CpuSet(), steps)
     parts = divide(policy, pod, bubble)
     if steps is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.model.asks import Ask, Kind, PodAsk
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 
 
 def ask(kind: Kind, **amounts: int) -> Ask:
@@ -24,12 +24,12 @@ def ask(kind: Kind, **amounts: int) -> Ask:
     ],
 )
 def test_the_worst_moment(containers: list[Ask], expected: dict[str, int]) -> None:
-    assert together(containers, lambda each: each.requests) == expected
+    assert peak_request(containers, lambda each: each.requests) == expected
 
 
 def test_only_resources_of_some_containers() -> None:
     containers = [ask(Kind.INIT, a=9, b=9), ask(Kind.SIDECAR, b=1), ask(Kind.APP, a=1)]
-    assert together(containers, lambda each: each.requests, (Kind.APP,)) == {"a": 9}
+    assert peak_request(containers, lambda each: each.requests, (Kind.APP,)) == {"a": 9}
 
 
 def test_exact_requests() -> None:

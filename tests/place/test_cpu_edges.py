@@ -18,7 +18,7 @@ from proxy.place.demand import Demand
 from proxy.place.distributed import take_distributed
 from proxy.place.mems import memory_for
 from proxy.place.packed import NotEnoughCpus, take_packed
-from proxy.place.pick import pick
+from proxy.place.pick import pick_unpoliced
 from proxy.place.sockets import SocketFamily, Sockets
 from proxy.topology.build import described
 from tests.oracles.cpu_manager_state import start
@@ -188,6 +188,8 @@ def test_memory_of_promises_at_the_byte() -> None:
 def test_picking_two(available: str, near: list[int] | None, cpus: str) -> None:
     machine = described(2, 1, 4, 2)
     wish = None if near is None else Mask(near)
-    assert str(pick(machine, CpuTopology.of(machine), CpuSet.parse(available), 2, near=wish)) == cpus
+    assert (
+        str(pick_unpoliced(machine, CpuTopology.of(machine), CpuSet.parse(available), 2, near=wish)) == cpus
+    )
     options = CpuOptions(distribute_cpus_across_cores=True)
-    assert str(pick(machine, CpuTopology.of(machine), machine.online, 2, options)) == "0-1"
+    assert str(pick_unpoliced(machine, CpuTopology.of(machine), machine.online, 2, options)) == "0-1"

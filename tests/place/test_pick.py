@@ -9,7 +9,7 @@ from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.place.cputopo import CpuTopology
 from proxy.place.mems import memory_for
 from proxy.place.packed import NotEnoughCpus
-from proxy.place.pick import pick
+from proxy.place.pick import pick_unpoliced
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings n and n+8
@@ -32,7 +32,7 @@ MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings
     ],
 )
 def test_pick(available: str, count: int, cpus: str) -> None:
-    got = pick(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
+    got = pick_unpoliced(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
     assert str(got) == cpus
 
 
@@ -48,12 +48,12 @@ def test_pick_among_cores_of_two_kinds(available: str, count: int, cpus: str) ->
     rows = tuple(Cpu(i, core=c, package=i // 4, numa=i // 4) for i, c in enumerate(core))
     nodes = NumaNode(0, CpuSet.parse("0-3")), NumaNode(1, CpuSet.parse("4-7"))
     machine = Machine(rows, nodes, CpuSet.parse("0-7"), CpuSet.parse("0-7"))
-    assert str(pick(machine, CpuTopology.of(machine), CpuSet.parse(available), count)) == cpus
+    assert str(pick_unpoliced(machine, CpuTopology.of(machine), CpuSet.parse(available), count)) == cpus
 
 
 def test_pick_from_too_few() -> None:
     with pytest.raises(NotEnoughCpus):
-        pick(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse("0-2"), 4)
+        pick_unpoliced(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse("0-2"), 4)
 
 
 def without_memory(machine: Machine, *ids: int) -> Machine:
@@ -90,5 +90,5 @@ def test_memory_that_the_nodes_cannot_hold_comes_from_the_nearest_beside_them() 
 
 def test_a_node_with_memory_is_better_than_one_without() -> None:
     machine = without_memory(described(2, 1, 4, 2), 0)
-    got = pick(machine, CpuTopology.of(machine), machine.online, 2)
+    got = pick_unpoliced(machine, CpuTopology.of(machine), machine.online, 2)
     assert got <= machine.nodes[1].cpus

@@ -11,7 +11,7 @@ from proxy.place.distance import Distances
 from proxy.place.family import Family
 from proxy.place.hint_lists import hint_lists
 from proxy.place.merge import Decided
-from proxy.place.policies import admits, decide, single_numa
+from proxy.place.policies import POLICIES, decide
 from tests.oracles.policy_parts import unpreferred
 
 TWO = Mask([0, 1])
@@ -61,7 +61,7 @@ def test_the_three_forms_of_nothing() -> None:
 def test_policies(providers: list[Hints], policy: Policy, expected: TopologyHint, verdict: Verdict) -> None:
     decision = decide(policy, providers, TWO)
     assert (decision.hint, decision.verdict) == (expected, verdict)
-    assert admits(policy, decision.hint) == verdict.admitted
+    assert POLICIES[policy].admits(decision.hint) == verdict.admitted
 
 
 def test_one_node_under_single_numa_node() -> None:
@@ -73,10 +73,17 @@ def test_one_node_under_single_numa_node() -> None:
 
 def test_single_numa_keeps_preferred_hints_of_one_node() -> None:
     wide, poor = hint([0, 1]), hint([0], False)
-    assert single_numa([[hint(None), hint([1]), wide, poor, hint(None, False), hint([])], [wide]]) == [
-        [hint(None), hint([1])],
-        [],
-    ]
+    hints = [hint(None), hint([1]), wide, poor, hint(None, False), hint([])]
+    policy = POLICIES[Policy.SINGLE_NUMA_NODE]
+    assert [each for each in hints if policy.usable(each)] == [hint(None), hint([1])]
+
+
+def test_every_policy_has_rules_and_the_strict_ones_refuse() -> None:
+    assert list(POLICIES) == list(Policy)
+    assert [name for name in Policy if name.is_strict] == [Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE]
+    for name, policy in POLICIES.items():
+        assert policy.admits(hint([0]))
+        assert policy.admits(hint([0], False)) is not name.is_strict
 
 
 def test_distances_count_except_on_a_single_node() -> None:

@@ -15,7 +15,7 @@ from proxy.model.options import Policy, Scope
 from proxy.place.demand import Demand, covers, lowest, to_bits
 from proxy.place.family import Family, hint
 from proxy.place.policies import decide
-from proxy.place.samples import merge_of, say
+from proxy.place.samples import record_answer, record_merge
 from tests.oracles.policy_parts import unpreferred
 
 NOTHING = (Said("cpu", "", "no preference"),)
@@ -33,22 +33,22 @@ def every(nodes: int, preferred: int) -> tuple[TopologyHint, ...]:
 
 
 def test_the_three_forms_of_nothing() -> None:
-    assert say("cpu", None) == say("cpu", {}) == NOTHING
-    assert say("devices", {"gpu": None, "nic": ()}) == (
+    assert record_answer("cpu", None) == record_answer("cpu", {}) == NOTHING
+    assert record_answer("devices", {"gpu": None, "nic": ()}) == (
         Said("devices", "gpu", "no preference"),
         Said("devices", "nic", "impossible"),
     )
 
 
 def test_what_is_kept_of_a_list() -> None:
-    (said,) = say("cpu", {"cpu": every(4, 2)})
+    (said,) = record_answer("cpu", {"cpu": every(4, 2)})
     assert (said.provider, said.resource, said.nothing) == ("cpu", "cpu", "")
     assert (said.count, said.preferred) == (15, 6)
     assert [str(h.affinity) for h in said.hints] == ["0-1", "0,2", "1-2", "0,3", "1,3", "2-3"]
-    (few,) = say("cpu", {"cpu": every(3, 3)})
+    (few,) = record_answer("cpu", {"cpu": every(3, 3)})
     assert [str(h.affinity) for h in few.hints] == ["0-2", "0", "1", "2", "0-1", "0,2"]
     assert (few.count, few.preferred) == (7, 1)
-    (open_,) = say("cpu", {"cpu": (of(None), of([1], False))})
+    (open_,) = record_answer("cpu", {"cpu": (of(None), of([1], False))})
     assert open_.hints == (of(None), of([1], False))
 
 
@@ -56,7 +56,7 @@ def test_what_is_kept_of_a_list() -> None:
 def test_the_best_hints_are_kept(picked: set[TopologyHint], size: int) -> None:
     ordered = sorted(picked, key=lambda h: (len(h.affinity or ()), list(h.affinity or ())))
     hints = tuple(TopologyHint(h.affinity, len(h.affinity or ()) == size) for h in ordered)
-    (said,) = say("cpu", {"cpu": hints})
+    (said,) = record_answer("cpu", {"cpu": hints})
     if not hints:
         assert said.nothing == "impossible"
         return
@@ -69,11 +69,11 @@ def test_the_best_hints_are_kept(picked: set[TopologyHint], size: int) -> None:
 
 def test_a_family_is_sampled_and_not_counted() -> None:
     family = Family((1 << 39,), tuple(range(60)), 2, (Demand(3, tuple((1 << i, 1) for i in range(60))),), 3)
-    (said,) = say("memory", {"memory": family})
+    (said,) = record_answer("memory", {"memory": family})
     assert (said.count, said.preferred) == (None, None)
     assert said.hints == (hint(1 << 39, preferred=False),), "the only one of the least size"
     wide = Family((), tuple(range(60)), 2, (Demand(30, tuple((1 << i, 1) for i in range(60))),), 30)
-    (said,) = say("memory", {"memory": wide})
+    (said,) = record_answer("memory", {"memory": wide})
     assert len(said.hints) == SAMPLE
     assert [h.affinity.bits for h in said.hints if h.affinity][:2] == [
         (1 << 30) - 1,
@@ -152,18 +152,18 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
     ],
 )
 def test_who_is_to_blame(policy: Policy, answers: list[Hints], blame: tuple[str, ...]) -> None:
-    merge = merge_of(decide(policy, answers, Mask(range(4))), Scope.POD)
+    merge = record_merge(decide(policy, answers, Mask(range(4))), Scope.POD)
     assert merge is not None
     assert merge.blame == blame
 
 
 def test_the_record_of_a_merge() -> None:
     decision = decide(Policy.RESTRICTED, [{"cpu": every(2, 1)}], Mask(range(2)))
-    assert merge_of(decision, Scope.CONTAINER) == Merge(
+    assert record_merge(decision, Scope.CONTAINER) == Merge(
         "restricted", "container", of([0]), of([1]), "lower node ids"
     )
-    assert merge_of(decide(Policy.NONE, [], Mask([0])), Scope.POD) is None
-    alone = merge_of(decide(Policy.SINGLE_NUMA_NODE, [{"cpu": (of([0]),)}], Mask([0])), Scope.POD)
+    assert record_merge(decide(Policy.NONE, [], Mask([0])), Scope.POD) is None
+    alone = record_merge(decide(Policy.SINGLE_NUMA_NODE, [{"cpu": (of([0]),)}], Mask([0])), Scope.POD)
     assert alone is not None
     assert alone.best == of(None), "what the allocators follow"
 
@@ -175,6 +175,6 @@ def test_families_are_blamed_for_what_they_want_themselves() -> None:
     decision = decide(Policy.RESTRICTED, [{"cpu": one}, {"memory": two}], Mask(nodes))
     assert decision.hint == of([0, 1], False)
     assert not unpreferred(decision)
-    merge = merge_of(decision, Scope.POD)
+    merge = record_merge(decision, Scope.POD)
     assert merge is not None
     assert merge.blame == ("cpu prefers 1 NUMA node and memory 2 NUMA nodes",)

@@ -12,7 +12,7 @@ from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.admit import Admission, admit
+from proxy.plan.admit import PodAdmission, admit
 from proxy.plan.node import Node
 from proxy.plan.place import place
 from proxy.plan.state import NodeState
@@ -46,7 +46,7 @@ def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 
-def cpus_of(got: Admission) -> str:
+def cpus_of(got: PodAdmission) -> str:
     assert got.pod.aside is not None
     return str(got.pod.aside.cpus)
 
@@ -56,7 +56,7 @@ def cpus_of(got: Admission) -> str:
 )
 def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: Policy, scope: Scope) -> None:
     state, the_pod = empty(policy, scope), pod("a", ask("c", 2))
-    assert admit(state, the_pod, whole(99)) == Admission(Verdict(), the_pod, state)
+    assert admit(state, the_pod, whole(99)) == PodAdmission(Verdict(), the_pod, state)
 
 
 @pytest.mark.parametrize(

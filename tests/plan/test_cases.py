@@ -28,7 +28,7 @@ from proxy.place.cputopo import CpuTopology
 from proxy.place.providers.cpu import CpuProvider
 from proxy.place.providers.memory import MemoryProvider
 from proxy.place.providers.provider import Provider, ProviderRequest
-from proxy.plan.cases import asks_of, context_of
+from proxy.plan.cases import build_context, pod_requests
 from proxy.plan.desk import AdmissionContext
 from proxy.plan.node import Node
 from proxy.plan.place import place
@@ -70,22 +70,24 @@ def provider(context: AdmissionContext, kind: type[P]) -> P:
 
 
 def cpu(state: NodeState, name: str, wanted: int, pod: Pod = POD) -> CpuState:
-    asks = asks_of(pod, name, Request(), wanted)
+    asks = pod_requests(pod, name, Request(), wanted)
     request = ProviderRequest(pod, asks, name, Request(), exclusive=True, cpus=wanted)
-    return provider(context_of(state, request), CpuProvider).state
+    return provider(build_context(state, request), CpuProvider).state
 
 
 def test_asks_are_what_kubelet_told_or_what_the_cri_carries() -> None:
     request = Request(memory_limit=7, huge_pages=(("hugepages-2Mi", 2), ("hugepages-1Gi", 0)))
-    assert asks_of(POD, "a", request, 3) is ASKS
-    assert asks_of(POD, "", request, 3) is ASKS
-    assert asks_of(dataclasses.replace(POD, uid="q"), "a", request, 3) == dataclasses.replace(ASKS, uid="q")
+    assert pod_requests(POD, "a", request, 3) is ASKS
+    assert pod_requests(POD, "", request, 3) is ASKS
+    assert pod_requests(dataclasses.replace(POD, uid="q"), "a", request, 3) == dataclasses.replace(
+        ASKS, uid="q"
+    )
     amounts = {"cpu": 3000, "memory": 7, "hugepages-2Mi": 2}
     made = PodAsk("p", (Ask("x", Kind.APP, amounts, amounts),), guaranteed=True)
-    assert asks_of(POD, "x", request, 3) == made, "kubelet does not know that container"
-    assert asks_of(BARE, "x", request, 3) == made
+    assert pod_requests(POD, "x", request, 3) == made, "kubelet does not know that container"
+    assert pod_requests(BARE, "x", request, 3) == made
     burstable = dataclasses.replace(BARE, kube_qos=KubeQos.BURSTABLE)
-    assert asks_of(burstable, "", Request(), 0) == PodAsk("p", (Ask(""),), guaranteed=False)
+    assert pod_requests(burstable, "", Request(), 0) == PodAsk("p", (Ask(""),), guaranteed=False)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_memory_that_somebody_has_bound_is_not_given(bound: str, *, whole: bool,
     pod = dataclasses.replace(POD, aside=SetAside(None, True, CpuSet(), blocks))
     request = Request(cpuset_mems=bound, devices=(Near("x"),))
     asked = ProviderRequest(pod, ASKS, "a", request, exclusive=False)
-    context = context_of(NodeState.empty(COUNTING), asked)
+    context = build_context(NodeState.empty(COUNTING), asked)
     assert provider(context, MemoryProvider).bound is not binds
     assert provider(context, CpuProvider).state == CpuState(), "no CPUs are offered where none may be owned"
     assert context.request.near == (Near("x"),)

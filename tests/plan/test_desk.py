@@ -17,7 +17,7 @@ from proxy.place.devices.state import Device
 from proxy.place.providers.devices import assigned_hints, nodes_of_devices
 from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admit import admit
-from proxy.plan.desk import refused
+from proxy.plan.desk import refusal_verdict
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
@@ -313,6 +313,6 @@ def test_who_may_go_without_named_cpus_still_gets_counted_memory() -> None:
 
 
 def test_refusals_are_kubelets() -> None:
-    verdict = refused(AllocationRefusedError("not enough"))
+    verdict = refusal_verdict(AllocationRefusedError("not enough"))
     assert (verdict.code, verdict.reason) == (9, "UnexpectedAdmissionError")
     assert verdict.message == "Allocate failed due to not enough, which is unexpected"

@@ -23,14 +23,14 @@ from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 from proxy.place.cputopo import CpuTopology
 from proxy.place.providers.provider import Allocation, Provider, ProviderRequest, Serves
 from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admit import admit
 from proxy.plan.node import PROVIDERS, Node
 from proxy.plan.place import Plan, place
-from proxy.plan.rehearse import Arrival, arrive
+from proxy.plan.rehearse import ArrivingPod, dry_run
 from proxy.plan.state import NodeState
 from proxy.report.sentences import sections
 from proxy.topology.build import described
@@ -90,7 +90,7 @@ class CacheWays(Provider):
 
     def _count(self, request: ProviderRequest) -> int:
         if request.scope is Scope.POD:
-            return together(request.asks.containers, lambda ask: ask.limits).get(RESOURCE, 0)
+            return peak_request(request.asks.containers, lambda ask: ask.limits).get(RESOURCE, 0)
         return request.asks.named(request.name).limits.get(RESOURCE, 0)
 
     def _free(self, node: int) -> int:
@@ -247,7 +247,7 @@ def test_an_init_container_releases_its_share_once_a_later_container_has_started
     ]
     pod = Pod("s-p", "p", "ns", "p", asks=PodAsk("p", tuple(asks)))
     one = Request(1024, 100_000, 100_000)
-    got = arrive(empty(Policy.RESTRICTED), Arrival(pod, one, (("i", one), ("c", one))))
+    got = dry_run(empty(Policy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
     assert got.verdict.admitted
     init, app = (got.state.containers[each.id] for each in got.containers)
     assert (init.phase, init.placement.shares) == (Phase.EXITED, ())

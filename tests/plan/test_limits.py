@@ -20,7 +20,7 @@ from proxy.plan.adoption import adopt
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.standin import shorts, stand_in
+from proxy.plan.standin import choose_replacements, owners_missing_cpus
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
@@ -233,8 +233,8 @@ def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
         cpus = [cpu for cpu in MACHINE.cpus if cpu.id in left]
         nodes = [dataclasses.replace(node, cpus=node.cpus & left) for node in MACHINE.nodes]
         state = state.on(dataclasses.replace(MACHINE, cpus=tuple(cpus), nodes=tuple(nodes)))
-        (short,) = shorts(state)
-        assert len(stand_in(state, short)) == count
+        (short,) = owners_missing_cpus(state)
+        assert len(choose_replacements(state, short)) == count
 
 
 LIMITS = {

@@ -22,14 +22,14 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 from proxy.place.cputopo import CpuTopology
 from proxy.place.memory.state import MemoryState
 from proxy.plan.admit import admit
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.record import of_pool
+from proxy.plan.record import explain_pooled
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
@@ -128,7 +128,8 @@ class Life:
         named = (CpuSet.parse(cpus) or None) if qos is not QosClass.NONE else None
         pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, asks=asks if known else None)
         total = request_of(
-            together(asks.containers, lambda ask: ask.requests), tuple(d for _, near in inside for d in near)
+            peak_request(asks.containers, lambda ask: ask.requests),
+            tuple(d for _, near in inside for d in near),
         )
         before = self.state
         got = admit(before, pod, total)
@@ -185,7 +186,7 @@ class Life:
             assert (plan.explanation.verdict, plan.explanation.pool) == (plan.verdict, "")
             return
         self.check_plan(plan.container, pod, before)
-        why = plan.explanation or of_pool(plan.container, plan.state.wanted(plan.container))
+        why = plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container))
         assert why.cpus == plan.state.wanted(plan.container)
         assert (why.mems, why.verdict.admitted) == (plan.container.placement.mems, True)
         self.state = plan.state

@@ -14,7 +14,7 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import Policy, Scope
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
-from proxy.plan.node_policy import Prescribed, prescribe
+from proxy.plan.node_policy import NodePolicy, read_node_policy
 from proxy.pools import nodekeys
 from proxy.topology.build import described
 
@@ -31,9 +31,9 @@ def labels(**more: str) -> NodeMeta:
     return NodeMeta(labels={key.replace("_", "-"): text for key, text in more.items()})
 
 
-def told(meta: NodeMeta | None = None, kubelet: CpuManager | None = None, **rules: object) -> Prescribed:
+def told(meta: NodeMeta | None = None, kubelet: CpuManager | None = None, **rules: object) -> NodePolicy:
     node = dataclasses.replace(NODE, **rules)  # type: ignore[arg-type]
-    return prescribe(node, node.machine, meta, kubelet)
+    return read_node_policy(node, node.machine, meta, kubelet)
 
 
 def static(**options: str) -> CpuManager:
@@ -185,7 +185,7 @@ def test_reservation(value: object, cpus: str, source: str, problem: str) -> Non
 def test_a_reservation_by_number_stays_when_cpus_go_offline() -> None:
     meta = annotated(nodekeys.RESERVATION, {"resources": {"cpu": "2"}})
     less = dataclasses.replace(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in (0, 8)))
-    assert str(prescribe(NODE, less, meta, None).reservation.value) == "0,8"
+    assert str(read_node_policy(NODE, less, meta, None).reservation.value) == "0,8"
 
 
 def test_apply_policy() -> None:

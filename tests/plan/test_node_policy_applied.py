@@ -12,7 +12,7 @@ from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.node_policy import Enacted, Prescribed, enact, prescribe
+from proxy.plan.node_policy import AppliedPolicy, NodePolicy, apply_node_policy, read_node_policy
 from proxy.plan.state import NodeState
 from proxy.pools.nodekeys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described
@@ -35,18 +35,18 @@ def there(*containers: Container, node: Node = NODE) -> NodeState:
 
 def rules(
     state: NodeState, reserved: str = "", system: str = "", labels: dict[str, str] | None = None
-) -> Prescribed:
+) -> NodePolicy:
     annotations = {}
     if reserved:
         annotations[RESERVATION] = json.dumps({"reservedCPUs": reserved})
     if system:
         annotations[SYSTEM_QOS] = json.dumps({"cpuset": system})
     meta = NodeMeta(labels=labels or {}, annotations=annotations)
-    return prescribe(NODE, state.node.machine, meta, None)
+    return read_node_policy(NODE, state.node.machine, meta, None)
 
 
-def enacted(state: NodeState, told: Prescribed, options: TopologyOptions = CALM) -> Enacted:
-    return enact(state, told, rules(state), options)
+def enacted(state: NodeState, told: NodePolicy, options: TopologyOptions = CALM) -> AppliedPolicy:
+    return apply_node_policy(state, told, rules(state), options)
 
 
 def test_pools_follow_and_owners_keep_what_they_have() -> None:
@@ -59,7 +59,7 @@ def test_pools_follow_and_owners_keep_what_they_have() -> None:
     assert str(done.state.owners["a/c"].cpus) == "0,4"
     assert done.notes == ("CPUs 0 are kept back now, and ns/a/c owns them: it keeps them until it ends",)
     assert violations(done.state) == []
-    again = enact(done.state, rules(state, "0-1", "2"), done.told, CALM)
+    again = apply_node_policy(done.state, rules(state, "0-1", "2"), done.told, CALM)
     assert again.state is done.state
     assert again.notes == ()
 
@@ -79,7 +79,7 @@ def test_a_reservation_that_leaves_nothing_is_refused_until_it_does() -> None:
         "cannot keep CPUs 4-7 back: they would leave the shared pool empty (what was in force stays: none)"
     )
     free = there()
-    assert str(enact(free, rules(free, "4-7"), done.told, CALM).state.pools.shared) == "0-3"
+    assert str(apply_node_policy(free, rules(free, "4-7"), done.told, CALM).state.pools.shared) == "0-3"
     assert enacted(free, rules(free, "0-7")).state is free, "all CPUs"
 
 
@@ -105,7 +105,9 @@ def test_of_two_the_one_that_can_be_is_in_force() -> None:
 def test_a_reserve_of_kubelets_that_would_leave_nothing_to_share_is_not_followed() -> None:
     strict = dataclasses.replace(NODE, options=CpuOptions(strict_cpu_reservation=True))
     state = there(container("a", "2,6"), container("b"), node=strict)
-    told = prescribe(strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5,7")))
+    told = read_node_policy(
+        strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5,7"))
+    )
     done = enacted(state, told)
     assert done.state is state
     assert str(done.told.reserved.value) == ""
@@ -113,8 +115,10 @@ def test_a_reserve_of_kubelets_that_would_leave_nothing_to_share_is_not_followed
         "cannot keep CPUs 0-1,3-5,7 from those who share (strict-cpu-reservation): they would leave the"
         " shared pool empty (what was in force stays: none)"
     )
-    less = prescribe(strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5")))
-    assert str(enact(state, less, done.told, CALM).state.pools.shared) == "7"
+    less = read_node_policy(
+        strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5"))
+    )
+    assert str(apply_node_policy(state, less, done.told, CALM).state.pools.shared) == "7"
     owners_only = enacted(there(container("a", "2,6")), told)
     assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what nobody owns"
 
@@ -123,7 +127,7 @@ def test_cpus_may_change_from_one_to_the_other() -> None:
     base = there()
     first = enacted(base, rules(base, "0-6"))
     assert str(first.state.pools.shared) == "7"
-    second = enact(first.state, rules(base, "7", "0-5"), first.told, CALM)
+    second = apply_node_policy(first.state, rules(base, "7", "0-5"), first.told, CALM)
     assert str(second.state.pools.shared) == "6"
     assert not second.told.reservation.problem
 

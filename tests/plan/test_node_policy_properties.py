@@ -16,7 +16,7 @@ from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClas
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.node_policy import enact, prescribe
+from proxy.plan.node_policy import apply_node_policy, read_node_policy
 from proxy.plan.state import NodeState
 from proxy.pools.nodekeys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described
@@ -68,12 +68,12 @@ def test_rules_that_change_break_no_promise(owned: set[int], said: list[tuple[No
     owners = [owner(i, cpu, QosClass.LSE if i % 2 else QosClass.LSR) for i, cpu in enumerate(sorted(owned))]
     there = [*owners, *(sharer(pool) for pool in (Pool.SHARED, Pool.BE, Pool.SYSTEM))]
     state = NodeState.of(NODE, [c.pod for c in there], there)
-    told = prescribe(NODE, MACHINE, None, None)
+    told = read_node_policy(NODE, MACHINE, None, None)
     for meta, kubelet in said:
         before = told
-        wanted = prescribe(NODE, MACHINE, meta, kubelet)
-        done = enact(state, wanted, before, TopologyOptions())
-        again = enact(done.state, wanted, done.told, TopologyOptions())
+        wanted = read_node_policy(NODE, MACHINE, meta, kubelet)
+        done = apply_node_policy(state, wanted, before, TopologyOptions())
+        again = apply_node_policy(done.state, wanted, done.told, TopologyOptions())
         assert again.state is done.state, "what was decided stays decided"
         state, told = done.state, done.told
         assert state.pools.shared

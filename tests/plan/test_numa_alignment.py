@@ -9,7 +9,7 @@ from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaS
 from proxy.model.options import Policy
 from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.admit import Admission, admit, concerns
+from proxy.plan.admit import PodAdmission, admit, decides_pod
 from proxy.plan.node import Node
 from proxy.plan.place import place
 from proxy.plan.state import NodeState
@@ -58,7 +58,7 @@ def start(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, 
     return plan.state.changed(put=(running,)), running
 
 
-def nodes_of(got: Admission) -> Mask | None:
+def nodes_of(got: PodAdmission) -> Mask | None:
     assert got.verdict.admitted, got.verdict.message
     assert got.pod.aside is not None
     return got.pod.aside.affinity
@@ -126,7 +126,7 @@ def test_decided_elsewhere_or_nothing_asked() -> None:
         burstable("a", SINGLE, nodes=Mask((0, 1))),
         burstable("a", SINGLE, problem="faulty"),
     ):
-        assert not concerns(state.node, decided)
+        assert not decides_pod(state.node, decided)
     silent = admit(state, burstable("a", SINGLE), Request(cpu_shares=2))
     assert silent.verdict.admitted
     assert silent.pod.aside is None

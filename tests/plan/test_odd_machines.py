@@ -27,7 +27,7 @@ from proxy.plan.admit import admit
 from proxy.plan.adoption import adopt
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.node_policy import enact, prescribe
+from proxy.plan.node_policy import apply_node_policy, read_node_policy
 from proxy.plan.place import place
 from proxy.plan.state import NodeState
 from proxy.pools import nodekeys
@@ -105,7 +105,7 @@ class Life:
             strategy=dice.choice(list(NumaStrategy)),
         )
         self.state = NodeState.empty(self.base)
-        self.told = prescribe(self.base, machine, None, None)
+        self.told = read_node_policy(self.base, machine, None, None)
         self.serial = 0
 
     def counted(self) -> bool:
@@ -246,8 +246,8 @@ class Life:
         some = {key: text for key, text in annotations.items() if self.maybe(0.5)}
         kubelets = CpuManager(pick(("static", "none")), reserved=CpuSet.parse(self.some()))
         meta = NodeMeta("n", labels=labels, annotations=some)
-        new = prescribe(self.base, self.state.node.machine, meta, kubelets)
-        done = enact(self.state, new, self.told, TopologyOptions())
+        new = read_node_policy(self.base, self.state.node.machine, meta, kubelets)
+        done = apply_node_policy(self.state, new, self.told, TopologyOptions())
         self.state, self.told = done.state, done.told
 
     def plug(self) -> None:

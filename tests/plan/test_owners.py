@@ -10,7 +10,7 @@ from proxy.model.koordinator import BindPolicy
 from proxy.model.options import Policy
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.admit import Admission, admit, concerns
+from proxy.plan.admit import PodAdmission, admit, decides_pod
 from proxy.plan.node import Node
 from proxy.plan.place import place
 from proxy.plan.state import NodeState
@@ -30,7 +30,7 @@ def pod(qos: QosClass = QosClass.LSE, **more: object) -> Pod:
     return Pod("t-1", "u1", "ns", "p", qos=qos, **more)  # type: ignore[arg-type]
 
 
-def admitted(state: NodeState, who: Pod, asked: Request) -> Admission:
+def admitted(state: NodeState, who: Pod, asked: Request) -> PodAdmission:
     got = admit(state, who, asked)
     assert got.verdict.admitted, got.verdict
     return got
@@ -118,7 +118,7 @@ def test_counted_memory_is_the_pods_as_a_whole() -> None:
 
 
 def test_who_is_not_concerned() -> None:
-    assert not concerns(dataclasses.replace(NODE, static=False), pod())
+    assert not decides_pod(dataclasses.replace(NODE, static=False), pod())
     for who in (
         pod(cpuset=CpuSet((1,))),
         pod(nodes=Mask((0,))),
@@ -126,7 +126,7 @@ def test_who_is_not_concerned() -> None:
         pod(QosClass.LS),
         pod(QosClass.NONE),
     ):
-        assert not concerns(NODE, who)
+        assert not decides_pod(NODE, who)
         assert admit(NodeState.empty(NODE), who, total(2000)).pod == who
     silent = admitted(NodeState.empty(NODE), pod(), Request(cpu_shares=2))
     assert (silent.pod.cpuset, silent.pod.aside) == (None, None), "an old kubelet tells no sums"

@@ -15,7 +15,7 @@ from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.admission import believed, decided_cpus, requested_cpus, summed
+from proxy.plan.admission import assigned_cpus, permitted_claim, requested_cpus, sum_requests
 from proxy.plan.admit import admit
 from proxy.plan.node import Node
 from proxy.plan.place import place
@@ -49,7 +49,7 @@ def pod_of(
 
 
 def rule_of(pod: Pod, node: Node | None = None) -> Rule | None:
-    breach = believed(node or node_of(), pod)[1]
+    breach = permitted_claim(node or node_of(), pod)[1]
     return None if breach is None else breach.rule
 
 
@@ -179,11 +179,13 @@ def test_without_a_sum_the_containers_that_are_here_count() -> None:
 
 
 def test_quotas_that_are_off_stand_for_the_request() -> None:
-    assert summed([Request(1024, 100_000, 100_000), Request(2048, 100_000, 50_000)]) == Request(
+    assert sum_requests([Request(1024, 100_000, 100_000), Request(2048, 100_000, 50_000)]) == Request(
         3072, 300_000, 100_000
     )
-    assert summed([Request(1024, -1, 100_000), Request(2048, 200_000, 0)]) == Request(3072, 300_000, 100_000)
-    assert summed([Request(2, 0, 0)]) == Request(0, 0, 100_000)
+    assert sum_requests([Request(1024, -1, 100_000), Request(2048, 200_000, 0)]) == Request(
+        3072, 300_000, 100_000
+    )
+    assert sum_requests([Request(2, 0, 0)]) == Request(0, 0, 100_000)
 
 
 TEAMS = dataclasses.replace(DEFAULT, owners=Namespaces(("team-*", "infra")))
@@ -210,7 +212,7 @@ def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
         pod_of('{"cpuset":"4-5"}', "BE"),
         pod_of('{"numaNodeResources":[{"node":1,"resources":{"cpu":"1"}}]}', "LS"),
     ):
-        seen, breach = believed(node, pod)
+        seen, breach = permitted_claim(node, pod)
         assert breach is None
         assert (seen.cpuset, seen.nodes) == (None, None), "the annotation is not read"
 
@@ -257,7 +259,7 @@ def test_an_annotation_that_is_ignored_is_as_none(annotation: str, qos: str) -> 
     for static in (False, True):
         node = node_of(rules, static=static)
         with_it, without = pod_of(annotation, qos, asked(4000)), pod_of("", qos, asked(4000))
-        seen, breach = believed(node, with_it)
+        seen, breach = permitted_claim(node, with_it)
         assert breach is None
         assert dataclasses.replace(seen, faults=(), total=None) == dataclasses.replace(without, total=None)
         state = NodeState.empty(node)
@@ -298,7 +300,7 @@ def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
     evil = pod_of('{"cpuset":"0-30"}', "", asked(100))
     honest = dataclasses.replace(pod_of('{"cpuset":"4-5"}', "LSR", asked(2000)), uid="v", sandbox_id="s2")
     state = NodeState.empty(node).with_pod(evil).with_pod(honest)
-    assert decided_cpus(node, evil) is None
+    assert assigned_cpus(node, evil) is None
     assert state.promised("") == CpuSet([4, 5])
 
 

@@ -14,7 +14,7 @@ from proxy.model.workload import KubeQos, Near, Pod, QosClass, Request, Verdict
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
 from proxy.plan.place import place
-from proxy.plan.record import MOVED, explain, facts_of, of_pool
+from proxy.plan.record import MAX_MOVED, explain, explain_pooled, facts_of
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
@@ -153,7 +153,7 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
     plan = place(EMPTY, be, "c", 0, Request(cpu_shares=2), "t")
     assert plan.explanation is None
     assert plan.container is not None
-    why = of_pool(plan.container, plan.state.wanted(plan.container))
+    why = explain_pooled(plan.container, plan.state.wanted(plan.container))
     assert (why.pool, why.cpus, why.mems, why.reasons) == (
         "be",
         MACHINE.online,
@@ -163,7 +163,7 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
     assert why.facts == (Fact("QoS class", "BestEffort", "the pod's cgroup parent"),)
 
 
-@pytest.mark.parametrize("count", [1, MOVED, MOVED + 3])
+@pytest.mark.parametrize("count", [1, MAX_MOVED, MAX_MOVED + 3])
 def test_of_those_who_move_the_first_are_named(count: int) -> None:
     state = EMPTY
     burstable = dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)
@@ -173,5 +173,5 @@ def test_of_those_who_move_the_first_are_named(count: int) -> None:
     why = plan.explanation
     assert why is not None
     assert len(plan.shrink) == count
-    assert (len(why.moved), why.more_moved) == (min(count, MOVED), max(0, count - MOVED))
+    assert (len(why.moved), why.more_moved) == (min(count, MAX_MOVED), max(0, count - MAX_MOVED))
     assert why.moved[0] == Moved("ns/p/c00", MACHINE.online, CpuSet.parse("1-7,9-15"))

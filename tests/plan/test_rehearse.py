@@ -11,13 +11,13 @@ from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import Device, DeviceState
 from proxy.place.providers.devices import devices_held
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.rehearse import Arrival, arrive
+from proxy.plan.rehearse import ArrivingPod, dry_run
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
@@ -45,13 +45,13 @@ def ask(name: str, cpus: int, mib: int, kind: Kind = Kind.APP, gpus: int = 0) ->
     return Ask(name, kind, amounts, amounts)
 
 
-def arrival(uid: str, *asks: Ask) -> Arrival:
+def arrival(uid: str, *asks: Ask) -> ArrivingPod:
     def request(amounts: dict[str, int]) -> Request:
         return Request(amounts["cpu"] * 1024 // 1000, amounts["cpu"] * 100, 100_000, amounts["memory"])
 
     pod = Pod(f"s-{uid}", uid, "ns", uid, asks=PodAsk(uid, asks), source="its manifest")
-    total = request(together(asks, lambda one: one.requests))
-    return Arrival(pod, total, tuple((one.name, request(dict(one.requests))) for one in asks))
+    total = request(peak_request(asks, lambda one: one.requests))
+    return ArrivingPod(pod, total, tuple((one.name, request(dict(one.requests))) for one in asks))
 
 
 def devices(state: NodeState) -> DeviceState:
@@ -74,7 +74,7 @@ def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("policy", list(Policy))
 def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: Scope) -> None:
-    got = arrive(node(policy, scope), LONG)
+    got = dry_run(node(policy, scope), LONG)
     assert got.verdict.admitted
     assert [(c.name, c.phase, len(c.placement.own)) for c in got.containers] == [
         ("i", Phase.EXITED, 6),
@@ -105,8 +105,8 @@ def test_a_pod_uses_again_what_its_init_containers_leave(policy: Policy, scope: 
 def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
     scope: Scope, refused: str, placed: list[str], told: list[str]
 ) -> None:
-    state = arrive(node(scope=scope), arrival("x", ask("c", 2, 30))).state
-    got = arrive(state, arrival("p", ask("i", 2, 10, Kind.INIT), ask("c", 2, 10, gpus=3), ask("d", 1, 1)))
+    state = dry_run(node(scope=scope), arrival("x", ask("c", 2, 30))).state
+    got = dry_run(state, arrival("p", ask("i", 2, 10, Kind.INIT), ask("c", 2, 10, gpus=3), ask("d", 1, 1)))
     assert got.state is state
     assert not got.verdict.admitted
     assert (got.refused, [c.name for c in got.containers]) == (refused, placed)
@@ -117,7 +117,7 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
 def test_pods_that_share_are_told_of_too() -> None:
     pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
     state = dataclasses.replace(node(), node=dataclasses.replace(node().node, devices={}))
-    got = arrive(state, Arrival(pod, Request(), (("c", Request()),)))
+    got = dry_run(state, ArrivingPod(pod, Request(), (("c", Request()),)))
     assert [(why.ref, why.pool) for why in got.explanations] == [("ns/p/c", "be")]
     assert got.containers[0].placement.pool is Pool.BE
     assert got.state.pods["s"] == pod
@@ -126,7 +126,7 @@ def test_pods_that_share_are_told_of_too() -> None:
 def test_machines_fill_up_and_empty_again() -> None:
     state, there = node(scope=Scope.POD), []
     for number in range(9):
-        got = arrive(state, arrival(f"p{number}", ask("c", 2, 20)))
+        got = dry_run(state, arrival(f"p{number}", ask("c", 2, 20)))
         if got.verdict.admitted:
             there.append(f"s-p{number}")
         state = got.state

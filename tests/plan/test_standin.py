@@ -16,7 +16,7 @@ from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
-from proxy.plan.standin import Short, shorts, stand_in
+from proxy.plan.standin import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
 
@@ -40,8 +40,8 @@ def state_of(gone: CpuSet, *containers: Container, **rules: object) -> NodeState
     return NodeState.of(node, (), containers)
 
 
-def only(state: NodeState) -> Short:
-    (short,) = shorts(state)
+def only(state: NodeState) -> MissingCpus:
+    (short,) = owners_missing_cpus(state)
     return short
 
 
@@ -58,8 +58,8 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
     state = state_of(CpuSet(away), *holders, options=CpuOptions(full_pcpus_only=full), policy=policy)
     if not state.node.machine.online or not state.pools.shared:
         return
-    for short in shorts(state):
-        cpus = stand_in(state, short)
+    for short in owners_missing_cpus(state):
+        cpus = choose_replacements(state, short)
         assert len(cpus) <= short.missing == len(short.own & CpuSet(away))
         assert cpus <= state.pools.shared
         assert cpus < state.pools.shared or not cpus, "the others have some left"
@@ -82,12 +82,12 @@ def test_near_ones_come_first() -> None:
     near = WHOLE.node_by_id[0].cpus
     own = CpuSet(list(near)[:2])
     state = state_of(CpuSet([max(own)]), owner("a", own))
-    assert stand_in(state, only(state)) < near
+    assert choose_replacements(state, only(state)) < near
     others = owner("b", near - own)
     crowded = state_of(CpuSet([max(own)]), owner("a", own), others)
-    assert stand_in(crowded, only(crowded)) < WHOLE.node_by_id[1].cpus
+    assert choose_replacements(crowded, only(crowded)) < WHOLE.node_by_id[1].cpus
     strict = state_of(CpuSet([max(own)]), owner("a", own), others, policy=Policy.RESTRICTED)
-    assert not stand_in(strict, only(strict))
+    assert not choose_replacements(strict, only(strict))
 
 
 @pytest.mark.parametrize(
@@ -101,36 +101,36 @@ def test_near_ones_come_first() -> None:
 )
 def test_whose_cpus_have_a_substitute(more: dict[str, object], count: int) -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11]), **more))
-    assert len(stand_in(state, only(state))) == count
+    assert len(choose_replacements(state, only(state))) == count
 
 
 def test_what_kubelet_gave_has_none() -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
     held = state.beside({"a": {"c": CpuSet([3, 11])}})
-    assert not stand_in(held, only(held))
+    assert not choose_replacements(held, only(held))
     pinned = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="3,11"))
     other = NodeState.of(dataclasses.replace(state.node, static=False), (), [pinned])
-    assert not stand_in(other, only(other))
+    assert not choose_replacements(other, only(other))
     ours = NodeState.of(state.node, (), [pinned])
-    assert len(stand_in(ours, only(ours))) == 1
+    assert len(choose_replacements(ours, only(ours))) == 1
 
 
 def test_reserved_cpus_and_those_of_others_stand_in_for_nobody() -> None:
     own = CpuSet([3, 11])
     free = WHOLE.online - own - CpuSet([5])
     state = state_of(CpuSet([3]), owner("a", own), reserved=free)
-    assert stand_in(state, only(state)) == CpuSet([5])
-    assert shorts(state_of(CpuSet(), owner("a", own))) == []
+    assert choose_replacements(state, only(state)) == CpuSet([5])
+    assert owners_missing_cpus(state_of(CpuSet(), owner("a", own))) == []
 
 
 @pytest.mark.parametrize("phase", [Phase.EXITED, Phase.CREATING])
 def test_who_has_ended_or_is_not_there_yet_lacks_nothing(phase: Phase) -> None:
     gone = dataclasses.replace(owner("a", CpuSet([3, 11])), phase=phase)
-    assert shorts(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
+    assert owners_missing_cpus(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
 
 
 def test_a_request_that_names_others_than_its_own_cpus_has_named_none_of_them() -> None:
     other = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="0-15"))
     machine = without(CpuSet([3]))
     state = NodeState.of(Node(machine, CpuTopology.of(machine), False), (), [other])
-    assert len(stand_in(state, only(state))) == 1
+    assert len(choose_replacements(state, only(state))) == 1

@@ -18,7 +18,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.node import Node
-from proxy.plan.rehearse import Arrival, arrive
+from proxy.plan.rehearse import ArrivingPod, dry_run
 from proxy.plan.state import NodeState
 from proxy.report.data import from_data, to_data
 from proxy.report.sentences import sections, tell
@@ -476,7 +476,7 @@ def test_what_the_engine_records_can_be_told(policy: Policy, scope: Scope) -> No
     ):
         request = Request(max(2, 1024 * count), 100_000 * count, 100_000)
         pod = Pod(f"s{i}", f"u{i}", "ns", f"p{i}", 0, QosClass(qos), KubeQos.GUARANTEED)
-        outcome = arrive(state, Arrival(pod, request, (("main", request),)))
+        outcome = dry_run(state, ArrivingPod(pod, request, (("main", request),)))
         state = outcome.state
         told += outcome.explanations
     verdicts = {explanation.verdict.admitted for explanation in told}

@@ -29,9 +29,7 @@ from proxy.keeper.launch import Launch
 from proxy.keeper.quotas.quotas import CONTAINER
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.options import Policy
-from proxy.model.workload import KubeQos, Phase
-from proxy.pools.claims import STRICT
+from proxy.model.workload import Phase
 from proxy.pools.facts import pod_facts
 
 Container = pb.ContainerResourceHookRequest
@@ -213,5 +211,4 @@ class Desk:
         labels, annotations = asked.pod_labels, asked.pod_annotations
         parent, bounds = asked.pod_cgroup_parent, self._keeper.state.node.machine.bounds
         pod = pod_facts("", meta.uid, meta.namespace, meta.name, 0, labels, annotations, parent, bounds)
-        firm = self._keeper.state.node.policy in (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
-        return pod.qos in STRICT or (firm and pod.kube_qos is KubeQos.GUARANTEED)
+        return self._keeper.state.node.refuses_unplaced(pod)

@@ -27,7 +27,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase
-from proxy.plan.standin import Short, shorts, stand_in
+from proxy.plan.standin import MissingCpus, choose_replacements, owners_missing_cpus
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
@@ -99,7 +99,7 @@ class Hotplug:
             machine = await keeper.mems.worker.run(self._hardware, keeper.state.node.machine)
             if machine is not None:
                 self._changed(machine)
-        if self._looks or shorts(keeper.state) or self.shortage.known:
+        if self._looks or owners_missing_cpus(keeper.state) or self.shortage.known:
             keeper.spawn(self.mend())
 
     def _changed(self, machine: Machine) -> None:
@@ -147,9 +147,9 @@ class Hotplug:
                     await keeper.mems.once()
                     if self.displaced is not None:
                         await keeper.kernel.run(self._bring_back, self.displaced)
-                for short in shorts(keeper.state):
+                for short in owners_missing_cpus(keeper.state):
                     await self._take_back(short)
-                for short in shorts(keeper.state):
+                for short in owners_missing_cpus(keeper.state):
                     await self._stand_in(short)
             self.shortage.tell()
 
@@ -167,7 +167,7 @@ class Hotplug:
                 words = f"its cgroup had run empty, and the kernel had moved {moved} of its processes away"
                 keeper.complain(f"{container.ref}: {words}: they are back")
 
-    async def _take_back(self, short: Short) -> None:
+    async def _take_back(self, short: MissingCpus) -> None:
         """Let go of CPUs that stand in for none any more, once the kernel says that they are left."""
         keeper, state = self._keeper, self._keeper.state
         used = CpuSet()
@@ -183,10 +183,10 @@ class Hotplug:
         self._put(ids, used)
         self._partition_anew()
 
-    async def _stand_in(self, short: Short) -> None:
+    async def _stand_in(self, short: MissingCpus) -> None:
         """Give an owner CPUs in place of those that are away."""
         keeper = self._keeper
-        cpus = stand_in(keeper.state, short)
+        cpus = choose_replacements(keeper.state, short)
         if not cpus:
             return
         first, ids = short.containers[0], [container.id for container in short.containers]

@@ -28,7 +28,7 @@ from proxy.keeper.kernel_ports import CpuGroups
 from proxy.keeper.quotas.files import Found, look, put_back, take_off
 from proxy.model.backoff import PassRetries
 from proxy.model.workload import Container, Phase, Pool
-from proxy.plan.quotas import unlimited
+from proxy.plan.quotas import quota_is_off
 from proxy.pools.quota import UNLIMITED
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Quotas:
             return False
         state = self._keeper.state
         pod = state.pods.get(container.pod.sandbox_id) or container.pod
-        return unlimited(state, pod, container.name, container.placement.pool)
+        return quota_is_off(state, pod, container.name, container.placement.pool)
 
     def all_off(self) -> list[Container]:
         """Give the containers whose quota is to be off now."""

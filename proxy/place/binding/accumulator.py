@@ -30,7 +30,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.model.wording import counted, cpus
 from proxy.place.binding.groups import Group, Groups
-from proxy.place.binding.wish import Allocated, BindWish
+from proxy.place.binding.wish import Allocated, BindRequest
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
 
@@ -39,7 +39,7 @@ def accumulate(
     topo: CpuTopology,
     free: CpuSet,
     n: int,
-    wish: BindWish,
+    wish: BindRequest,
     taken: Allocated,
     *,
     degrade: bool = True,
@@ -77,7 +77,7 @@ def accumulate(
     return CpuSet.from_bits(work.taken)
 
 
-def shunned(topo: CpuTopology, wish: BindWish, taken: Allocated) -> tuple[int, int]:
+def avoided_cpus(topo: CpuTopology, wish: BindRequest, taken: Allocated) -> tuple[int, int]:
     """Give the CPUs to be avoided, as bits: cores, and (under ``NUMANodeLevel``) nodes in use by others."""
     if wish.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
@@ -94,7 +94,7 @@ class _Work:
         topo: CpuTopology,
         free: int,
         needed: int,
-        wish: BindWish,
+        wish: BindRequest,
         taken: Allocated,
         *,
         degrade: bool,
@@ -109,7 +109,7 @@ class _Work:
         self.taken = 0
         self.steps = steps
         self.lowest = "fewest" if wish.strategy is NumaStrategy.MOST_ALLOCATED else "most"
-        cores, nodes = shunned(topo, wish, taken)
+        cores, nodes = avoided_cpus(topo, wish, taken)
         node_level = wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
         # What is avoided, attempt by attempt: by node, then (see ``degrade``) only by core.
         self.avoided = [nodes, cores] if node_level and degrade else [nodes or cores]

@@ -20,12 +20,12 @@ from dataclasses import replace
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.wording import nodes
-from proxy.place.binding.accumulator import accumulate, shunned
+from proxy.place.binding.accumulator import accumulate, avoided_cpus
 from proxy.place.binding.wish import (
     Allocated,
-    BindWish,
+    BindRequest,
     RequiredPolicyError,
-    SmtAlignmentError,
+    WholeCoresError,
 )
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
@@ -36,7 +36,7 @@ def bind(
     topology: CpuTopology,
     free: CpuSet,
     n: int,
-    wish: BindWish,
+    wish: BindRequest,
     taken: Allocated | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
@@ -75,7 +75,7 @@ def bind_on_nodes(
     topology: CpuTopology,
     free: CpuSet,
     shares: Mapping[int, int],
-    wish: BindWish,
+    wish: BindRequest,
     taken: Allocated | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
@@ -105,7 +105,7 @@ def bind_on_nodes(
     return found
 
 
-def usable(topology: CpuTopology, free: CpuSet, wish: BindWish, n: int) -> CpuSet:
+def usable(topology: CpuTopology, free: CpuSet, wish: BindRequest, n: int) -> CpuSet:
     """Give the CPUs that a required policy may take; all that are free where it is only preferred.
 
     Raises:
@@ -117,7 +117,7 @@ def usable(topology: CpuTopology, free: CpuSet, wish: BindWish, n: int) -> CpuSe
     if wish.policy is BindPolicy.FULL_PCPUS:
         threads = topology.cpus_per_core
         if threads and n % threads:
-            raise SmtAlignmentError(n, threads)
+            raise WholeCoresError(n, threads)
         return _whole_cores(topology, bits)
     return CpuSet.from_bits(sum(b & bits & -(b & bits) for b in topology.cores.values()))
 
@@ -134,7 +134,7 @@ def take_preferred(
     topology: CpuTopology,
     free: CpuSet,
     n: int,
-    wish: BindWish,
+    wish: BindRequest,
     taken: Allocated,
     *,
     degrade: bool = True,
@@ -183,7 +183,7 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
 
 
 def _attempt(
-    topo: CpuTopology, free: CpuSet, n: int, wish: BindWish, taken: Allocated, steps: list[str] | None
+    topo: CpuTopology, free: CpuSet, n: int, wish: BindRequest, taken: Allocated, steps: list[str] | None
 ) -> CpuSet:
     if n > len(free):
         raise NotEnoughCpus(n, len(free))
@@ -199,12 +199,12 @@ def _attempt(
 
 
 def _evenly(
-    topo: CpuTopology, free: CpuSet, n: int, wish: BindWish, taken: Allocated, steps: list[str] | None
+    topo: CpuTopology, free: CpuSet, n: int, wish: BindRequest, taken: Allocated, steps: list[str] | None
 ) -> CpuSet:
     """Choose in equal parts; whole cores matter more than what others would not share."""
     threads = topo.cpus_per_core
     whole = wish.policy is BindPolicy.FULL_PCPUS and n % threads == 0
-    cores, sparing = shunned(topo, wish, taken)
+    cores, sparing = avoided_cpus(topo, wish, taken)
     for group in (threads, 1) if whole and threads > 1 else (1,):
         for avoided in dict.fromkeys((sparing or cores, cores, 0)):
             left = free.bits & ~avoided

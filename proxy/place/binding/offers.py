@@ -70,7 +70,7 @@ def node_status(pods: Iterable[Mask]) -> dict[int, NodeStatus]:
     return status
 
 
-def offers(
+def scored_hints(
     requests: Amounts,
     available: Mapping[int, Amounts],
     fits: Callable[[Mask], bool],

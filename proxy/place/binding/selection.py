@@ -18,7 +18,7 @@ from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.place.binding.bind import bind, bind_on_nodes, usable
 from proxy.place.binding.shares import CPU, InsufficientError, cpu_unit, divide, whole_cpus
-from proxy.place.binding.wish import Allocated, BindError, BindWish, effective, fitted
+from proxy.place.binding.wish import Allocated, BindError, BindRequest, effective_policy, supported_request
 from proxy.place.cpu_request import MILLI
 from proxy.place.cputopo import CpuTopology
 
@@ -48,7 +48,7 @@ class Binding:
         architecture: Of the machine, because some do not offer every policy; empty where it is not known.
     """
 
-    wish: BindWish
+    wish: BindRequest
     taken: Allocated
     architecture: str = ""
 
@@ -68,9 +68,11 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
     prescribed = node.policy is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
     if not said and not prescribed:
         return None
-    policy, required = effective(pod.bind_required, pod.bind_preferred, node.policy, BindPolicy.FULL_PCPUS)
+    policy, required = effective_policy(
+        pod.bind_required, pod.bind_preferred, node.policy, BindPolicy.FULL_PCPUS
+    )
     strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
-    wish = BindWish(policy, required, pod.exclusive, strategy)
+    wish = BindRequest(policy, required, pod.exclusive, strategy)
     architecture = node.architecture
     if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
         wish = dataclasses.replace(wish, exclusive=ExclusivePolicy.NONE)
@@ -111,7 +113,7 @@ def choose(
     Raises:
         NotEnoughCpus, BindError: There are too few such CPUs, or the machine does not offer what is required.
     """
-    wish, changed = fitted(binding.wish, binding.architecture, topology)
+    wish, changed = supported_request(binding.wish, binding.architecture, topology)
     steps += changed
     steps.append(f"bind policy {wish.policy}, {'required' if wish.required else 'preferred'}")
     if nodes is not None:
@@ -128,7 +130,7 @@ def _evenly(
     topology: CpuTopology,
     free: CpuSet,
     count: int,
-    wish: BindWish,
+    wish: BindRequest,
     taken: Allocated,
     nodes: Mask,
     steps: list[str],

@@ -30,7 +30,7 @@ class BindError(AllocationRefusedError):
     reason = "CPUBindPolicyError"
 
 
-class SmtAlignmentError(BindError):
+class WholeCoresError(BindError):
     """Whole cores are required, and the number of CPUs is no whole number of them."""
 
     def __init__(self, requested: int, threads: int) -> None:
@@ -56,7 +56,7 @@ class PolicyConflictError(BindError):
 
 
 @dataclass(frozen=True, slots=True)
-class BindWish:
+class BindRequest:
     """How CPUs are to be chosen.
 
     Attributes:
@@ -118,7 +118,7 @@ class Allocated:
         return CpuSet(cpu for cpu, own in self.policies.items() if own is policy)
 
 
-def effective(
+def effective_policy(
     required: BindPolicy, preferred: BindPolicy, node: NodeBindPolicy, default: BindPolicy
 ) -> tuple[BindPolicy, bool]:
     """Find the bind policy that holds for a pod that owns CPUs (e.1), and whether it is required.
@@ -144,7 +144,9 @@ def effective(
     return next((each for each in (preferred, default) if each in _BINDING), BindPolicy.FULL_PCPUS), False
 
 
-def fitted(wish: BindWish, architecture: str, topology: CpuTopology) -> tuple[BindWish, tuple[str, ...]]:
+def supported_request(
+    wish: BindRequest, architecture: str, topology: CpuTopology
+) -> tuple[BindRequest, tuple[str, ...]]:
     """Bring a wish into what an architecture offers.
 
     On ARM only ``FullPCPUs`` and ``NUMANodeLevel`` are offered. With one thread per core both bind policies

@@ -35,7 +35,7 @@ class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DeviceGrant:
     """What came of an allocation.
 
     Attributes:
@@ -73,7 +73,7 @@ def allocate(
     name: str,
     merged: TopologyHint,
     prefer: Mapping[str, Prefer] | None = None,
-) -> Given:
+) -> DeviceGrant:
     """Give a container the devices of its limits.
 
     Args:
@@ -104,7 +104,7 @@ def allocate(
             chosen = frozenset(took.taken)
             state = state.give(pod.uid, name, resource, chosen)
         given[resource] = tuple(sorted(chosen))
-    return Given(state, given, tuple(reasons))
+    return DeviceGrant(state, given, tuple(reasons))
 
 
 def _check(state: DeviceState, resource: str, count: int, held: frozenset[str], who: str) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from proxy.model.asks import PodAsk
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 from proxy.place.demand import Demand, smallest
 from proxy.place.devices.state import NO_DEVICES, Device, DeviceState
 from proxy.place.family import Family
@@ -66,7 +66,7 @@ def pod_hints(state: DeviceState, pod: PodAsk, nodes: Mask) -> DeviceHints:
         resource: _hints(
             state, resource, count, nodes, held=state.of_pod(pod.uid, resource), reusable=NO_DEVICES
         )
-        for resource, count in together(pod.containers, lambda ask: ask.limits).items()
+        for resource, count in peak_request(pod.containers, lambda ask: ask.limits).items()
         if resource in state.registered
     }
 

@@ -18,7 +18,7 @@ from proxy.model.asks import Kind, PodAsk
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
 from proxy.model.workload import Container, KubeQos, Phase, Pod
-from proxy.place.memory.state import MemoryState, Node
+from proxy.place.memory.state import MemoryState, NumaMemory
 
 Entry = tuple[str, str]
 """Pod key and container name; the name is empty for what a pod holds as a whole."""
@@ -98,7 +98,7 @@ def _with(memory: MemoryState, block: Block) -> MemoryState:
 def _recharged(memory: MemoryState) -> MemoryState:
     """Charge everything that is held from the beginning, in one order."""
     nodes = {
-        i: Node(
+        i: NumaMemory(
             {name: dataclasses.replace(t, reserved=0, free=t.allocatable) for name, t in node.tables.items()},
             Mask((i,)),
         )

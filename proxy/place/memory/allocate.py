@@ -26,13 +26,13 @@ from proxy.model.memory import Block, Blocks
 from proxy.model.quantity import show_quantity
 from proxy.model.wording import nodes
 from proxy.place.family import Family
-from proxy.place.memory.hints import family, left_over, violates
-from proxy.place.memory.request import container_amounts, served
+from proxy.place.memory.hints import family, reusable_memory, violates_groups
+from proxy.place.memory.request import container_amounts, gets_memory
 from proxy.place.memory.state import MemoryRefused, MemoryState
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class MemoryGrant:
     """What came of an allocation.
 
     Attributes:
@@ -51,7 +51,7 @@ class Granted:
         return Mask.from_bits(_union(self.blocks)) if self.blocks else None
 
 
-def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -> Granted:
+def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -> MemoryGrant:
     """Give a container its memory.
 
     Args:
@@ -65,21 +65,21 @@ def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -
         KeyError: The pod has no container of that name.
     """
     ask = pod.named(name)
-    if not served(pod):
-        return Granted(state, (), ("only Guaranteed pods are given memory of their own",))
+    if not gets_memory(pod):
+        return MemoryGrant(state, (), ("only Guaranteed pods are given memory of their own",))
     if (held := state.blocks(pod.uid, name)) is not None:
-        return Granted(state, held, ("it holds its memory already",))
+        return MemoryGrant(state, held, ("it holds its memory already",))
     amounts = container_amounts(pod, ask)
     if not amounts:
-        return Granted(state, (), ("it asks for no memory of its own",))
+        return MemoryGrant(state, (), ("it asks for no memory of its own",))
     mask, reasons = _choose(state, family(state, pod, amounts, name), amounts, merged)
     blocks = tuple(Block(mask, resource, size) for resource, size in amounts.items())
     for block in blocks:
-        taken = min(left_over(state, pod, name, mask, block.resource), block.size)
+        taken = min(reusable_memory(state, pod, name, mask, block.resource), block.size)
         if taken:
             reasons.append(f"{show_quantity(taken)} of {block.resource} taken over from init containers")
         state = _shrink(state.charged(block, block.size - taken), pod, ask, block)
-    return Granted(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
+    return MemoryGrant(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
 
 
 def _choose(
@@ -107,7 +107,7 @@ def _choose(
             lack = "serves a group" if in_group else "too little free memory there"
             reasons.append(f"{lack}; enough on {nodes(wider.affinity)}")
         mask = wider.affinity
-    if violates(state, mask):
+    if violates_groups(state, mask):
         raise MemoryRefused("preferred hint violates NUMA node allocation")
     return mask, reasons
 

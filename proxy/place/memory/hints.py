@@ -30,7 +30,7 @@ from proxy.model.idset import Mask
 from proxy.model.memory import Blocks
 from proxy.place.demand import Demand, covers, smallest
 from proxy.place.family import Family, hint
-from proxy.place.memory.request import container_amounts, nothing_left, pod_amounts, served
+from proxy.place.memory.request import container_amounts, gets_memory, pod_amounts, split_problem
 from proxy.place.memory.state import MemoryState
 
 
@@ -41,7 +41,7 @@ def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
         KeyError: The pod has no container of that name.
     """
     ask = pod.named(name)
-    if not served(pod):
+    if not gets_memory(pod):
         return None
     amounts = container_amounts(pod, ask)
     blocks = state.blocks(pod.uid, name)
@@ -52,10 +52,10 @@ def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
 
 def pod_hints(state: MemoryState, pod: PodAsk) -> Hints:
     """Give the hints for a pod."""
-    if not served(pod):
+    if not gets_memory(pod):
         return None
     amounts = pod_amounts(pod)
-    if pod.own is not None and nothing_left(pod):
+    if pod.own is not None and split_problem(pod):
         return dict.fromkeys(amounts, ())
     for ask in pod.containers:
         if amounts and (blocks := state.blocks(pod.uid, ask.name)) is not None:
@@ -81,10 +81,10 @@ def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: st
     explicit = tuple(
         mask.bits
         for mask in fixed.values()
-        if not violates(state, mask)
+        if not violates_groups(state, mask)
         and covers(able, mask.bits)
         and all(
-            d.had(mask.bits) + left_over(state, pod, name, mask, n) >= d.want
+            d.had(mask.bits) + reusable_memory(state, pod, name, mask, n) >= d.want
             for n, d in zip(amounts, spare, strict=True)
         )
     )
@@ -92,13 +92,13 @@ def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: st
     return Family(explicit, unused, 2, spare, max(least, 1))
 
 
-def violates(state: MemoryState, mask: Mask) -> bool:
+def violates_groups(state: MemoryState, mask: Mask) -> bool:
     """Tell whether a mask has nodes that serve blocks on others."""
     nodes = (state.nodes[i] for i in mask)
     return any(node.assignments and node.cells != mask for node in nodes)
 
 
-def left_over(state: MemoryState, pod: PodAsk, name: str, mask: Mask, resource: str) -> int:
+def reusable_memory(state: MemoryState, pod: PodAsk, name: str, mask: Mask, resource: str) -> int:
     """Give the bytes that ordinary init containers before a container hold on exactly this mask."""
     total = 0
     for ask in pod.containers:

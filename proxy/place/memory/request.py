@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.model.asks import Ask, Kind, PodAsk, in_bytes
-from proxy.place.asks import together
+from proxy.place.asks import peak_request
 
 Amounts = dict[str, int]
 """Resource to bytes."""
 
 
-def served(pod: PodAsk) -> bool:
+def gets_memory(pod: PodAsk) -> bool:
     """Tell whether the pod gets memory of its own."""
     return pod.guaranteed and (pod.own is None or pod.own_managed)
 
@@ -32,10 +32,10 @@ def pod_amounts(pod: PodAsk) -> Amounts:
     """Give what a pod asks for: only resources that an app container names, or the pod itself."""
     if pod.own is not None and pod.own_managed:
         return {name: size for name, size in _memory(pod.own).items() if size > 0}
-    return together(pod.containers, lambda ask: container_amounts(pod, ask), (Kind.APP,))
+    return peak_request(pod.containers, lambda ask: container_amounts(pod, ask), (Kind.APP,))
 
 
-def nothing_left(pod: PodAsk) -> str:
+def split_problem(pod: PodAsk) -> str:
     """Tell why a pod that makes requests of its own cannot be split among its containers; empty if it can."""
     total, lasting = pod_amounts(pod), dict.fromkeys(pod_amounts(pod), 0)
     sharing = False

@@ -40,7 +40,7 @@ class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResourceTable:
     """One resource of one node, in bytes; ``free`` and ``reserved`` add up to ``allocatable``."""
 
     total: int
@@ -49,17 +49,17 @@ class Table:
     reserved: int
     free: int
 
-    def charge(self, size: int) -> Table:
+    def charge(self, size: int) -> ResourceTable:
         """Give the table after ``size`` bytes were taken, or given back where it is negative."""
         return replace(self, reserved=self.reserved + size, free=self.free - size)
 
 
-NOTHING = Table(0, 0, 0, 0, 0)
+NO_RESOURCE = ResourceTable(0, 0, 0, 0, 0)
 """The table of a resource that a node does not have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NumaMemory:
     """One NUMA node.
 
     Attributes:
@@ -68,13 +68,13 @@ class Node:
         assignments: Number of blocks on it.
     """
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, ResourceTable]
     cells: Mask
     assignments: int = 0
 
-    def table(self, resource: str) -> Table:
+    def table(self, resource: str) -> ResourceTable:
         """Give the table of a resource, of zeros where the node does not have it."""
-        return self.tables.get(resource, NOTHING)
+        return self.tables.get(resource, NO_RESOURCE)
 
 
 Assignments = Mapping[str, Mapping[str, Blocks]]
@@ -85,7 +85,7 @@ Assignments = Mapping[str, Mapping[str, Blocks]]
 class MemoryState:
     """All nodes, ascending by id, and all assignments."""
 
-    nodes: Mapping[int, Node] = field(default_factory=dict)
+    nodes: Mapping[int, NumaMemory] = field(default_factory=dict)
     assignments: Assignments = field(default_factory=dict)
 
     def blocks(self, uid: str, name: str) -> Blocks | None:
@@ -112,7 +112,7 @@ class MemoryState:
             table = nodes[i].table(block.resource)
             part = min(left, max(table.free, 0))
             left -= part
-            nodes[i] = Node(
+            nodes[i] = NumaMemory(
                 {**nodes[i].tables, block.resource: table.charge(part)} if part else nodes[i].tables,
                 block.affinity,
                 nodes[i].assignments + 1,
@@ -129,7 +129,7 @@ class MemoryState:
             part = min(left, table.reserved)
             left -= part
             count = max(node.assignments - 1, 0)
-            nodes[i] = Node(
+            nodes[i] = NumaMemory(
                 {**node.tables, block.resource: table.charge(-part)} if part else node.tables,
                 node.cells if count else Mask((i,)),
                 count,
@@ -178,16 +178,16 @@ def _sizes(node: NodeMemory) -> dict[str, int]:
     return {page_resource(kib): kib * 1024 * count for kib, count in node.pages.items()}
 
 
-def _node(node: NodeMemory, reserved: Mapping[str, int]) -> Node:
+def _node(node: NodeMemory, reserved: Mapping[str, int]) -> NumaMemory:
     sizes = _sizes(node)
     tables = {name: _table(size, reserved.get(name, 0), size) for name, size in sizes.items()}
     tables[MEMORY] = _table(node.total, reserved.get(MEMORY, 0), node.total - sum(sizes.values()))
-    return Node(tables, Mask((node.id,)))
+    return NumaMemory(tables, Mask((node.id,)))
 
 
-def _table(total: int, kept: int, usable: int) -> Table:
+def _table(total: int, kept: int, usable: int) -> ResourceTable:
     free = max(usable - kept, 0)
-    return Table(total, kept, free, 0, free)
+    return ResourceTable(total, kept, free, 0, free)
 
 
 def page_resource(kib: int) -> str:

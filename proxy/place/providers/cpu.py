@@ -9,7 +9,7 @@ pkg/kubelet/cm/cpumanager/policy_static.go ``updateCPUsToReuse``). Where the pod
 an init container cannot be told from one that crashed, so the CPUs of a sibling that has ended are free.
 
 Where no policy merges hints, CPUs are chosen on one NUMA node if one can hold them, if possible on that of
-the devices (``pick``). kubelet's allocator takes them in the order of the topology.
+the devices (``pick_unpoliced``). kubelet's allocator takes them in the order of the topology.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.place import cpu_static
 from proxy.place.binding.selection import Binding, NodeBinding, binding_of, choose
 from proxy.place.cpu_policy import CpuPolicy, CpuState
 from proxy.place.cpu_request import CPU, container_cpus, pod_cpus
-from proxy.place.pick import pick
+from proxy.place.pick import pick_unpoliced
 from proxy.place.providers.devices import nodes_of_devices
 from proxy.place.providers.provider import Allocation, NodeView, Provider, ProviderRequest
 
@@ -87,14 +87,14 @@ class CpuProvider(Provider):
         held = self.state.of(asks.uid, name)
         if held is not None and len(held) == wanted:
             # kubelet checks again here whether whole cores are free; this container has them already.
-            state, cpus = cpu_static.given(self.state, asks, name, held), held
+            state, cpus = cpu_static.with_assigned(self.state, asks, name, held), held
             steps.append(f"keeps CPUs {held}")
         elif self.binding is None and not request.unmerged:
             state = cpu_static.allocate(self.policy, self.state, asks, name, hint.affinity, steps=steps)
             cpus = state.of(asks.uid, name) or CpuSet()
         else:
             cpus = self._chosen(request, wanted, hint.affinity, steps)
-            state = cpu_static.given(self.state, asks, name, cpus)
+            state = cpu_static.with_assigned(self.state, asks, name, cpus)
         after = dataclasses.replace(self, state=state)
         return Allocation(after, dataclasses.replace(grants, cpus=cpus), steps)
 
@@ -127,9 +127,9 @@ class CpuProvider(Provider):
         topology, free = self.policy.topo, self.free(request)
         if self.binding is not None:
             return choose(topology, free, wanted, self.binding, affinity, steps, even=request.even)
-        cpu_static.check_smt(self.policy, self.state, wanted)
+        cpu_static.check_whole_cores(self.policy, self.state, wanted)
         near = nodes_of_devices(request.near)
-        return pick(self.machine, topology, free, wanted, self.policy.options, near, steps)
+        return pick_unpoliced(self.machine, topology, free, wanted, self.policy.options, near, steps)
 
     def _offered(self, view: NodeView, request: ProviderRequest) -> CpuState:
         """Return what the CPU manager may choose from, and what the pod's containers have."""

@@ -20,7 +20,7 @@ from proxy.model.workload import Container, Pod
 from proxy.place.memory.accounts import charged, entries_of
 from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints, pod_hints
-from proxy.place.memory.request import container_amounts, pod_amounts, served
+from proxy.place.memory.request import container_amounts, gets_memory, pod_amounts
 from proxy.place.memory.state import MemoryRefused, MemoryState
 from proxy.place.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
 
@@ -78,7 +78,7 @@ class MemoryProvider(Provider):
 
     def wants(self, request: ProviderRequest) -> bool:
         """Return whether the request asks for such memory, also where no NUMA node could hold it."""
-        return served(request.asks) and bool(self._amounts(request))
+        return gets_memory(request.asks) and bool(self._amounts(request))
 
     def hints(self, request: ProviderRequest) -> Hints:
         """Return hints for memory and huge pages."""

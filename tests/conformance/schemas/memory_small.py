@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.model.idset import Mask
-from proxy.place.memory.hints import violates
+from proxy.place.memory.hints import violates_groups
 from proxy.place.memory.request import pod_amounts
 from tests.conformance import memory
 from tests.conformance.cases import Case, Outcome, Topologies
@@ -16,5 +16,5 @@ def check(case: Case, _: Topologies) -> Outcome:
         return Outcome(case.value("expected", (dict, type(None))) or {}, pod_amounts(pod(case)))
     if kind == "affinity_violates":
         mask = Mask(case.value("affinity", list))
-        return Outcome(case.value("expected", bool), violates(memory.state(case), mask))
+        return Outcome(case.value("expected", bool), violates_groups(memory.state(case), mask))
     return Outcome(skipped=f"kind {kind!r} is not built yet")

@@ -6,7 +6,7 @@ import math
 
 from proxy.model.idset import Mask
 from proxy.model.options import Policy
-from proxy.place.policies import admits, single_numa
+from proxy.place.policies import POLICIES
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.hints import distances, hint, hints, plain
 from tests.oracles.merge_parts import first_of, target_count
@@ -50,14 +50,12 @@ def _closest(case: Case) -> object:
 
 
 def _filter(case: Case) -> object:
-    return [
-        [plain(h) for h in kept]
-        for kept in single_numa([hints(raw or ()) for raw in case.value("lists", list)])
-    ]
+    policy = POLICIES[Policy.SINGLE_NUMA_NODE]
+    return [[plain(h) for h in hints(raw or ()) if policy.usable(h)] for raw in case.value("lists", list)]
 
 
 def _admits(case: Case) -> object:
-    return admits(Policy(case.value("policy", str)), hint(case.value("hint", dict)))
+    return POLICIES[Policy(case.value("policy", str))].admits(hint(case.value("hint", dict)))
 
 
 def _average(case: Case) -> object:

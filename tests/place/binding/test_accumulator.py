@@ -12,11 +12,11 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.accumulator import accumulate
 from proxy.place.binding.bind import holds
-from proxy.place.binding.wish import Allocated, BindWish
+from proxy.place.binding.wish import Allocated, BindRequest
 from proxy.place.cputopo import CpuTopology, Row
 from proxy.place.packed import NotEnoughCpus
 
-FULL, SPREAD = BindWish(), BindWish(BindPolicy.SPREAD_BY_PCPUS)
+FULL, SPREAD = BindRequest(), BindRequest(BindPolicy.SPREAD_BY_PCPUS)
 CORE, NODE = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL
 
 
@@ -36,7 +36,7 @@ def held(text: str, policy: ExclusivePolicy) -> Allocated:
     return Allocated().add(CpuSet.parse(text), policy)
 
 
-def take(topo: CpuTopology, n: int, wish: BindWish, taken: Allocated | None = None, **more: bool) -> str:
+def take(topo: CpuTopology, n: int, wish: BindRequest, taken: Allocated | None = None, **more: bool) -> str:
     taken = taken or Allocated()
     free = taken.available(topo.cpus, wish.max_ref_count)
     return str(accumulate(topo, free, n, wish, taken, **more))
@@ -81,7 +81,7 @@ def test_single_threads_come_from_where_the_strategy_says(
     topo: CpuTopology, free: str, n: int, policy: BindPolicy, most: str, least: str
 ) -> None:
     for strategy, expected in ((NumaStrategy.MOST_ALLOCATED, most), (NumaStrategy.LEAST_ALLOCATED, least)):
-        wish = BindWish(policy, strategy=strategy)
+        wish = BindRequest(policy, strategy=strategy)
         assert str(accumulate(topo, CpuSet.parse(free), n, wish, Allocated())) == expected
 
 
@@ -147,7 +147,7 @@ def test_too_few() -> None:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindWish, Allocated]:
+def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindRequest, Allocated]:
     size = [draw(st.integers(1, most)) for most in (3, 2, 4, 3)]
     total = size[0] * size[1] * size[2] * size[3]
     ids = st.integers(0, total - 1)
@@ -156,7 +156,7 @@ def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindWish, Alloc
     most = draw(st.integers(1, 2))
     counts = draw(st.dictionaries(ids, st.integers(1, most)))
     policies = {cpu: draw(st.sampled_from(ExclusivePolicy)) for cpu in counts}
-    wish = BindWish(
+    wish = BindRequest(
         draw(st.sampled_from((BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS))),
         exclusive=draw(st.sampled_from(ExclusivePolicy)),
         strategy=draw(st.sampled_from(NumaStrategy)),
@@ -169,7 +169,7 @@ def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindWish, Alloc
 
 @given(requests(), st.booleans())
 def test_exactly_n_of_what_is_free_and_always_the_same(
-    request: tuple[CpuTopology, CpuSet, int, BindWish, Allocated], degrade: bool
+    request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated], degrade: bool
 ) -> None:
     topo, free, n, wish, taken = request
     steps: list[str] = []
@@ -182,7 +182,7 @@ def test_exactly_n_of_what_is_free_and_always_the_same(
 
 @given(requests())
 def test_nobody_is_met_where_a_node_has_room_for_all(
-    request: tuple[CpuTopology, CpuSet, int, BindWish, Allocated],
+    request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
     topo, free, n, wish, taken = request
     if wish.exclusive not in (CORE, NODE):
@@ -203,7 +203,7 @@ def test_nobody_is_met_where_a_node_has_room_for_all(
 
 @given(requests())
 def test_the_policy_holds_where_a_node_has_room_for_it(
-    request: tuple[CpuTopology, CpuSet, int, BindWish, Allocated],
+    request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
     topo, free, n, wish, taken = request
     wish = replace(wish, exclusive=ExclusivePolicy.NONE)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.bind import bind, bind_on_nodes, even_shares, holds
-from proxy.place.binding.wish import Allocated, BindError, BindWish, RequiredPolicyError, SmtAlignmentError
+from proxy.place.binding.wish import Allocated, BindError, BindRequest, RequiredPolicyError, WholeCoresError
 from proxy.place.cputopo import CpuTopology, Row
 from proxy.place.packed import NotEnoughCpus
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
-EVENLY = BindWish(strategy=NumaStrategy.DISTRIBUTE_EVENLY)
+EVENLY = BindRequest(strategy=NumaStrategy.DISTRIBUTE_EVENLY)
 
 
 def machine(nodes: int, cores: int, threads: int = 2, offline: str = "") -> CpuTopology:
@@ -32,7 +32,7 @@ def machine(nodes: int, cores: int, threads: int = 2, offline: str = "") -> CpuT
     return CpuTopology.of_rows(rows)
 
 
-def take(topo: CpuTopology, free: str, n: int, wish: BindWish, taken: Allocated | None = None) -> str:
+def take(topo: CpuTopology, free: str, n: int, wish: BindRequest, taken: Allocated | None = None) -> str:
     return str(bind(topo, CpuSet.parse(free), n, wish, taken))
 
 
@@ -52,12 +52,12 @@ TWO = machine(2, 4)  # 0-7, 8-15
     ],
 )
 def test_required_policies_hold(free: str, n: int, policy: BindPolicy, expected: str) -> None:
-    assert take(TWO, free, n, BindWish(policy, required=True)) == expected
+    assert take(TWO, free, n, BindRequest(policy, required=True)) == expected
 
 
 def test_required_policies_refuse() -> None:
-    full, spread = BindWish(FULL, required=True), BindWish(SPREAD, required=True)
-    with pytest.raises(SmtAlignmentError) as unaligned:
+    full, spread = BindRequest(FULL, required=True), BindRequest(SPREAD, required=True)
+    with pytest.raises(WholeCoresError) as unaligned:
         take(TWO, "0-15", 3, full)
     words = "node(s) requested cpus not multiple cpus per core: requested=3, cpus per core=2"
     assert str(unaligned.value) == words
@@ -67,12 +67,12 @@ def test_required_policies_refuse() -> None:
         take(TWO, "0,2,4,6,8-9", 4, full)
     with pytest.raises(NotEnoughCpus, match="requested=9, available=8"):
         take(TWO, "0-15", 9, spread)
-    assert take(TWO, "0,2,4,6,8-9", 4, BindWish()) == "0,2,8-9", "preferred only: as far as it goes"
+    assert take(TWO, "0,2,4,6,8-9", 4, BindRequest()) == "0,2,8-9", "preferred only: as far as it goes"
 
 
 def test_whole_cores_of_different_sizes_add_up() -> None:
     odd = machine(3, 2, offline="1,5")  # node 0: a core of one thread and one of two; node 1 the same
-    full = BindWish(required=True)
+    full = BindRequest(required=True)
     assert take(odd, "0-15", 4, full) == "8-11"
     assert take(odd, "0,2-4,6-7", 4, full) == "0,2-4", "a core of one thread is whole"
     assert take(odd, "0,2-4,6-7", 6, full) == "0,2-4,6-7"
@@ -87,7 +87,7 @@ def test_whole_cores_of_different_sizes_add_up() -> None:
 
 
 def test_preferred_cpus_come_first() -> None:
-    wish = BindWish(preferred=CpuSet.parse("9-13"))
+    wish = BindRequest(preferred=CpuSet.parse("9-13"))
     assert take(TWO, "0-15", 4, wish) == "10-13"
     assert take(TWO, "0-10,12-15", 6, wish) == "9-10,12-15", "the rest by itself"
     assert take(TWO, "0-15", 2, replace(wish, preferred=CpuSet([99]))) == "0-1"
@@ -129,7 +129,7 @@ def test_even_parts_avoid_what_others_would_not_share() -> None:
     assert take(four, "1-5,8-9", 3, wish, others) == "4-5,8"
     assert take(four, "1-5,8-9", 3, replace(wish, exclusive=ExclusivePolicy.PCPU_LEVEL), others) == "1-3"
     assert take(four, "1-15", 14, wish, others) == "2-15"
-    cores = BindWish(SPREAD, exclusive=ExclusivePolicy.PCPU_LEVEL, strategy=NumaStrategy.DISTRIBUTE_EVENLY)
+    cores = BindRequest(SPREAD, exclusive=ExclusivePolicy.PCPU_LEVEL, strategy=NumaStrategy.DISTRIBUTE_EVENLY)
     core = Allocated().add(CpuSet([0]), ExclusivePolicy.PCPU_LEVEL)
     assert take(TWO, "1-11", 4, cores, core) == "2-4,6"
     steps: list[str] = []
@@ -139,18 +139,18 @@ def test_even_parts_avoid_what_others_would_not_share() -> None:
 
 def test_nodes_that_are_given() -> None:
     free = CpuSet.parse("0-15")
-    assert str(bind_on_nodes(TWO, free, {1: 4, 0: 2}, BindWish())) == "0-1,8-11"
+    assert str(bind_on_nodes(TWO, free, {1: 4, 0: 2}, BindRequest())) == "0-1,8-11"
     steps: list[str] = []
-    bind_on_nodes(TWO, free, {1: 1}, BindWish(), steps=steps)
+    bind_on_nodes(TWO, free, {1: 1}, BindRequest(), steps=steps)
     assert steps[0] == "1 of NUMA node 1"
     with pytest.raises(NotEnoughCpus, match="requested=9, available=8"):
-        bind_on_nodes(TWO, free, {0: 9, 1: 1}, BindWish())
+        bind_on_nodes(TWO, free, {0: 9, 1: 1}, BindRequest())
     with pytest.raises(NotEnoughCpus, match="requested=2, available=0"):
-        bind_on_nodes(TWO, free, {7: 2}, BindWish())
-    with pytest.raises(SmtAlignmentError):
-        bind_on_nodes(TWO, free, {0: 2, 1: 1}, BindWish(required=True))
+        bind_on_nodes(TWO, free, {7: 2}, BindRequest())
+    with pytest.raises(WholeCoresError):
+        bind_on_nodes(TWO, free, {0: 2, 1: 1}, BindRequest(required=True))
     with pytest.raises(RequiredPolicyError):
-        bind_on_nodes(TWO, free, {0: 1, 1: 1}, BindWish(required=True))
+        bind_on_nodes(TWO, free, {0: 1, 1: 1}, BindRequest(required=True))
 
 
 def test_uneven_shares_of_whole_groups() -> None:
@@ -197,7 +197,7 @@ def test_any_wish_gives_n_free_cpus_or_says_why(data: st.DataObject) -> None:
     ids = st.sets(st.integers(0, max(topo.cpus, default=0)))
     free = CpuSet(data.draw(ids)) & topo.cpus
     others = Allocated().add(CpuSet(data.draw(ids)), data.draw(st.sampled_from(ExclusivePolicy)))
-    wish = BindWish(
+    wish = BindRequest(
         data.draw(st.sampled_from((FULL, SPREAD))),
         data.draw(st.booleans()),
         data.draw(st.sampled_from(ExclusivePolicy)),

@@ -8,11 +8,11 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy
 from proxy.place.binding.wish import (
     Allocated,
-    BindWish,
+    BindRequest,
     PolicyConflictError,
     UnsupportedPolicyError,
-    effective,
-    fitted,
+    effective_policy,
+    supported_request,
 )
 from proxy.place.cputopo import CpuTopology, Row
 
@@ -43,14 +43,14 @@ def test_which_policy_holds(
     default: BindPolicy,
     expected: tuple[BindPolicy, bool],
 ) -> None:
-    assert effective(required, preferred, node, default) == expected
+    assert effective_policy(required, preferred, node, default) == expected
 
 
 def test_pod_and_node_may_not_require_different_policies() -> None:
     with pytest.raises(
         PolicyConflictError, match="the pod requires SpreadByPCPUs and the node requires Full"
     ):
-        effective(SPREAD, NONE, FULL_ONLY, FULL)
+        effective_policy(SPREAD, NONE, FULL_ONLY, FULL)
 
 
 def machine(threads: int) -> CpuTopology:
@@ -58,16 +58,18 @@ def machine(threads: int) -> CpuTopology:
 
 
 def test_arm_offers_whole_cores_and_whole_nodes_only() -> None:
-    wish = BindWish(SPREAD, required=True, exclusive=ExclusivePolicy.PCPU_LEVEL)
-    assert fitted(wish, "x86_64", machine(2)) == (wish, ())
-    fit, notes = fitted(wish, "aarch64", machine(1))
-    assert fit == BindWish(FULL, required=True)
+    wish = BindRequest(SPREAD, required=True, exclusive=ExclusivePolicy.PCPU_LEVEL)
+    assert supported_request(wish, "x86_64", machine(2)) == (wish, ())
+    fit, notes = supported_request(wish, "aarch64", machine(1))
+    assert fit == BindRequest(FULL, required=True)
     assert [note.split(" ")[0] for note in notes] == ["FullPCPUs", "PCPULevel"]
     with pytest.raises(UnsupportedPolicyError, match="SpreadByPCPUs is required, which arm64 does not offer"):
-        fitted(wish, "arm64", machine(2))
-    node_level = BindWish(FULL, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
-    assert fitted(node_level, "aarch64", machine(2)) == (node_level, ())
-    assert fitted(BindWish(SPREAD), "aarch64", machine(2))[0] == BindWish(FULL), "it was only preferred"
+        supported_request(wish, "arm64", machine(2))
+    node_level = BindRequest(FULL, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
+    assert supported_request(node_level, "aarch64", machine(2)) == (node_level, ())
+    assert supported_request(BindRequest(SPREAD), "aarch64", machine(2))[0] == BindRequest(FULL), (
+        "it was only preferred"
+    )
 
 
 def test_counts_of_pods_and_the_policy_of_the_last_one() -> None:

@@ -13,7 +13,7 @@ from proxy.model.koordinator import NumaPolicy, NumaStrategy
 from proxy.model.options import Policy
 from proxy.place.binding.hints import ScoredHint
 from proxy.place.binding.merging import NodeStatus, align
-from proxy.place.binding.offers import ALL_SETS, node_status, offers, policy_of, score_of
+from proxy.place.binding.offers import ALL_SETS, node_status, policy_of, score_of, scored_hints
 from proxy.place.binding.shares import InsufficientError, divide
 from proxy.place.binding.wish import PolicyConflictError
 
@@ -59,7 +59,7 @@ def fits(requests: dict[str, int]) -> list[Mask]:
             return False
         return True
 
-    hints = offers(requests, AVAILABLE, fit, Policy.NONE)
+    hints = scored_hints(requests, AVAILABLE, fit, Policy.NONE)
     assert tried == [Mask(nodes) for nodes in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
     return [hint.affinity for hint in hints["cpu"] if hint.affinity is not None]
 
@@ -76,7 +76,7 @@ def test_hints_of_each_resource() -> None:
     def fit(nodes: Mask) -> bool:
         return nodes in (Mask([0, 1]), Mask([0, 2]), Mask([0, 1, 2]))
 
-    hints = offers(wanted, AVAILABLE, fit, Policy.BEST_EFFORT, lambda nodes: 10 * len(nodes))
+    hints = scored_hints(wanted, AVAILABLE, fit, Policy.BEST_EFFORT, lambda nodes: 10 * len(nodes))
     assert hints == {
         "cpu": [
             ScoredHint(Mask([0, 1]), preferred=True, score=20),
@@ -85,17 +85,19 @@ def test_hints_of_each_resource() -> None:
         ],
         "memory": [ScoredHint(Mask([0, 2]), preferred=True, score=20)],
     }
-    strict = offers(wanted, AVAILABLE, fit, Policy.RESTRICTED)
+    strict = scored_hints(wanted, AVAILABLE, fit, Policy.RESTRICTED)
     assert all(hint.preferred for each in strict.values() for hint in each)
     assert align(Policy.RESTRICTED, [strict], Mask(range(3))).hint.affinity == Mask([0, 2])
     refused = align(
-        Policy.RESTRICTED, [offers(wanted, AVAILABLE, lambda _: False, Policy.RESTRICTED)], Mask(range(3))
+        Policy.RESTRICTED,
+        [scored_hints(wanted, AVAILABLE, lambda _: False, Policy.RESTRICTED)],
+        Mask(range(3)),
     )
     assert refused.reasons == ("Unsatisfied NUMA cpu", "Unsatisfied NUMA memory")
 
 
 def test_a_node_without_a_resource_is_in_no_hint_of_it() -> None:
-    found = offers(
+    found = scored_hints(
         {"cpu": 1, "gpu": 1}, {0: {"cpu": 1, "gpu": 1}, 1: {"cpu": 1}}, lambda _: True, Policy.NONE
     )
     assert [hint.affinity for hint in found["gpu"]] == [Mask([0])]
@@ -110,11 +112,11 @@ def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> No
         tried.append(len(nodes))
         return len(nodes) >= 2
 
-    hints = offers({"cpu": 2000}, many, fit, Policy.BEST_EFFORT)["cpu"]
+    hints = scored_hints({"cpu": 2000}, many, fit, Policy.BEST_EFFORT)["cpu"]
     assert (tried.count(2), tried.count(3), tried[-1]) == (36, 0, 9)
     assert [hint.preferred for hint in hints] == [True] * 36 + [False]
     few = {node: many[node] for node in range(ALL_SETS)}
-    assert len(offers({"cpu": 2000}, few, lambda _: True, Policy.BEST_EFFORT)["cpu"]) == 255
+    assert len(scored_hints({"cpu": 2000}, few, lambda _: True, Policy.BEST_EFFORT)["cpu"]) == 255
 
 
 MANY = {node: {"cpu": 14_000, "memory": 1 + node % 5} for node in range(36)}
@@ -139,7 +141,7 @@ def test_no_pod_takes_long_on_a_machine_with_36_nodes(policy: Policy, requests: 
         tried.append(nodes)
         return all(sum(MANY[n].get(r, 0) for n in nodes) >= amount for r, amount in requests.items())
 
-    found = offers(requests, MANY, fit, policy)
+    found = scored_hints(requests, MANY, fit, policy)
     assert len(tried) <= 2500
     assert found.keys() == requests.keys() & {"cpu", "memory"}
     for hints in found.values():
@@ -162,7 +164,7 @@ def test_what_fits_on_few_nodes_is_found_on_as_few_however_few_sets_are_tried(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxy.place.binding.offers.MOST_SETS", most)
-        hints = offers({"cpu": amount}, available, fit, Policy.BEST_EFFORT)["cpu"]
+        hints = scored_hints({"cpu": amount}, available, fit, Policy.BEST_EFFORT)["cpu"]
     sums = itertools.accumulate(sorted(rooms, reverse=True))
     fewest = next((count for count, total in enumerate(sums, 1) if total >= amount), None)
     without_empty = fewest is not None and rooms.count(0) == 0
@@ -179,7 +181,7 @@ def test_of_many_sets_those_are_tried_that_leave_the_least() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxy.place.binding.offers.MOST_SETS", 12)
-        hints = offers(
+        hints = scored_hints(
             {"cpu": 22}, available, fit, Policy.RESTRICTED, lambda ns: 99 - sum(rooms[n] for n in ns)
         )
     assert max(hint.score for hint in hints["cpu"]) == 99 - 22

@@ -11,7 +11,7 @@ from proxy.model.machine import HugePages, Machine, NumaNode
 from proxy.place.family import Family
 from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints, pod_hints
-from proxy.place.memory.request import nothing_left, pod_amounts
+from proxy.place.memory.request import pod_amounts, split_problem
 from proxy.place.memory.state import (
     Block,
     MemoryRefused,
@@ -148,14 +148,14 @@ def test_what_a_pods_own_requests_leave() -> None:
         return Ask("s", kind, {"memory": 1}, {"memory": 2})
 
     assert pod_amounts(pod(4, shared(Kind.APP))) == {"memory": 4}
-    assert nothing_left(pod(4, exact("a", Kind.APP, 4))) == ""
-    assert nothing_left(pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))) == ""
-    assert "leaving no memory for shared containers" in nothing_left(
+    assert split_problem(pod(4, exact("a", Kind.APP, 4))) == ""
+    assert split_problem(pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))) == ""
+    assert "leaving no memory for shared containers" in split_problem(
         pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
     )
-    assert "requests 5 of memory, but only 4" in nothing_left(pod(4, exact("i", Kind.INIT, 5)))
+    assert "requests 5 of memory, but only 4" in split_problem(pod(4, exact("i", Kind.INIT, 5)))
     sidecar = exact("x", Kind.SIDECAR, 4)
-    assert "shared init containers but no memory" in nothing_left(pod(4, sidecar, shared(Kind.INIT)))
+    assert "shared init containers but no memory" in split_problem(pod(4, sidecar, shared(Kind.INIT)))
     full = pod(4, exact("a", Kind.APP, 4), shared(Kind.APP))
     assert pod_hints(initial(nodes(4), KEPT), full) == {"memory": ()}, "impossible"
     some = pod(4, exact("a", Kind.APP, 3), shared(Kind.APP))

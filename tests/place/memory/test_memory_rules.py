@@ -10,13 +10,13 @@ from proxy.model.idset import Mask
 from proxy.model.memory import Block
 from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints, pod_hints
-from proxy.place.memory.request import nothing_left, pod_amounts
+from proxy.place.memory.request import pod_amounts, split_problem
 from proxy.place.memory.state import (
     MemoryRefused,
     MemoryState,
-    Node,
     NodeMemory,
-    Table,
+    NumaMemory,
+    ResourceTable,
     initial,
     page_resource,
 )
@@ -55,16 +55,16 @@ def test_tables_of_a_node() -> None:
         {1: {"memory": GI, PAGES: GI}, 3: {PAGES: 5}},
     )
     assert list(state.nodes) == [1, 3], "ascending"
-    assert state.nodes[1] == Node(
+    assert state.nodes[1] == NumaMemory(
         {
-            PAGES: Table(2 * GI, GI, GI, 0, GI),
-            "memory": Table(8 * GI, GI, 5 * GI, 0, 5 * GI),
+            PAGES: ResourceTable(2 * GI, GI, GI, 0, GI),
+            "memory": ResourceTable(8 * GI, GI, 5 * GI, 0, 5 * GI),
         },
         Mask([1]),
         0,
     )
-    assert state.nodes[3].tables == {"memory": Table(8 * GI, 0, 8 * GI, 0, 8 * GI)}
-    assert state.nodes[3].table(PAGES) == Table(0, 0, 0, 0, 0)
+    assert state.nodes[3].tables == {"memory": ResourceTable(8 * GI, 0, 8 * GI, 0, 8 * GI)}
+    assert state.nodes[3].table(PAGES) == ResourceTable(0, 0, 0, 0, 0)
 
 
 def test_reserves_without_memory() -> None:
@@ -246,7 +246,7 @@ def own(budget: int, *asks: tuple[Kind, int], pages: int = 0) -> str:
         for amounts in [{"cpu": 1, "memory": size} if size else {"cpu": 0}]
     ]
     whole = {"memory": budget, **({PAGES: pages} if pages else {})}
-    return nothing_left(PodAsk("p", tuple(containers), own=whole, own_managed=True))
+    return split_problem(PodAsk("p", tuple(containers), own=whole, own_managed=True))
 
 
 INIT, SIDE, APP = Kind.INIT, Kind.SIDECAR, Kind.APP
@@ -290,16 +290,19 @@ def test_in_what_two_states_differ() -> None:
     other = dict(charged.nodes)
     for i, shift in ((0, GI), (1, -GI)):
         table = other[i].tables["memory"].charge(shift * -1)
-        other[i] = Node({"memory": table}, other[i].cells, other[i].assignments)
+        other[i] = NumaMemory({"memory": table}, other[i].cells, other[i].assignments)
     assert difference(MemoryState(other), charged) == "", "only the sum over the group counts"
-    less = {**charged.nodes, 1: Node({"memory": Table(4 * GI, 0, 4 * GI, 0, 4 * GI)}, Mask([0, 1]), 1)}
+    less = {
+        **charged.nodes,
+        1: NumaMemory({"memory": ResourceTable(4 * GI, 0, 4 * GI, 0, 4 * GI)}, Mask([0, 1]), 1),
+    }
     assert difference(charged, MemoryState(less)) == "node 0 has other amounts of memory"
     for field in range(3):
         sizes = [5 * GI, 1, 4 * GI, 0, 4 * GI]
         sizes[field] += 1
-        changed = {**empty.nodes, 1: Node({"memory": Table(*sizes)}, Mask([1]))}
+        changed = {**empty.nodes, 1: NumaMemory({"memory": ResourceTable(*sizes)}, Mask([1]))}
         assert difference(MemoryState(changed), empty) == "node 1 has other amounts of memory"
-    alone = {**charged.nodes, 1: Node(charged.nodes[1].tables, Mask([1]), 1)}
+    alone = {**charged.nodes, 1: NumaMemory(charged.nodes[1].tables, Mask([1]), 1)}
     assert difference(MemoryState(alone), charged) == "node 1 has other assignments or another group"
 
 
