@@ -1,8 +1,9 @@
-"""What a pod asks for with all its containers.
+"""What the containers of a pod request together.
 
-Theory (kubelet 1.36, reference A.2). Init containers run one after the other before the app containers;
-restartable ones (sidecars) stay. A pod needs at any time at most: for each ordinary init container its own
-request with those of the sidecars before it, and afterwards the sum of all sidecars and app containers.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``podGuaranteedCPUs``. Init containers
+run one after the other before the app containers; restartable ones (sidecars) stay. At any time a pod needs
+at most: for each ordinary init container its own request with those of the sidecars before it, and afterwards
+the sum of all sidecars and app containers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def peak_request(
     amounts: Callable[[Ask], Mapping[str, int]],
     kinds: Iterable[Kind] = tuple(Kind),
 ) -> dict[str, int]:
-    """Give what containers need together at the worst moment.
+    """Return what containers need together at most at any time.
 
     Args:
         containers: In the order of the pod.

@@ -41,8 +41,8 @@ def choose(
         amounts: What they have, at most.
         needs: What is needed, each more than 0.
         size: The largest number, not below 0.
-        suits: Has the last word on nodes whose amounts are enough.
-        apart: Nodes that are like no other, whatever their amounts.
+        suits: Accepts or rejects NUMA nodes whose amounts are enough.
+        apart: NUMA nodes that are never interchangeable with others, whatever their amounts.
 
     Returns:
         The bits of the nodes; None where there is no choice, or none was found in time.

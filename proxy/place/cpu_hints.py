@@ -1,10 +1,10 @@
-"""What the CPU manager hints at: the node sets on which a request for CPUs could be met.
+"""The hints of the CPU manager: sets of NUMA nodes on which a request for CPUs could be met.
 
-Theory (kubelet 1.36, reference A.2). Every set of NUMA nodes that own CPUs is a hint if it holds all CPUs
-that the pod may use again (those of its finished init containers) and if these with the available CPUs in the
-set are enough. It is *preferred* if no smaller set could do on an empty machine: the measure is how many CPUs
-the nodes have, whatever is free now. With ``align-by-socket`` a set is also preferred if it touches no more
-sockets than the smallest such set needs.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``generateCPUTopologyHints``. Every set
+of NUMA nodes that own CPUs is a hint if it holds all CPUs that the pod may use again (those of its finished
+init containers) and if these with the available CPUs in the set are enough. It is *preferred* if no smaller
+set could do on an empty machine: the measure is how many CPUs the nodes have, whatever is free now. With
+``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest such set needs.
 
 n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has the sum of one that was
 summed before it and one node, so a list costs one addition per set; masks and hints are made once for all
@@ -37,7 +37,7 @@ def container_hints(
     *,
     by_socket: bool = False,
 ) -> Hints:
-    """Give the hints for a container.
+    """Return the hints for a container.
 
     Args:
         topo: The machine.
@@ -65,7 +65,7 @@ def pod_hints(
     *,
     by_socket: bool = False,
 ) -> Hints:
-    """Give the hints for a pod.
+    """Return the hints for a pod.
 
     Args:
         topo: The machine.
@@ -141,7 +141,7 @@ def _list(
 
 @functools.lru_cache(maxsize=8)
 def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, TopologyHint], ...]:
-    """Give for every mask, in order: its place among the sums, its bits, and both hints that it can be."""
+    """Return for every mask, in order: its place among the sums, its bits, and both hints that it can be."""
     place = {1 << node: 1 << i for i, node in enumerate(nodes)}
     for bits in masks(nodes):
         low = bits & -bits
@@ -150,7 +150,7 @@ def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, Topolo
 
 
 def _fewest(topo: CpuTopology, request: int) -> int:
-    """Give how few nodes could hold the request if they were empty; all of them where none could."""
+    """Return how few nodes could hold the request if they were empty; all of them where none could."""
     missing = request
     for count, cpus in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
         missing -= cpus

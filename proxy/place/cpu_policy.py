@@ -1,9 +1,10 @@
 """The static CPU policy and its state, as values, and how a stored state is checked.
 
-Theory (kubelet 1.36, reference C.1 to C.3 and C.9). The CPUs of a machine are in the *default* set, which all
-containers without CPUs of their own share, or they belong to a container. *Reserved* CPUs are never given
-away; they stay in the default set unless ``strict-cpu-reservation`` takes them out. A stored state must
-account for every CPU of the machine exactly once (but containers of one pod may have CPUs in common).
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``NewStaticPolicy``, ``validateState``.
+The CPUs of a machine are in the *default* set, which all containers without exclusive CPUs share, or they
+belong to a container. *Reserved* CPUs are never given away; they stay in the default set unless
+``strict-cpu-reservation`` takes them out. A stored state must account for every CPU of the machine exactly
+once (but containers of one pod may have CPUs in common).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class CpuPolicy:
     Attributes:
         topo: The machine.
         options: How CPUs are chosen.
-        reserved: CPUs that nobody owns.
+        reserved: CPUs that no container owns.
         reserved_cores: All threads of their cores.
     """
 
@@ -96,7 +97,7 @@ class CpuPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """Who owns what.
+    """Which containers own which CPUs.
 
     Attributes:
         default: The CPUs that all others share.
@@ -112,18 +113,18 @@ class CpuState:
     reusable: CpuSet = field(default_factory=CpuSet)
 
     def of(self, uid: str, name: str) -> CpuSet | None:
-        """Give the CPUs of a container, None where it owns none."""
+        """Return the CPUs of a container, None where it owns none."""
         return self.assigned.get(uid, {}).get(name)
 
     def reusable_by(self, uid: str) -> CpuSet:
-        """Give the CPUs that the next container of a pod may use again."""
+        """Return the CPUs that the next container of a pod may use again."""
         return self.reusable if uid == self.reusing else CpuSet()
 
 
 def take(
     topo: CpuTopology, options: CpuOptions, cpus: CpuSet, wanted: int, steps: list[str] | None = None
 ) -> CpuSet:
-    """Choose CPUs as the options say; what was done is added to ``steps`` in words.
+    """Choose CPUs as the options say; sentences about what was done are added to ``steps``.
 
     Raises:
         NotEnoughCpus: Too few are available.

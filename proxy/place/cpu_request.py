@@ -1,8 +1,10 @@
-"""How many exclusive CPUs a container or a pod wants (kubelet 1.36, reference A.2 and C.7).
+"""How many exclusive CPUs a container or a pod wants.
 
-Theory. Only containers of Guaranteed pods own CPUs, and only those that request whole ones. A pod may state
-requests of its own; kubelet then gives nobody exclusive CPUs unless it manages such pods (an alpha feature),
-in which case a container must be exact by itself: request equal to limit, for CPU and for memory.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``guaranteedCPUs``,
+``podGuaranteedCPUs``. Only containers of Guaranteed pods own CPUs, and only those that request whole ones. A
+pod may state requests of its own; kubelet then gives no container exclusive CPUs unless it manages such pods
+(an alpha feature), in which case a container must be exact by itself: request equal to limit, for CPU and for
+memory.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ from proxy.place.asks import peak_request
 CPU = "cpu"
 MILLI = 1000
 NO_SHARES = 2
-"""The least that the kernel takes, and what kubelet sends where nothing is asked for (reference F)."""
+"""The least that the kernel accepts, and what kubelet sends where no CPU is requested (its ``MinShares``)."""
 
 
 def container_cpus(pod: PodAsk, ask: Ask) -> int:
-    """Give the exclusive CPUs that a container wants; 0 where it shares."""
+    """Return the exclusive CPUs that a container wants; 0 where it shares."""
     if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and ask.exact)):
         return 0
     return _whole(ask.requests.get(CPU, 0))
 
 
 def pod_cpus(pod: PodAsk) -> int:
-    """Give the exclusive CPUs that a pod wants at the worst moment.
+    """Return the exclusive CPUs that a pod wants at most at any time.
 
     These are its own request where it makes one that is managed, else what its containers need together.
     """
@@ -34,7 +36,7 @@ def pod_cpus(pod: PodAsk) -> int:
 
 
 def bubble_cpus(pod: PodAsk) -> int:
-    """Give the CPUs that a pod wants for itself, to be divided among its containers; 0 for none."""
+    """Return the CPUs that a pod wants for itself, to be divided among its containers; 0 for none."""
     if pod.own is None or not pod.own_managed or not pod.guaranteed:
         return 0
     return _whole(pod.own.get(CPU, 0))

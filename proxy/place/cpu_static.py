@@ -1,13 +1,14 @@
-"""The static CPU policy at work: hints, allocation and release.
+"""The static CPU policy: hints, allocation and release.
 
-Theory (kubelet 1.36, reference A.2 and C.6). What may become exclusive is the default set without reserved
-CPUs. A pod's ordinary init container has ended when the next container starts, so its CPUs are *reusable* by
-the containers after it: they are offered to them along with the free ones, and go back only when no container
-of the pod uses them. Only one pod is being started at a time, so reusable CPUs are kept for one pod.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``GetTopologyHints``, ``Allocate``,
+``allocateCPUs``. What may become exclusive is the default set without reserved CPUs. A pod's ordinary init
+container has ended when the next container starts, so its CPUs are *reusable* by the containers after it:
+they are offered to them along with the free ones, and return only when no container of the pod uses them.
+Only one pod is being started at a time, so reusable CPUs are kept for one pod.
 
 Under a hint CPUs are taken from its nodes as far as they go (``align-by-socket``: from all nodes of its
 sockets), and the rest from anywhere. With ``full-pcpus-only`` a request must be whole cores, and no more than
-what is free outside the cores of reserved CPUs, or it is refused before anything else is looked at.
+what is free outside the cores of reserved CPUs, or it is refused before anything else is checked.
 
 Every function gives a new state; a refusal is an exception and leaves nothing behind.
 """
@@ -27,7 +28,7 @@ from proxy.place.trace import nodes_of
 
 
 def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) -> Hints:
-    """Give the hints for a container of a pod."""
+    """Return the hints for a container of a pod."""
     return cpu_hints.container_hints(
         policy.topo,
         container_cpus(pod, pod.named(name)),
@@ -39,7 +40,7 @@ def container_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk, name: str) 
 
 
 def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk) -> Hints:
-    """Give the hints for a pod as a whole."""
+    """Return the hints for a pod as a whole."""
     bubble = state.bubbles.get(pod.uid)
     if bubble is not None:
         assigned = [(bubble_cpus(pod), bubble)]
@@ -57,7 +58,7 @@ def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodAsk) -> Hints:
 
 
 def available(policy: CpuPolicy, state: CpuState) -> CpuSet:
-    """Give the CPUs that may become exclusive."""
+    """Return the CPUs that may become exclusive."""
     return state.default - policy.reserved
 
 
@@ -69,15 +70,15 @@ def allocate(
     affinity: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuState:
-    """Give a container its CPUs.
+    """Return a container its CPUs.
 
     Args:
         policy: The policy.
-        state: Who owns what now.
+        state: Which containers own which CPUs now.
         pod: What the pod asks for.
         name: The container; one that owns CPUs already keeps them.
         affinity: NUMA nodes of the hint; None for any.
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Raises:
         SmtAlignmentError: The request is against ``full-pcpus-only``.
@@ -94,7 +95,7 @@ def allocate(
 
 
 def with_assigned(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuState:
-    """Give the state in which a container of a pod owns these CPUs."""
+    """Return the state in which a container of a pod owns these CPUs."""
     reusable = state.reusable_by(pod.uid)
     ends = pod.named(name).kind is Kind.INIT
     return replace(
@@ -107,10 +108,10 @@ def with_assigned(state: CpuState, pod: PodAsk, name: str, cpus: CpuSet) -> CpuS
 
 
 def check_whole_cores(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
-    """Hold a request against ``full-pcpus-only``.
+    """Check a request against ``full-pcpus-only``.
 
     Raises:
-        SmtAlignmentError: It is no number of whole cores, or not enough whole cores are free.
+        SmtAlignmentError: It is not a number of whole cores, or too few whole cores are free.
     """
     if not policy.options.full_pcpus_only:
         return
@@ -134,7 +135,7 @@ def take_under(
     reusable: CpuSet,
     steps: list[str] | None = None,
 ) -> CpuSet:
-    """Choose CPUs under a hint; what was done is added to ``steps`` in words.
+    """Choose CPUs under a hint; sentences about what was done are added to ``steps``.
 
     Raises:
         NotEnoughCpus: Too few are available.
@@ -178,12 +179,12 @@ def remove(state: CpuState, uid: str, name: str) -> CpuState:
 
 
 def with_entry(assigned: Assignments, uid: str, name: str, cpus: CpuSet) -> Assignments:
-    """Give assignments with one added."""
+    """Return assignments with one added."""
     return {**assigned, uid: {**assigned.get(uid, {}), name: cpus}}
 
 
 def _cpus_of(policy: CpuPolicy, nodes: Mask) -> int:
-    """Give the CPUs of nodes; with ``align-by-socket`` those of their sockets."""
+    """Return the CPUs of nodes; with ``align-by-socket`` those of their sockets."""
     topo = policy.topo
     if not policy.options.align_by_socket:
         return union(topo.nodes.get(node, 0) for node in nodes)

@@ -1,7 +1,8 @@
 """How CPUs hang together, as the allocators see it.
 
-Theory (kubelet 1.36, reference C.2). A CPU has four units above it: its core, its socket, its NUMA node and
-its uncore (last-level) cache. Unit ids are unique machine-wide. Allocators ask two kinds of question:
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/topology/topology.go ``Discover``. A CPU has four units
+above it: its core, its socket, its NUMA node and its uncore (last-level) cache. Unit ids are unique
+machine-wide. Allocators ask two kinds of question:
 
 - which CPUs are in a unit - answered here by bit masks, so that 512 CPUs cost as much as 8;
 - how large a unit ought to be - kubelet answers with averages (``CPUs div cores`` and so on). On a machine
@@ -98,7 +99,7 @@ class CpuTopology:
         """Read the online CPUs of a machine.
 
         A CPU in no NUMA node joins a node of its package, else the lowest node. A CPU without a cache of
-        level 3 or above shares one "uncore" with the other such CPUs of its package (C.2: the socket).
+        level 3 or above shares one "uncore" with the other such CPUs of its package (kubelet: the socket).
         """
         home = _homes(machine)
         return cls.of_rows(
@@ -130,13 +131,13 @@ class CpuTopology:
         return max((bits.bit_count() for bits in self.cores.values()), default=0)
 
     def core_size(self, core: int) -> int:
-        """Give the number of available CPUs at which a core counts as wholly free."""
+        """Return the number of available CPUs at which a core counts as wholly free."""
         if self.declared:
             return _average(self.counts.cpus, self.counts.cores)
         return self.cores[core].bit_count()
 
     def socket_size(self, socket: int) -> int:
-        """Give the number of available CPUs at which a socket counts as wholly free."""
+        """Return the number of available CPUs at which a socket counts as wholly free."""
         if self.declared:
             return _average(self.counts.cpus, self.counts.sockets)
         return self.sockets[socket].bit_count()
@@ -148,7 +149,7 @@ class CpuTopology:
 
     @property
     def nodes_first(self) -> bool:
-        """Tell whether a socket is at most as large as a NUMA node, so that nodes stand above sockets."""
+        """Return whether a socket is at most as large as a NUMA node, so that nodes stand above sockets."""
         return self.counts.sockets >= self.counts.numa_nodes
 
 
@@ -164,7 +165,7 @@ def _units(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 def _homes(machine: Machine) -> dict[int, int]:
-    """Give every CPU a NUMA node: its own, else one of its package, else the lowest."""
+    """Return every CPU a NUMA node: its own, else one of its package, else the lowest."""
     by_package: dict[int, int] = {}
     for cpu in machine.cpus:
         if cpu.numa is not None:

@@ -35,21 +35,21 @@ class Demand:
     lots: tuple[tuple[int, int], ...]
 
     def had(self, bits: int) -> int:
-        """Give what the nodes in ``bits`` have."""
+        """Return what the nodes in ``bits`` have."""
         return sum(amount for nodes, amount in self.lots if nodes & bits)
 
     def met(self, bits: int) -> bool:
-        """Tell whether the nodes in ``bits`` have at least what is wanted."""
+        """Return whether the nodes in ``bits`` have at least what is wanted."""
         return self.had(bits) >= self.want
 
 
 def covers(demands: Iterable[Demand], bits: int) -> bool:
-    """Tell whether the nodes in ``bits`` meet all demands."""
+    """Return whether the nodes in ``bits`` meet all demands."""
     return all(demand.met(bits) for demand in demands)
 
 
 def to_bits(nodes: Iterable[int]) -> int:
-    """Give the bits of some nodes."""
+    """Return the bits of some nodes."""
     return functools.reduce(lambda bits, node: bits | 1 << node, nodes, 0)
 
 
@@ -59,19 +59,19 @@ def _in_order(nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def masks(nodes: Sequence[int]) -> Iterable[int]:
-    """Give the bits of all masks over the nodes as kubelet visits them: by size, then by node list."""
+    """Return the bits of all masks over the nodes as kubelet visits them: by size, then by node list."""
     if len(nodes) <= LISTED:
         return _in_order(tuple(nodes))
     return itertools.chain.from_iterable(of_size(nodes, size) for size in range(1, len(nodes) + 1))
 
 
 def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
-    """Give the bits of all masks of one size, ordered by node list."""
+    """Return the bits of all masks of one size, ordered by node list."""
     return (to_bits(taken) for taken in itertools.combinations(nodes, size))
 
 
 def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
-    """Give the bits of all masks of one size that meet all demands, ordered by node list.
+    """Return the bits of all masks of one size that meet all demands, ordered by node list.
 
     Nodes are taken one after the other, and not where even the richest that follow could not do it.
     """
@@ -90,7 +90,7 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
 
 
 def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: int) -> Iterator[int]:
-    """Give the bits of masks of one size that meet all demands, smallest integer first.
+    """Return the bits of masks of one size that meet all demands, smallest integer first.
 
     The highest node is chosen first, so integers come ascending; a branch is cut as in ``meeting``.
 
@@ -118,17 +118,17 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
 
 
 def _alone(nodes: Sequence[int], demands: Iterable[Demand]) -> Iterator[tuple[Demand, list[int]]]:
-    """Give what each node has by itself, demand by demand."""
+    """Return what each node has by itself, demand by demand."""
     return ((d, [sum(n for at, n in d.lots if at >> node & 1) for node in nodes]) for d in demands)
 
 
 def _richest(amounts: Iterable[int]) -> list[int]:
-    """Give what at most 0, 1, 2 and so on of some amounts come to."""
+    """Return what at most 0, 1, 2 and so on of some amounts come to."""
     return list(itertools.accumulate(sorted(amounts, reverse=True), initial=0))
 
 
 def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> int | None:
-    """Give the least number of nodes that, with those in ``base``, meet all demands.
+    """Return the least number of nodes that, with those in ``base``, meet all demands.
 
     Returns:
         The number of nodes besides ``base``, or None where all of them cannot.
@@ -139,7 +139,7 @@ def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> 
 
 
 def fittest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floor: int = 1) -> int | None:
-    """Give the bits of the best mask that contains ``base`` and meets all demands.
+    """Return the bits of the best mask that contains ``base`` and meets all demands.
 
     Best is fewest nodes, at least ``floor``, then the smallest integer. Nodes are left out from the highest
     downwards as long as those that remain can still do it with as few.
@@ -207,7 +207,7 @@ class _Pool:
         self.apart = frozenset(apart)
 
     def choice(self, size: int) -> int | None:
-        """Give the bits of at most ``size`` nodes that, with the base, meet all demands."""
+        """Return the bits of at most ``size`` nodes that, with the base, meet all demands."""
         if size >= len(self.nodes):
             bits = to_bits(self.nodes)
             return bits if covers(self.demands, self.base | bits) else None
@@ -217,13 +217,13 @@ class _Pool:
         return covers(self.demands, self.base | bits)
 
     def least(self) -> int:
-        """Give the bits of the fewest nodes that do; all of them do."""
+        """Return the bits of the fewest nodes that do; all of them do."""
         sizes = range(len(self.nodes) + 1)
         return next(bits for size in sizes if (bits := self.choice(size)) is not None)
 
 
 def sums(nodes: Sequence[int], demand: Demand) -> dict[int, int]:
-    """Give what every mask over a few nodes has of a demand, by the bits of the mask."""
+    """Return what every mask over a few nodes has of a demand, by the bits of the mask."""
     alone = {1 << node: 0 for node in nodes}
     shared, opened = [], to_bits(nodes)
     for at, amount in demand.lots:

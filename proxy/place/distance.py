@@ -1,4 +1,7 @@
-"""How far NUMA nodes are from each other (kubelet 1.36, reference B.4)."""
+"""Distances between NUMA nodes.
+
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/numa_info.go ``CalculateAverageFor``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Distances:
 
     @classmethod
     def of(cls, machine: Machine) -> Distances | None:
-        """Read a machine's table; None where a node does not tell its distances to all nodes."""
+        """Read a machine's table; None where a node does not report its distances to all nodes."""
         ids = [node.id for node in machine.nodes]
         if any(len(node.distance) != len(ids) for node in machine.nodes):
             return None
@@ -39,5 +42,5 @@ class Distances:
         return sum(row[other] for row in (self.rows[node] for node in ids) for other in ids)
 
     def average(self, nodes: Mask) -> float:
-        """Give the mean distance over all ordered pairs, 0 for no nodes."""
+        """Return the mean distance over all ordered pairs, 0 for no nodes."""
         return self.total(nodes) / len(nodes) ** 2 if nodes else 0.0

@@ -1,13 +1,13 @@
 """The distributing allocator: choose n CPUs so that several NUMA nodes give the same.
 
-Theory (kubelet 1.36, reference C.5, ``distribute-cpus-across-numa``). A workload whose threads move in step
-is as fast as its slowest part, so a request that needs two nodes is better served with half from each than
-with all of one and a bit of the other. ``split`` decides which nodes give how much; inside a node the packed
-allocator chooses. Where no even split exists, or where the request is not a whole number of groups, the
-packed allocator chooses among all nodes.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMADistributed``. A
+workload whose threads move in step is as fast as its slowest part, so a request that needs two nodes is
+better served with half from each than with all of one and a bit of the other. ``split`` decides which nodes
+give how much; inside a node the packed allocator chooses. Where no even split exists, or where the request is
+not a whole number of groups, the packed allocator chooses among all nodes.
 
 The first number of nodes tried is the one that would do if all nodes were empty, whatever is free now. Uncore
-caches are not looked at.
+caches are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def take_distributed(
         available: CPUs to choose from; those that the machine does not have are ignored.
         n: How many.
         group: CPUs that are given together: the threads of a core with ``full-pcpus-only``, else 1.
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Returns:
         Exactly n CPUs, a subset of ``available``; the same for the same arguments.

@@ -1,15 +1,14 @@
 """Sets of topology hints that are too many to be listed.
 
-Theory. What CPUs, memory and devices hint at (kubelet 1.36, reference A.2 to A.4) is always made of two
-parts:
+Theory. The hints of CPUs, memory and devices are always made of two parts:
 
 - some *explicit* masks (for memory: single nodes, and groups that are already in use);
 - an *open* part: every mask over some nodes, of at least ``floor`` nodes, that meets all demands.
 
 n open nodes are up to 2^n masks. While there are at most ``LISTED`` nodes they are listed. Beyond that a
 ``Family`` stands for the same hints in the same order, made one by one as they are read, and answers in
-closed form what would take too long to find by reading. ``proxy.place.listing`` makes lists for a merge
-from that.
+closed form what would take too long to find by reading. ``proxy.place.listing`` makes lists for a merge from
+that.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TRIES = 256
 
 @functools.lru_cache(maxsize=16384)
 def hint(bits: int, preferred: bool) -> TopologyHint:
-    """Give a hint by the bits of its mask; equal hints are one object."""
+    """Return a hint by the bits of its mask; equal hints are one object."""
     return TopologyHint(Mask.from_bits(bits), preferred)
 
 
@@ -65,7 +64,7 @@ class Family(Sequence[TopologyHint]):
     size: int
 
     def listed(self) -> Sequence[TopologyHint]:
-        """Give the hints as a tuple where they can be listed, else this object."""
+        """Return the hints as a tuple where they can be listed, else this object."""
         if not self:
             return ()
         return tuple(iter(self)) if len(self.universe) <= LISTED else self
@@ -76,7 +75,7 @@ class Family(Sequence[TopologyHint]):
         return Mask.from_bits(functools.reduce(int.__or__, self.explicit, to_bits(self.nodes)))
 
     def best(self, around: Mask | None = None) -> TopologyHint | None:
-        """Give the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.
+        """Return the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.
 
         Args:
             around: Only hints that contain these nodes count.
@@ -87,7 +86,7 @@ class Family(Sequence[TopologyHint]):
     def favourites(
         self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
     ) -> Sequence[int]:
-        """Give the best of the masks that are preferred for something else than their size; here none is.
+        """Return the best of the masks that are preferred for something else than their size; here none is.
 
         Args:
             nodes: Those that a mask may name.
@@ -99,7 +98,7 @@ class Family(Sequence[TopologyHint]):
         return ()
 
     def _best(self, base: int = 0) -> int:
-        """Give the mask of ``best``; 0 where there is none."""
+        """Return the mask of ``best``; 0 where there is none."""
         found = self._fewest(base)
         if self.prefers(found):
             return found
@@ -107,7 +106,7 @@ class Family(Sequence[TopologyHint]):
         return min((found, *beside) if found else beside, key=self._rank, default=0)
 
     def _fewest(self, base: int = 0) -> int:
-        """Give the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
+        """Return the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
         found = [bits for bits in self.explicit if not base & ~bits]
         if not base & ~to_bits(self.nodes):
             found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
@@ -117,7 +116,7 @@ class Family(Sequence[TopologyHint]):
         return not self.prefers(bits), bits.bit_count(), bits
 
     def lowest(self, most: int) -> tuple[TopologyHint, ...]:
-        """Give ``best`` and a few more of its size, preferred ones first, then by integer.
+        """Return ``best`` and a few more of its size, preferred ones first, then by integer.
 
         Those after it are looked for with a bounded number of tries, so there may be fewer than there are.
         """
@@ -131,18 +130,18 @@ class Family(Sequence[TopologyHint]):
         return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found, key=self._rank)[:most])
 
     def prefers(self, bits: int) -> bool:
-        """Tell whether a hint with this mask is preferred."""
+        """Return whether a hint with this mask is preferred."""
         return bits.bit_count() == self.size
 
     def holds(self, bits: int) -> bool:
-        """Tell whether there is a hint with this mask."""
+        """Return whether there is a hint with this mask."""
         if bits in self.explicit:
             return True
         inside = bits.bit_count() >= self.floor and not bits & ~to_bits(self.nodes)
         return inside and covers(self.demands, bits)
 
     def through(self, window: Mask) -> tuple[TopologyHint, ...]:
-        """Give hints that stand for all as far as a window of nodes shows them.
+        """Return hints that stand for all as far as a window of nodes shows them.
 
         For each part of the window that affinities can have in common with it there is one hint, the
         one inside the window if there is that; and there is a narrowest hint. A part is possible if, with
@@ -223,7 +222,7 @@ class Family(Sequence[TopologyHint]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[TopologyHint]: ...
     def __getitem__(self, index: int | slice) -> TopologyHint | Sequence[TopologyHint]:
-        """Give a hint, or a slice of them, by reading as far as that; positions count from the front."""
+        """Return a hint, or a slice of them, by reading as far as that; positions count from the front."""
         if isinstance(index, slice):
             return tuple(itertools.islice(self, index.start, index.stop, index.step))
         try:
@@ -232,14 +231,14 @@ class Family(Sequence[TopologyHint]):
             raise IndexError(index) from None
 
     def _least(self) -> int | None:
-        """Give the size of the smallest open mask."""
+        """Return the size of the smallest open mask."""
         if len(self.nodes) < self.floor:
             return None
         found = smallest(self.nodes, self.demands)
         return None if found is None else max(found, self.floor)
 
     def _of_size(self, size: int, opened: bool) -> Iterator[TopologyHint]:
-        """Give the hints with ``size`` nodes, in kubelet's order."""
+        """Return the hints with ``size`` nodes, in kubelet's order."""
         fixed = sorted((bits for bits in self.explicit if bits.bit_count() == size), key=_by_nodes)
         free: Iterator[int] = iter(())
         if opened:

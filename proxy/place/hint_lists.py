@@ -1,4 +1,4 @@
-"""Hints as the merge reads them: what providers answer, list by list (kubelet 1.36, reference A.1)."""
+"""Hints as the merge reads them: the providers' answers, list by list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class HintList:
 
 
 def hint_lists(providers: Sequence[Hints]) -> list[HintList]:
-    """Bring the three forms of nothing into the form of hints (reference A.1).
+    """Turn the three forms of an empty answer into hints.
+
+    Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``filterProvidersHints``.
 
     Args:
         providers: The answers, one per provider.

@@ -1,28 +1,28 @@
 """Lists that stand for families of hints, so that a merge can read them.
 
-Theory. A merge (kubelet 1.36, reference B) looks at an affinity in three ways: by AND with those of the
-other lists, by equality with them, and by the count of the narrowest of its list. So real hints can be
-picked from a ``Family`` that bring a merge to the same result as all of them.
+Theory. A merge (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``HintMerger``) uses an affinity
+in three ways: by AND with those of the other lists, by equality with them, and by the count of the narrowest
+of its list. So real hints can be picked from a ``Family`` that bring a merge to the same result as all of
+them.
 
-*A window.* Let all affinities of some other list lie in a few nodes, the window, none of them open (the
-CPUs of a machine with many memory nodes, the nodes of a device). Then the AND lies inside the window
-whatever an affinity has outside, and only an affinity inside the window can be equal. ``Family.through``
-gives one hint for each part of the window that affinities can share with it, and one narrowest hint;
-nothing else can matter. Where a preferred hint lies inside the window it stands for the others with the
-same part: a merge that one of these brings to a non-preferred mask is brought there by the preferred one
-too, or else to a preferred result, which wins anyway. That is exact, distances included.
+*A window.* Let all affinities of some other list lie in a few nodes, the window, none of them open (the CPUs
+of a machine with many memory nodes, the nodes of a device). Then the AND lies inside the window whatever an
+affinity has outside, and only an affinity inside the window can be equal. ``Family.through`` gives one hint
+for each part of the window that affinities can share with it, and one narrowest hint; nothing else can
+matter. Where a preferred hint lies inside the window it stands for the others with the same part: a merge
+that one of these brings to a non-preferred mask is brought there by the preferred one too, or else to a
+preferred result, which wins anyway. That is exact, distances included.
 
-*No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a
-preferred hint of every list. Preferred masks have the least size that their list can have, so the wanted
-mask is the best of those that meet the demands of all lists at once: ``fittest`` finds it without listing
-any. (A list that prefers masks for something else than their size names the best of these: ``favourites``.)
-That is exact as long as the smaller integer decides between masks of equal size. Where distances do
-(``closest``), all masks of that size that suit all lists stand for the rest, as far as they are found in
-``TRIES`` nodes tried; that is exact for pairs on 64 nodes, and for more nodes at once where there are fewer.
-If there is only one family, its best hint is the result, preferred or not. For several without a preferred
-result the same search gives the smallest mask on which all lists agree; kubelet, if it could list the hints,
-would rather give a mask that different hints have in common, which need not suit any of them. This is on
-purpose.
+*No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a preferred
+hint of every list. Preferred masks have the least size that their list can have, so the wanted mask is the
+best of those that meet the demands of all lists at once: ``fittest`` finds it without listing any. (A list
+that prefers masks for something else than their size names the best of these: ``favourites``.) That is exact
+as long as the smaller integer decides between masks of equal size. Where distances do (``closest``), all
+masks of that size that suit all lists stand for the rest, as far as they are found in ``TRIES`` nodes tried;
+that is exact for pairs on 64 nodes, and for more nodes at once where there are fewer. If there is only one
+family, its best hint is the result, preferred or not. For several without a preferred result the same search
+gives the smallest mask on which all lists agree; kubelet, if it could list the hints, would rather give a
+mask that different hints have in common, which need not suit any of them. This is on purpose.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def listable(answers: Sequence[Hints], *, closest: bool = False) -> list[Hints]:
 
 
 def _window(hints: Sequence[TopologyHint]) -> Mask | None:
-    """Give the nodes in which all affinities of a list lie; None where they are many or one is open."""
+    """Return the nodes in which all affinities of a list lie; None where they are many or one is open."""
     bits = 0
     for each in hints:
         if each.affinity is None:
@@ -81,7 +81,7 @@ def _window(hints: Sequence[TopologyHint]) -> Mask | None:
 
 
 def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:
-    """Give the best mask that is a hint of every family: preferred by all, then fewest nodes, then lowest.
+    """Return the best mask that is a hint of every family: preferred by all, then fewest nodes, then lowest.
 
     With ``closest`` those that are as good but for their integer come with it.
     """

@@ -39,7 +39,7 @@ _PLAIN_PAIRS = 1 << 11
 
 
 def bits_of(mask: int) -> Iterable[int]:
-    """Give the single bits of a mask, lowest first."""
+    """Return the single bits of a mask, lowest first."""
     while mask:
         low = mask & -mask
         yield low
@@ -171,7 +171,7 @@ def _width(family: set[int]) -> float:
 
 
 def _parts(mask: int, holders: dict[int, int], everyone: int) -> list[int]:
-    """Give what the mask has in common with the members, each once."""
+    """Return what the mask has in common with the members, each once."""
     parts = [(0, everyone)]
     for low in bits_of(mask):
         with_it = holders.get(low, 0)

@@ -1,9 +1,9 @@
 """Memory nodes of a container that owns CPUs: those of its CPUs, and as many more as its memory needs.
 
 A container that is bound to a node cannot use more memory than the node has, and when the node is full, the
-kernel ends processes there, whoever they are. So the nodes of the CPUs are only enough if they can hold the
+kernel kills processes there, of any container. So the nodes of the CPUs are only enough if they can hold the
 container's limit beside what other owners were promised there; else the next nearest nodes are added. What
-kubelet's memory manager named stands as it is, because kubelet counts on it.
+kubelet's memory manager named is kept, because kubelet counts on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxy.model.machine import Machine
 def memory_for(
     machine: Machine, cpus: CpuSet, need: int = 0, promised: Iterable[tuple[Mask, int]] = ()
 ) -> Mask:
-    """Give the memory nodes for CPUs.
+    """Return the memory nodes for CPUs.
 
     Args:
         machine: The machine.
@@ -42,16 +42,16 @@ def memory_for(
 
 
 def _by_distance(machine: Machine, cpus: CpuSet) -> list[tuple[int, int]]:
-    """Give (distance, node) of all memory nodes, nearest first; equal distances where none are told."""
+    """Return (distance, node) of all memory nodes, nearest first; equal distances where none are known."""
     ids = [node.id for node in machine.nodes]
     homes = [n for n in machine.nodes if not n.cpus.isdisjoint(cpus)]
-    told = [dict(zip(ids, n.distance, strict=True)) for n in homes if len(n.distance) == len(ids)]
-    far = [(min((row[i] for row in told), default=0), i) for i in ids if i in machine.memory_nodes]
+    known_rows = [dict(zip(ids, n.distance, strict=True)) for n in homes if len(n.distance) == len(ids)]
+    far = [(min((row[i] for row in known_rows), default=0), i) for i in ids if i in machine.memory_nodes]
     return sorted(far)
 
 
 def _free(machine: Machine, promised: Iterable[tuple[Mask, int]]) -> dict[int, float]:
-    """Give what is left of each node; a promise over several nodes counts evenly."""
+    """Return what is left of each node; a promise over several nodes counts evenly."""
     free = {n.id: float("inf") if n.mem_bytes is None else float(n.mem_bytes) for n in machine.nodes}
     for nodes, amount in promised:
         here = [i for i in nodes if i in free]

@@ -1,9 +1,10 @@
-"""The merge of topology hints: which NUMA nodes do for all resources at once.
+"""The merge of topology hints: which NUMA nodes suit all resources at once.
 
-Theory (kubelet 1.36, reference A.1 and B.2 to B.6). Every resource brings a list of hints. kubelet looks at
-each combination of one hint from every list: its mask is the intersection of the hints' masks with all
-nodes D (a hint without a mask does not narrow it), and it is *preferred* when all its hints are and all their
-masks are equal. The best combination with a mask that is not empty wins:
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``mergePermutation``, ``HintMerger``. Every
+resource brings a list of hints. kubelet tries each combination of one hint from every list: its mask is the
+intersection of the hints' masks with all nodes D (a hint without a mask does not narrow it), and it is
+*preferred* when all its hints are and all their masks are equal. The best combination with a mask that is not
+empty wins:
 
 - a preferred one before all others; among preferred ones the *fitter* mask;
 - else with ``target`` = the largest, over the lists, of the size of the list's narrowest mask: sizes up to
@@ -53,11 +54,11 @@ from proxy.place.meet import DENSE_NODES, meet_all
 _RUNNER_UP_PAIRS = 1 << 17
 """Where all nodes are more than ``DENSE_NODES``, a mere runner-up is not looked for among more pairs."""
 _STARTS = 16
-"""How many masks are tried to find a size that can be had."""
+"""How many masks are tried to find a possible size."""
 
 
 class Decided(enum.StrEnum):
-    """What put the winner before the runner-up, or why there is none."""
+    """Why the winner comes before the runner-up, or why there is none."""
 
     NO_PREFERENCE = "no resource has a preference"
     NOTHING_COMMON = "no choice of hints has a node in common"
@@ -71,7 +72,7 @@ class Decided(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came of a merge.
+    """The result of a merge.
 
     Attributes:
         hint: The winner; its affinity is None only where a policy has made it so.
@@ -143,14 +144,14 @@ def _target(read: Sequence[MaskList]) -> int:
 
 
 def _preferred(read: Sequence[MaskList], whole: int) -> set[int]:
-    """Give the masks of preferred combinations (step 1 of the theory)."""
+    """Return the masks of preferred combinations (step 1 of the theory)."""
     strict = [r.preferred for r in read if not r.free]
     common = set.intersection(*strict) if strict else {whole}.union(*(r.preferred for r in read))
     return {mask & whole for mask in common} - {0}
 
 
 def _others(read: Sequence[MaskList], whole: int, target: int, preferred: set[int]) -> tuple[set[int], int]:
-    """Give the masks that can be reached at all (step 2), and the size below which they may be missing.
+    """Return the masks that can be reached at all (step 2), and the size below which they may be missing.
 
     With a preferred mask they are looked for only to name a runner-up: if that is much work, all may be
     missing, and the size is 0.
@@ -168,7 +169,7 @@ def _others(read: Sequence[MaskList], whole: int, target: int, preferred: set[in
 
 
 def _known_size(read: Sequence[MaskList], families: Sequence[set[int]], whole: int, target: int) -> int:
-    """Give a size up to the target that some combination is known to have; 1 where none was found.
+    """Return a size up to the target that some combination is known to have; 1 where none was found.
 
     Starts at narrow masks of the list that sets the target and takes from each other list what leaves most.
     """

@@ -1,9 +1,9 @@
-"""In which order an allocator looks at sockets, nodes, caches, cores and CPUs.
+"""The order in which an allocator visits sockets, NUMA nodes, caches, cores and CPUs.
 
-Theory (kubelet 1.36, reference C.4). Units come with the fewest free CPUs first, ties by id, each only where
-something is free. Inner units are listed outer unit by outer unit, in the order of these. With at least as
-many sockets as NUMA nodes, nodes stand above sockets, else sockets above nodes; cores are inside the second
-level.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``cpuAccumulator``. Units come with the
+fewest free CPUs first, ties by id, each only where something is free. Inner units are listed outer unit by
+outer unit, in the order of these. With at least as many sockets as NUMA nodes, nodes stand above sockets,
+else sockets above nodes; cores are inside the second level.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The packed allocator: choose n CPUs so that they share as much as possible.
 
-Theory (kubelet 1.36, reference C.4). Take the largest whole units that fit, then fill up with smaller ones.
-"Whole" means that every CPU of the unit is available. Whichever kind of unit is looked at, those with the
-fewest available CPUs come first (ties by id): a request goes where it leaves the least behind, which is
-best-fit, and untouched sockets stay untouched for requests that need them.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMAPacked``. Take the
+largest whole units that fit, then fill up with smaller ones. "Whole" means that every CPU of the unit is
+available. Of every kind of unit, those with the fewest available CPUs come first (ties by id): a request goes
+where it leaves the least behind, which is best-fit, and untouched sockets stay untouched for requests that
+need them.
 
 The hierarchy follows the machine. With at least as many sockets as NUMA nodes, nodes stand above sockets;
 else (several nodes in a socket) sockets stand above nodes. Cores are listed inside the second level, so that
@@ -18,8 +19,8 @@ a half-used node is finished before the next one is begun. The steps:
    of every core before any second thread (for the usual numbering of siblings).
 
 Each order is computed when its step starts and not again within it. A unit is taken only if all its CPUs are
-available: with declared averages kubelet calls some uneven units whole that are not, and would hand out CPUs
-that others own; here such a unit is left to the later steps.
+available: with declared averages kubelet calls some uneven units whole that are not, and would allocate CPUs
+that other containers own; here such a unit is left to the later steps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def take_packed(
         n: How many.
         prefer_uncore: kubelet's ``prefer-align-cpus-by-uncorecache``.
         spread: kubelet's ``distribute-cpus-across-cores``.
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Returns:
         Exactly n CPUs, a subset of ``available``; the same for the same arguments.
@@ -114,7 +115,7 @@ def _steps(work: _Accumulator, *, prefer_uncore: bool, spread: bool) -> Iterator
 
 
 class _Accumulator(Orders):
-    """One request in the making: what is free, what is taken, how many are still needed (bit masks)."""
+    """One request: what is free, what is taken, how many are still needed (bit masks)."""
 
     def __init__(self, topo: CpuTopology, free: int, needed: int, notes: list[Note] | None = None) -> None:
         super().__init__(topo, free)

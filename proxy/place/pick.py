@@ -1,10 +1,10 @@
-"""Picking CPUs where no topology policy says from which nodes: on one NUMA node, whole cores first.
+"""Choosing CPUs where no topology policy names NUMA nodes: on one NUMA node, whole cores first.
 
-The packed allocator (kubelet 1.36, reference C.4) keeps sockets, nodes and cores whole, but on its own it may
-split a request over two nodes although one of them could hold it, because it fills the fullest core first.
-So it is asked node by node. Of the nodes that can hold the request alone, those come first that have enough
-wholly free cores for it (a thread beside somebody else's on one core is not worth much to a container that
-wants CPUs of its own), then those that its devices are near to, then those that have memory, then the one
+The packed allocator (``proxy.place.packed``) keeps sockets, nodes and cores whole, but on its own it may
+split a request over two nodes although one of them could hold it, because it fills the fullest core first. So
+it is called node by node. Of the nodes that can hold the request alone, those come first that have enough
+wholly free cores for it (a thread beside another container's on one core is not worth much to a container
+that wants exclusive CPUs), then those that its devices are near to, then those that have memory, then the one
 with the fewest free CPUs (best fit), then the lowest id. Only when no node can hold it, all free CPUs are
 offered at once. Inside a node the CPU manager's options decide.
 """
@@ -27,16 +27,16 @@ def pick_unpoliced(
     near: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
-    """Pick CPUs.
+    """Choose CPUs.
 
     Args:
         machine: The machine.
         topology: The same machine as the allocator reads it.
-        available: CPUs that may be given.
+        available: CPUs to choose from.
         count: How many are wanted, at least 1.
         options: How CPUs are chosen inside a node.
-        near: Nodes that are better than others for it; None where none is.
-        steps: What was done is added here in words; None where nobody wants to know.
+        near: NUMA nodes to prefer; None for no preference.
+        steps: Sentences about what was done are added here; None for no record.
 
     Raises:
         NotEnoughCpus: ``available`` holds fewer.

@@ -1,15 +1,15 @@
-"""Records of what providers said and of what a policy made of it.
+"""Records of the providers' answers, and of what a policy made of them.
 
 A record has to be small and cheap, for every decision leaves one. So of a list of hints only the first few
 are kept, best first: preferred ones, then fewest nodes, then the smaller integer, as the merge prefers them
-(kubelet 1.36, reference B.3). Providers give their lists by size already, so only the masks of as many sizes
-as fill the sample are looked at. A ``Family`` is not read at all: its first masks are found directly, with a
-bounded number of tries, and it is not counted.
+(``proxy.place.merge``). Providers give their lists by size already, so only the masks of as many sizes as
+fill the sample are read. A ``Family`` is not read at all: its first masks are found directly, with a bounded
+number of tries, and it is not counted.
 
-Where the result is not preferred, somebody asks who is to blame. A preferred result is one mask that every
-resource prefers, so there are three ways to miss it: a resource cannot be given at all; a resource has no
-preferred mask left; or each has some, but not in common - then the first two that have none in common are
-named, and where any two have some, all are.
+Where the result is not preferred, the record names the resources that prevent it. A preferred result is one
+mask that every resource prefers, so there are three ways to miss it: a resource cannot be given at all; a
+resource has no preferred mask left; or each has some, but not in common - then the first two that have none
+in common are named, and where any two have some, all are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def record_answer(provider: str, answer: Hints) -> tuple[Said, ...]:
 
     Args:
         provider: ``cpu``, ``memory`` or ``devices``.
-        answer: What it said; lists by number of nodes, as all providers give them.
+        answer: Its answer; lists by number of nodes, as all providers give them.
     """
     if not answer:
         return (Said(provider, "", NO_PREFERENCE),)
@@ -69,7 +69,7 @@ def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) 
 
 
 def _first(hints: Iterable[TopologyHint], most: int) -> list[TopologyHint]:
-    """Give the best of hints that come by size."""
+    """Return the best of hints that come by size."""
     found: list[TopologyHint] = []
     for _, row in itertools.groupby(hints, _size):
         found += sorted(row, key=_bits)
@@ -103,7 +103,7 @@ def _blame(decision: PolicyDecision) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Preference:
-    """What a resource insists on: the masks that it prefers, and whether these are all."""
+    """What a resource requires: the masks that it prefers, and whether these are all."""
 
     resource: str
     masks: set[int]

@@ -1,10 +1,11 @@
-"""What ``align-by-socket`` prefers, and families of hints that know it.
+"""What ``align-by-socket`` prefers, and families of hints that respect it.
 
-Theory (kubelet 1.36, reference A.2). A set of nodes is *aligned* if it touches as many sockets as the fewest
-nodes for the request would fill. Such a set is preferred whatever its size, so the smallest hint need not be
-a preferred one, and the best preferred one has to be looked for: choose the sockets W; inside W, the fewest
-nodes that meet the demands and touch every socket of W are found as anywhere else, for "touches this socket"
-is one demand more. So the least over all choices of W is exact.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``isHintSocketAligned``. A set of nodes
+is *aligned* if it touches as many sockets as the fewest nodes for the request would fill. Such a set is
+preferred whatever its size, so the smallest hint need not be a preferred one, and the best preferred one has
+to be searched for: choose the sockets W; inside W, the fewest nodes that meet the demands and touch every
+socket of W are found as anywhere else, for "touches this socket" is one demand more. So the least over all
+choices of W is exact.
 
 There are few choices on real machines (70 for 4 of 8 sockets). Where there are more than ``CHOICES``, sockets
 take the place of nodes, and the fewest of them that meet the demands are W. If the sockets are alike, that
@@ -53,7 +54,7 @@ class Sockets:
         return cls(touched, -(-size // nodes_per_socket) if nodes_per_socket else 0)
 
     def touched(self, bits: int) -> int:
-        """Give the bits of the sockets that nodes touch."""
+        """Return the bits of the sockets that nodes touch."""
         found = 0
         for node, sockets in self.of_node:
             if bits >> node & 1:
@@ -61,11 +62,11 @@ class Sockets:
         return found
 
     def aligned(self, bits: int) -> bool:
-        """Tell whether nodes touch as many sockets as they should."""
+        """Return whether nodes touch as many sockets as they should."""
         return self.touched(bits).bit_count() == self.wanted
 
     def choices(self, demands: Sequence[Demand]) -> Iterable[int]:
-        """Give the bits of sockets that an aligned set may be on."""
+        """Return the bits of sockets that an aligned set may be on."""
         every = tuple(Mask.from_bits(self.touched(-1)))
         if not self.wanted or self.wanted > len(every):
             return ()
@@ -87,13 +88,13 @@ class SocketFamily(Family):
     sockets: Sockets
 
     def prefers(self, bits: int) -> bool:
-        """Tell whether a hint with this mask is preferred."""
+        """Return whether a hint with this mask is preferred."""
         return bits.bit_count() == self.size or self.sockets.aligned(bits)
 
     def favourites(
         self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
     ) -> Sequence[int]:
-        """Give the best of the aligned masks, see ``Family.favourites``."""
+        """Return the best of the aligned masks, see ``Family.favourites``."""
         touching = dict(self.sockets.of_node)
         held = tuple(Demand(1, ((1 << node, 1),)) for node in Mask.from_bits(base))
         found: list[tuple[int, list[int], tuple[Demand, ...]]] = []

@@ -1,26 +1,27 @@
 """Which NUMA nodes share a request, and how much each gives.
 
-Theory (kubelet 1.36, reference C.5). A request of n CPUs in groups of g is spread evenly over k nodes, with k
-as small as can be. Each of the k gives d, the largest multiple of g that is at most n/k; what is left over,
-fewer than k groups, comes in rounds of one group each from some of them. Of all choices of k nodes and of who
-gives the rest, the one wins after which the free CPUs of the nodes are most alike: the standard deviation,
-to 3 decimals (and of a mean to 3 decimals), is smallest; of equals the first in list order.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMADistributed``. A
+request of n CPUs in groups of g is spread evenly over k nodes, with k as small as possible. Each of the k
+gives d, the largest multiple of g that is at most n/k; what is left over, fewer than k groups, comes in
+rounds of one group each from some of them. Of all choices of k nodes and of those that give the rest, the one
+wins after which the free CPUs of the nodes are most alike: the standard deviation, to 3 decimals (and of a
+mean to 3 decimals), is smallest; of equals the first in list order.
 
-Two faults of kubelet are absent. There the best choice is kept by reference and later overwritten on machines
-with more than four nodes, so that other nodes are used than were scored; here it is a value. And there the
-rounds never end when the givers have enough CPUs but not enough groups; here a set of givers counts only what
-they have in whole groups.
+Two faults of kubelet are avoided. There the best choice is kept by reference and later overwritten on
+machines with more than four nodes, so that other nodes are used than were scored; here it is a value. And
+there the rounds never end when the givers have enough CPUs but not enough groups; here a set of givers counts
+only what they have in whole groups.
 
 Cost. If nothing is left over, the evenest choices are those of the fullest nodes (after taking d from each of
 k nodes the sum of squares has fallen by 2d times their sum), and the first of them in list order is found
 node by node. Otherwise choices are gone through, with two exact shortcuts. Nodes that stand next to each
 other with the same free count are interchangeable, so only choices that take the first of each such run are
-looked at. And no choice is more even than to take every left-over group from what is the fullest of the k
-fullest nodes at that moment (*levelling*: replacing a node by a fuller one, or moving a group to a fuller
-one, never makes the sum of squares larger), so the search ends when it is as even as that.
+tried. And no choice is more even than to take every left-over group from what is the fullest of the k fullest
+nodes at that moment (*levelling*: replacing a node by a fuller one, or moving a group to a fuller one, never
+makes the sum of squares larger), so the search ends when it is as even as that.
 
 What is left is exponential in nodes that are all different. Up to ``KUBELET_NODES`` nodes it is carried
-through. Beyond that, where kubelet would not end in a useful time, ``LIMIT`` choices are looked at, and then
+through. Beyond that, where kubelet would not end in a useful time, ``LIMIT`` choices are tried, and then
 levelling itself is the answer: no less even than what kubelet would choose, in a few microseconds.
 """
 
@@ -39,7 +40,7 @@ LIMIT = 250
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Who gives how much.
+    """How much each NUMA node gives.
 
     Attributes:
         each: CPUs that every member gives.
@@ -90,7 +91,7 @@ class _Search:
         self.goal: float  # what levelling reaches
 
     def best(self) -> Split | None:
-        """Give the first of the best choices, or None when no k nodes can do it."""
+        """Return the first of the best choices, or None when no k nodes can do it."""
         usable = [i for i, count in enumerate(self.counts) if count >= self.each]
         fullest = sorted(usable, key=lambda i: (-self.counts[i], i))[: self.k]
         if len(fullest) < self.k or self.groups(fullest) * self.group < self.need:
@@ -108,11 +109,11 @@ class _Search:
         return self.found
 
     def groups(self, members: Sequence[int]) -> int:
-        """Give how many groups nodes have free."""
+        """Return how many groups nodes have free."""
         return sum(self.counts[i] // self.group for i in members)
 
     def first_even(self, usable: Sequence[int], most: int) -> tuple[int, ...]:
-        """Give the first k nodes that leave the rest as even as the k fullest, which have ``most`` free."""
+        """Return the first k nodes that leave the rest as even as the k fullest, which have ``most`` free."""
         goal, least = self.deviation(self.evenly(most)), most
         while least > 0 and self.deviation(self.evenly(least - 1)) == goal:
             least -= 1
@@ -142,7 +143,7 @@ class _Search:
         return Split(self.each, tuple(members), tuple(gave)), squares
 
     def evenly(self, total: int) -> int:
-        """Give the sum of squares after k nodes, which have ``total`` free, gave the same."""
+        """Return the sum of squares after k nodes, which have ``total`` free, gave the same."""
         return self.squares + self.k * self.each * self.each - 2 * self.each * total
 
     @property
@@ -152,7 +153,7 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        """True when enough choices have been looked at."""
+        """True when enough choices have been tried."""
         return len(self.counts) > KUBELET_NODES and self.scored > LIMIT
 
     def try_members(self, members: tuple[int, ...]) -> None:
@@ -191,12 +192,12 @@ def hand_out(left: dict[int, int], order: Sequence[int], rest: int, group: int) 
 
     Args:
         left: What each has; reduced in place. In whole groups it must be at least ``rest`` altogether.
-        order: Who gives, in order.
+        order: The nodes that give, in order.
         rest: CPUs to hand out, a multiple of ``group``.
         group: CPUs that must stay together.
 
     Returns:
-        Who gave, group by group.
+        The nodes that gave, group by group.
     """
     gave = []
     while rest > 0:
@@ -209,7 +210,7 @@ def hand_out(left: dict[int, int], order: Sequence[int], rest: int, group: int) 
 
 
 def first_choices(counts: Sequence[int], k: int) -> Iterator[tuple[int, ...]]:
-    """Give the ways to choose k positions in list order, without those that an earlier one stands for.
+    """Return the ways to choose k positions in list order, without those that an earlier one stands for.
 
     A run of equal counts is used from its start: of the ways that differ only in which of the run they take,
     the first is given.

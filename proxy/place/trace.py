@@ -1,7 +1,7 @@
-"""What the allocators did, in words.
+"""What the allocators did, in sentences.
 
-An allocator notes what it took, unit by unit, and only where somebody wants to know. Here the notes become
-sentence fragments, one for each step: what was taken of one unit in a row is told at once.
+An allocator notes what it took, unit by unit, and only where a record is wanted. Here the notes become
+sentence fragments, one for each step: what was taken of one unit in a row is one fragment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOCKET, NODE, UNCORE, PART, CORE, SINGLE = "socket", "NUMA node", "uncore cache"
 
 
 def steps_in_words(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
-    """Put notes into words, in their order."""
+    """Return notes as sentence fragments, in their order."""
     lines: list[str] = []
     for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):
         taken = list(row)
@@ -41,12 +41,12 @@ def steps_in_words(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
 
 
 def nodes_of(topo: CpuTopology, taken: CpuSet) -> Mask:
-    """Give the NUMA nodes that CPUs are on."""
+    """Return the NUMA nodes that CPUs are on."""
     return Mask(node for node, bits in topo.nodes.items() if bits & taken.bits)
 
 
 def _where(topo: CpuTopology, note: Note) -> int:
-    """Give the unit under which a note is told: cores and CPUs go by their node."""
+    """Return the unit under which a note is listed: cores and CPUs by their NUMA node."""
     kind, unit, bits = note
     return unit if kind in (SOCKET, NODE, UNCORE, PART) else _first(topo.nodes, bits)
 

@@ -1,1 +1,1 @@
-"""PURE. Event and node state in, plan out."""
+"""PURE. Decisions about pods and containers: a request and the state of the node in, a plan out."""

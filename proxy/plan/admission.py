@@ -1,15 +1,15 @@
-"""What a pod may claim by itself: its namespace, its class and its annotation, held against the node's rules.
+"""What a pod may claim: its namespace, class and annotation, checked against the admission rules of the node.
 
-Theory. Labels and annotations are the pod author's. Koordinator's node agent follows them as they are
-(``runtimehooks/hooks/cpuset`` takes the CPUs of ``resource-status`` first); the scheduler, whose word the
-annotation should be, is not asked. What an author cannot choose freely is what the pod requests: the
-scheduler has counted it, quotas bound it, and kubelet sends it over the CRI. So the annotation may name as
-many CPUs as the pod requests, and a pod that owns CPUs by class is limited to them.
+Labels and annotations are written by the author of the pod. Koordinator's node agent follows them as they are
+(koordinator a7a1b76, pkg/koordlet/runtimehooks/hooks/cpuset takes the CPUs of ``resource-status`` first);
+whether the scheduler wrote the annotation is not checked. The author cannot choose freely what the pod
+requests: the scheduler has counted it, quotas limit it, and kubelet sends it over the CRI. So the annotation
+may name as many CPUs as the pod requests, and a pod that owns CPUs by class is limited to them.
 
-How much a pod requests is known from kubelet's ``/pods``, where that is read; else from the sandbox's
-configuration, which since kubelet 1.23 carries the sum over the containers without overhead
+The request of a pod is known from kubelet's ``/pods``, where that is read; else from the configuration of the
+sandbox, which since kubelet 1.23 carries the sum over the containers without overhead
 (``LinuxPodSandboxConfig.resources``; init containers count where they need more than what runs after them);
-else from the requests of the pod's containers that are here.
+else from the requests of those containers of the pod that exist.
 
 What is decided here needs the pod and the rules only. Limits that count what others own are in ``limits``.
 """
@@ -39,18 +39,18 @@ _PERIOD_US = 100_000
 def permitted_claim(
     node: Node, pod: Pod, request: Request | None = None, had: CpuSet | None = None
 ) -> tuple[Pod, Breach | None]:
-    """Take away from a pod what it may not claim.
+    """Return a pod without what it may not claim.
 
     Args:
         node: The node with its rules.
         pod: The pod as its labels and annotations say.
-        request: What is known of its request where neither kubelet nor its sandbox tells; None where nothing
-            is known: then the request is not looked at.
-        had: CPUs that the pod has owned already. They stay its own, also where they are reserved by now.
+        request: What is known of its request where neither kubelet nor its sandbox reports it; None where
+            nothing is known: then the request is not checked.
+        had: CPUs that the pod has owned already. It keeps them, also where they are reserved now.
 
     Returns:
-        The pod as it counts, the same where it claims nothing that it may not; and the rule that stands
-        against the claim, if one does.
+        The pod with the permitted part of its claim, the same pod where all of it is permitted; and the rule
+        that forbids the rest, if any.
     """
     rules = node.admission
     if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
@@ -70,7 +70,7 @@ def permitted_claim(
 
 
 def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
-    """Give the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
+    """Return the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
 
     None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
     ``permitted_claim``. Reserved CPUs are not checked: they may have been assigned before they were reserved.
@@ -81,7 +81,7 @@ def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSe
 
 
 def rejection_verdict(breach: Breach, what: str) -> Verdict:
-    """Give the verdict for a claim beyond a rule.
+    """Return the verdict for a claim beyond a rule.
 
     Args:
         breach: The rule.
@@ -91,17 +91,17 @@ def rejection_verdict(breach: Breach, what: str) -> Verdict:
 
 
 def rejects_claims(node: Node) -> bool:
-    """Tell whether claims beyond a rule are rejected; else the pod shares CPUs."""
+    """Return whether claims beyond a rule are rejected; else the pod shares CPUs."""
     return node.admission.beyond is BeyondLimit.REJECT
 
 
 def sharing_problem(breach: Breach) -> Fault:
-    """Give the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
+    """Return the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
     return Fault(f"it owns no CPUs ({breach.rule}): {breach.words}", Note.ADMISSION)
 
 
 def requested_cpus(pod: Pod, request: Request) -> int:
-    """Give the whole CPUs that a pod requests.
+    """Return the whole CPUs that a pod requests.
 
     Args:
         pod: The pod, with what kubelet or its sandbox reports.
@@ -118,7 +118,7 @@ def requested_cpus(pod: Pod, request: Request) -> int:
 
 
 def sum_requests(requests: list[Request]) -> Request:
-    """Add up what containers request and are limited to.
+    """Add up the requests and limits of containers.
 
     A quota that is off says nothing about the limit, because owners have none: the request stands for it.
     """
@@ -129,7 +129,7 @@ def sum_requests(requests: list[Request]) -> Request:
 
 
 def owning_problem(pod: Pod, total: Request) -> str:
-    """Tell why a pod may not own CPUs; empty where it may."""
+    """Return why a pod may not own CPUs; empty where it may."""
     if pod.asks is not None:
         return standing.owning_problem(pod.qos, pod.asks)
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
@@ -144,7 +144,7 @@ def owning_problem(pod: Pod, total: Request) -> str:
 
 
 def _claims_cpus(pod: Pod) -> bool:
-    """Tell whether the annotation of a pod claims CPUs; a BE pod only narrows its pool by it."""
+    """Return whether the annotation of a pod claims CPUs; for a BE pod it only limits the pool."""
     claims = bool(pod.cpuset) and not pod.chosen and pod.qos is not QosClass.BE
     return claims and not pod.problem
 
@@ -171,7 +171,7 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
 
 
 def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
-    """Give a pod whose resource-status annotation is not read."""
+    """Return a pod whose resource-status annotation is not read."""
     breach = None
     if not listed and _claims_cpus(pod):
         breach = Breach(Rule.NAMESPACE, _not_permitted(pod, "the annotation resource-status", "namespaces"))
@@ -189,7 +189,7 @@ def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
 
 
 def _without_claim(pod: Pod) -> Pod:
-    """Give a pod without its claim: one that shares CPUs."""
+    """Return a pod without its claim: one that shares CPUs."""
     qos = QosClass.LS if pod.qos in RESTRICTED_CLASSES else pod.qos
     nodes = pod.nodes if pod.aligned else None
     return dataclasses.replace(pod, qos=qos, cpuset=None, nodes=nodes, chosen=False)

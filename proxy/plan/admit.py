@@ -1,17 +1,19 @@
-"""Deciding a RunPodSandbox: scope ``pod`` decides once, for all containers of the pod.
+"""Deciding a RunPodSandbox: under scope ``pod`` one decision for all containers of the pod.
 
-Theory (kubelet 1.36, reference B.5). The providers are asked for the pod as a whole, one hint is made of
-their answers, and every container is served under it, in the order of the pod. Since the containers come
-later, one by one, what they will get is *set aside*: nobody else owns these CPUs or this memory while the
-sandbox is there. Pools go on using the CPUs until a container that owns them is created.
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are asked for
+the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers
+under it, in the order of the pod. Since the containers come later, one by one, what they will get is *set
+aside*: no other container gets these CPUs or this memory while the sandbox exists. Pools use the CPUs until a
+container that owns them is created.
 
-Where kubelet told what the containers ask for, each has its part. Where only the CRI is known, its sum for
-the sandbox is set aside as a whole, and containers take theirs from it as they come.
+Where kubelet reported what the containers request, each has its part. Where only the CRI is known, its sum
+for the sandbox is set aside as a whole, and containers take theirs from it as they come.
 
 An LSE or LSR pod for which no scheduler chose CPUs gets them here in any scope, as a whole: its containers
-own them together (``owning``). So is a pod decided here that wants to be aligned by itself (``alignment``).
+own them together (``owners``). A pod that asks to be aligned by itself is decided here too
+(``numa_alignment``).
 
-A sandbox that is made anew for a pod that is known keeps what was decided for it.
+A sandbox that is created again for a known pod keeps what was decided for it.
 """
 
 from __future__ import annotations
@@ -68,11 +70,11 @@ class PodAdmission:
 
     Attributes:
         verdict: Admit or refuse.
-        pod: The pod with what was set aside for it; as it came where nothing was.
+        pod: The pod with what was set aside for it; unchanged where nothing was.
         state: The state with it; the state before where nothing was set aside, or on a refusal.
         explanation: Why; None where there was nothing to decide.
-        problem: What could not be met, said to the operator; empty if nothing was.
-        limit: The rule of admission beyond which the claim went; None where it went beyond none.
+        problem: A request of the pod that could not be met, for the operator; empty if all were.
+        limit: The admission rule that the claim exceeded; None where it exceeded none.
     """
 
     verdict: Verdict
@@ -84,11 +86,11 @@ class PodAdmission:
 
 
 def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
-    """Decide about a pod before its sandbox is made.
+    """Decide about a pod before its sandbox is created.
 
     Args:
         state: The node as it is.
-        pod: The pod; ``sandbox_id`` is what it is known by until the runtime names it.
+        pod: The pod; ``sandbox_id`` is a provisional id until the runtime has assigned one.
         total: What the CRI says of the pod as a whole, and the devices of all its containers.
     """
     if not decides_pod(state.node, pod):
@@ -126,7 +128,7 @@ def admit(state: NodeState, pod: Pod, total: Request) -> PodAdmission:
 def _admit_permitted(
     state: NodeState, pod: Pod, counts: Pod, total: Request, breach: Breach | None
 ) -> PodAdmission:
-    """Decide about a pod without what it may not claim; the pod goes on saying what its author wrote."""
+    """Decide about a pod by its permitted claim; the recorded pod keeps what its author wrote."""
     done = admit(state, counts, total)
     problem, limit = done.problem, done.limit
     if breach is not None:
@@ -145,13 +147,13 @@ def _admit_permitted(
 
 
 def with_earlier_decision(pod: Pod, before: Pod) -> Pod:
-    """Give a pod with what was decided for an earlier sandbox of it, or before more of it was known."""
+    """Return a pod with what was decided for its earlier sandbox, or before more of it was known."""
     known = dataclasses.replace(pod, aside=before.aside, nodes=pod.nodes or before.nodes)
     return dataclasses.replace(known, cpuset=before.cpuset, chosen=True) if before.chosen else known
 
 
 def decides_pod(node: Node, pod: Pod) -> bool:
-    """Tell whether a pod is decided as a whole, before its containers come."""
+    """Return whether a pod is decided as a whole, before its containers come."""
     pod, breach = permitted_claim(node, pod)
     if breach is not None:
         return True
@@ -161,7 +163,7 @@ def decides_pod(node: Node, pod: Pod) -> bool:
 def _decide(
     state: NodeState, pod: Pod, total: Request, asks: PodAsk, count: int, *, owns: bool, whole: bool
 ) -> PodAdmission:
-    """Ask the providers about a pod, and set aside what they give, within the limits of the node."""
+    """Ask the providers about a pod, and set aside what they grant within the limits of the node."""
     request = ProviderRequest(pod, asks, "", total, Scope.POD, exclusive=owns, cpus=count)
     done = _decide_once(state, request, together=whole)
     if done.limit is Rule.SHARED_FLOOR:
@@ -267,7 +269,7 @@ def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> 
 
 
 def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
-    """Allocate for the containers one after the other, as they will come, under the pod's hint."""
+    """Allocate for the containers in the order in which they will come, under the hint of the pod."""
     granted: list[tuple[str, Grants]] = []
     steps: list[Step] = []
     cpus = CpuSet()
@@ -289,7 +291,7 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
 
 
 def _held_in_the_end(context: AdmissionContext, name: str, granted: Grants) -> Grants:
-    """Return what a container holds in the end, after later ones took over part of what it had."""
+    """Return what a container holds after later containers took over part of what it had."""
     for provider in context.providers:
         granted = provider.holds(context.request, name, granted)
     return granted

@@ -31,7 +31,7 @@ from proxy.pools.claims import Claim, claim
 def adopt(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan:
-    """Take in a container.
+    """Adopt a container.
 
     Args:
         state: The node as it is.
@@ -40,7 +40,7 @@ def adopt(
         name: Container name.
         attempt: Its attempt.
         request: What it asked for; ``cpuset_cpus`` is the set that it has now.
-        phase: Where it is in its life.
+        phase: Its phase.
 
     Returns:
         A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
@@ -67,7 +67,7 @@ def adopt(
             return kept
         why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
-    # Its memory may be in use already, so the nodes that it has now stay, and no others are looked for.
+    # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     live = phase is not Phase.CREATED
     mems = named_memory_nodes(state, request)
     asked = dataclasses.replace(request, cpuset_mems=str(mems)) if live else request
@@ -78,7 +78,7 @@ def adopt(
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
         return dataclasses.replace(plan, problem=problem, limit=limit)
     taken = dataclasses.replace(plan.container, phase=phase, request=request)
-    # The nodes that a request names are a matter of course to the decision; who is there uses their memory.
+    # The decision counts no memory on NUMA nodes that the request names, but a running container uses it.
     stays = mems if live else taken.placement.mems
     if live or not taken.placement.blocks:
         blocks = bound_memory(state, pod, request, stays)
@@ -89,7 +89,7 @@ def adopt(
 
 
 def parse_cpus(text: str) -> CpuSet | None:
-    """Read a list of CPUs; None where the text is none."""
+    """Return a list of CPUs; None where the text is not one."""
     try:
         return CpuSet.parse(text)
     except ValueError:
@@ -143,7 +143,7 @@ def _pooled(
 
 
 def bound_memory(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
-    """Give the memory that a container that runs has of the nodes to which it is bound.
+    """Return the memory that a running container has of the NUMA nodes to which it is bound.
 
     Nothing where it may use all nodes, is not Guaranteed, or where memory is not counted.
     """
@@ -176,9 +176,9 @@ def _with_memory(state: NodeState, container: Container) -> Container:
 
 
 def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
-    """Give the resources of which more is promised than the nodes have: bytes promised, and bytes there.
+    """Return the resources of which more is promised than exists: bytes promised, and bytes in total.
 
-    Only what could not be charged to any node is noticed, so the two are of the whole machine.
+    Only what could not be charged to any NUMA node is found, so both are of the whole machine.
     """
     if state.memory is None:
         return {}

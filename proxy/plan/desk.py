@@ -1,10 +1,10 @@
 """The topology manager: hints, policy and allocation for one container, with the record of all three.
 
 Every provider says where it could serve the container; the policy merges one hint from the answers, or
-refuses; then every provider allocates under that hint, in the order in which the node holds them
-(kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go for a pod as a
-whole, see ``proxy.plan.admit``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also
-where it is a refusal.
+refuses; then every provider allocates under that hint, in the order in which the node holds them (kubernetes
+v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go for a pod as a whole, see
+``proxy.plan.admit``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also where it is
+a refusal.
 
 Under policy ``none`` nothing is merged. kubelet's allocators then choose by themselves; here each provider is
 told so (``ProviderRequest.unmerged``) and CPUs stay on one NUMA node where they fit.

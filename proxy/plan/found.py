@@ -1,4 +1,4 @@
-"""Placements that need no choice: CPUs that somebody else has decided on."""
+"""Placements on CPUs that a scheduler or kubelet has chosen already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from proxy.plan.state import NodeState, with_grants
 from proxy.pools.claims import STRICT, Claim, pool_of
 
 MAX_NAMED_HOLDERS = 4
-"""So many owners are named that stand in the way."""
+"""How many conflicting owners a message names."""
 
 
 class PlacementRefusedError(Exception):
@@ -43,7 +43,7 @@ class PlacementRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FoundPlacement:
-    """A placement in the making: who owns its CPUs, what was wrong, and what was weighed."""
+    """A placement with the owner of its CPUs, what was wrong, and the decision of the topology manager."""
 
     placement: Placement
     owner: str = ""
@@ -54,13 +54,13 @@ class FoundPlacement:
 def place_on_named_cpus(
     state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet
 ) -> FoundPlacement | Claim:
-    """Give somebody the CPUs that were decided on elsewhere, by the scheduler or by kubelet.
+    """Place a container on the CPUs that the scheduler or kubelet chose for it.
 
     Returns:
-        The placement; or, where he cannot have them, the claim that is left.
+        The placement; or, where the container cannot have these CPUs, the claim that is left.
 
     Raises:
-        RefusedError: He cannot have them and would rather not run, or what else he needs is not there.
+        PlacementRefusedError: It cannot have them and must not run without, or another resource is missing.
     """
     owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
@@ -69,9 +69,9 @@ def place_on_named_cpus(
     for key, held in state.owners.items():
         if key not in mine:
             others |= held.cpus
-    obstacle = _conflict(state, cpus, others, owner)
-    if obstacle is not None:
-        return _fall_back(state, pod, wish, obstacle, ref)
+    conflict = _conflict(state, cpus, others, owner)
+    if conflict is not None:
+        return _fall_back(state, pod, wish, conflict, ref)
     decision = _grant_others(state, pod, name, request, cpus)
     if decision is not None and not decision.verdict.admitted:
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
@@ -84,9 +84,9 @@ def place_on_named_cpus(
 
 
 def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
-    """Give the owners of a pod that only kubelet knows of.
+    """Return the owners of a pod whose containers do not exist yet, by kubelet's state.
 
-    Kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
+    kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
     """
     here = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
     return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - here
@@ -95,7 +95,7 @@ def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
 def _grant_others(
     state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet
 ) -> TopologyDecision | None:
-    """Give memory and devices to somebody whose CPUs are named, near to them where that can be."""
+    """Grant the other resources to a container whose CPUs are named, near to them where possible."""
     node = state.node
     if not node.serves(pod):
         return None
@@ -107,7 +107,7 @@ def _grant_others(
 
 
 def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> CpuConflict | None:
-    """Tell why somebody cannot have the CPUs that he was given elsewhere."""
+    """Return why a container cannot have the CPUs that were chosen for it; None where it can."""
     clash = cpus & others
     if clash:
         holders = {
@@ -142,7 +142,7 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
 
 @dataclass(frozen=True, slots=True)
 class CpuConflict:
-    """Why CPUs that were named cannot be had.
+    """Why a container cannot have the CPUs that were named.
 
     Attributes:
         reason: As in ``Verdict``.
@@ -155,23 +155,23 @@ class CpuConflict:
     public: str = ""
 
     def verdict(self, what: str, *, name_others: bool) -> Verdict:
-        """Give the verdict: ``what`` cannot be done."""
+        """Return the verdict that ``what`` cannot be done."""
         detail = f"cannot {what}: {self.words}"
         if name_others or not self.public:
             return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, detail)
         return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
 
 
-def _fall_back(state: NodeState, pod: Pod, wish: Claim, obstacle: CpuConflict, ref: str) -> Claim:
-    """Go on without the CPUs: strict pods are refused, the others run on their pool.
+def _fall_back(state: NodeState, pod: Pod, wish: Claim, conflict: CpuConflict, ref: str) -> Claim:
+    """Continue without the CPUs: LSE and LSR pods are refused, the others run on their pool.
 
-    Where kubelet's CPU manager named them for one container, others are chosen: it is as many that count.
+    Where kubelet's CPU manager named them for one container, as many others are chosen.
     """
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others
         what = f"give CPUs {listed(wish.cpus or CpuSet())} to {ref}"
-        raise PlacementRefusedError(obstacle.verdict(what, name_others=name_others))
-    words = obstacle.words
+        raise PlacementRefusedError(conflict.verdict(what, name_others=name_others))
+    words = conflict.words
     fault = Fault(words, Note.OVERLAP)
     if not wish.per_pod and wish.cpus:
         why = f"{wish.why}, but {words}: others are chosen"

@@ -1,4 +1,4 @@
-"""What must hold on a node at any moment, checked on a state. Used by tests, status and the demo."""
+"""What must be true of a node at all times, checked on a state. Used by tests, status and the demo."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from proxy.pools.pools import Pools, pools_of
 
 
 def violations(state: NodeState) -> list[str]:
-    """Name what is wrong with a state; an empty list when nothing is.
+    """Return what is wrong with a state; an empty list when nothing is.
 
-    Checked: nobody's CPUs are empty or offline; no CPU has two owners; nobody who owns nothing runs on
-    owned CPUs (BE may on those of LSR, and whom a hook was let give some); a pod of class LSE or LSR that
-    owns CPUs owns exactly those that were named or chosen for it; owners and pools, which a state carries
-    along, are what its containers make them. A node of a thousand containers takes milliseconds.
+    Checked: no container's CPUs are empty or offline; no CPU has two owners; no container without CPUs of
+    its own runs on owned CPUs (BE may run on those of LSR, and a container on those that a hook was allowed
+    to give it); an LSE or LSR pod that owns CPUs owns exactly those that were named or chosen for it; owners
+    and pools, which a state carries along, follow from its containers. A node of a thousand containers takes
+    milliseconds.
     """
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
     return [
@@ -30,7 +31,7 @@ def violations(state: NodeState) -> list[str]:
 
 
 def _shared_exclusive_cpus(state: NodeState) -> list[str]:
-    """Name CPUs that have two owners."""
+    """Return CPUs that have two owners."""
     owners = state.owners
     if union(o.cpus.bits for o in owners.values()).bit_count() == sum(len(o.cpus) for o in owners.values()):
         return []
@@ -42,7 +43,7 @@ def _shared_exclusive_cpus(state: NodeState) -> list[str]:
 
 
 def _stale_books(state: NodeState) -> list[str]:
-    """Compare what a state carries along with what its containers make of it."""
+    """Compare what a state carries along with what follows from its containers."""
     node, found = state.node, []
     owners = owners_of(node, state.containers.values(), state.kubelet, state.pods.values())
     if owners != state.owners:
@@ -63,7 +64,7 @@ def _words(pools: Pools) -> str:
 
 
 def _of(state: NodeState, live: list[Container]) -> list[list[str]]:
-    """Name what is wrong with each container that is there."""
+    """Return what is wrong with each container."""
     soft = union(o.cpus.bits for o in state.owners.values())
     hard = union(o.cpus.bits for o in state.owners.values() if o.hard)
     return [_one(state, container, soft, hard) for container in live]
@@ -78,7 +79,9 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         found.append(f"{container.ref} has CPUs {want - online} that are not online")
     if placement.pool is Pool.OWN and not placement.own:
         found.append(f"{container.ref} owns CPUs, and none are known")
-    elif state.shares(container):  # as does who has lost all of his; ``keeper.shortage`` tells that
+    elif state.shares(
+        container
+    ):  # as does an owner that has lost all of its CPUs; ``keeper.shortage`` reports that
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := (want - placement.beyond).bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")

@@ -1,11 +1,11 @@
 """How many CPUs may be owned: the floor of the shared pool, and limits by pod, by namespace and by node.
 
-Theory. A placement is held against the limits as two states, the one before and the one with it. Only CPUs
-that it takes newly count: what the same owner has is its own, and an owner that runs is never evicted. CPUs
-to which an ended container of another pod may come back, as long as its sandbox lives, are counted as owned;
-so its restart keeps the limits. Ended containers of the same pod are not counted, because one that has ended
-and an init container look alike where only the CRI is known; so the limits hold for a restart beside
-containers that have come since.
+A placement is checked against the limits as two states, the one before and the one with it. Only CPUs that it
+takes in addition count: an owner keeps what it has, and a running owner is never evicted. CPUs to which an
+ended container of another pod may come back, as long as its sandbox lives, are counted as owned; so its
+restart keeps the limits. Ended containers of the same pod are not counted, because one that has ended and an
+init container look alike where only the CRI is known; so the limits hold for a restart beside containers that
+have come since.
 
 Where CPUs are chosen here and the best choice breaks a floor, the choice is made again without the CPUs that
 the floors need (``floor_cpus``). Whatever is chosen from the rest keeps all floors, but the choice may be
@@ -24,13 +24,13 @@ from proxy.plan.state import NodeState
 
 
 def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: CpuSet) -> Breach | None:
-    """Name the limit beyond which a placement goes; None where it stays within all.
+    """Return the limit that a placement exceeds; None where it stays within all.
 
     Args:
         before: The state without the placement.
         after: The state with it.
         pod: The pod that is given CPUs.
-        owner: Who owns them, as ``Container.owner``; empty for CPUs that are set aside for a pod.
+        owner: Their owner, as ``Container.owner``; empty for CPUs that are set aside for a pod.
         taken: The CPUs.
     """
     had = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
@@ -44,7 +44,7 @@ def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, ta
 
 
 def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
-    """Give the CPUs that an owner has, or had when it ended if no other container of its pod owns some."""
+    """Return the CPUs that an owner has, or had when it ended if no other container of its pod owns some."""
     held = state.owners.get(owner)
     if held is not None:
         return held.cpus
@@ -52,13 +52,13 @@ def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
 
 
 def spare_shared_cpus(state: NodeState, pod: Pod) -> CpuSet:
-    """Give the part of the shared pool on which nothing counts but a pod itself."""
+    """Return the part of the shared pool to which no other pod has a claim."""
     ended = union(c.placement.own.bits for c in state.ended_owners() if c.pod.key != pod.key)
     return CpuSet.from_bits((state.pools.shared.bits | _unmovable(state)) & ~(state.aside().bits | ended))
 
 
 def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
-    """Give CPUs that must not be chosen for a pod, so that every choice from the rest keeps the floors."""
+    """Return CPUs that must not be chosen for a pod, so that every choice from the rest keeps the floors."""
     node = state.node
     if not node.floors:
         return CpuSet()
@@ -111,7 +111,7 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
 
 
 def _owned_by(state: NodeState, pod: Pod) -> list[CpuSet]:
-    """Give the CPUs that a pod owns, those of its containers and those that are set aside for it."""
+    """Return the CPUs that a pod owns, those of its containers and those that are set aside for it."""
     prefix = f"{pod.key}/"
     found = [held.cpus for key, held in state.owners.items() if key == pod.key or key.startswith(prefix)]
     return [*found, *(each.aside.cpus for each in _aside(state) if each.key == pod.key and each.aside)]
@@ -126,7 +126,7 @@ def _owns(container: Container) -> bool:
 
 
 def _unmovable(state: NodeState) -> int:
-    """Give CPUs that only stand for a container that cannot be moved, while others are chosen (bits).
+    """Return CPUs that are blocked for a container that cannot be moved, while others are chosen (bits).
 
     Such an entry has no container name (``keeper.clearing.other``); kubelet's always have one.
     """

@@ -1,4 +1,4 @@
-"""Who has to move from one state to the next: whose CPUs are others because a pool changed."""
+"""Which containers have to move from one state to the next, because a pool changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.plan.state import NodeState
 
 
 def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tell whose CPUs change from one state to the next because a pool changed.
+    """Return the containers whose CPUs change from one state to the next because a pool changed.
 
     Returns:
         Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
@@ -21,7 +21,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     grow: list[str] = []
     known, online = before.containers, after.node.machine.online
     own, exited = Pool.OWN, Phase.EXITED
-    # What a container wants follows from its placement, and few of them differ.
+    # The CPUs of a container follow from its placement, and few placements differ.
     ways: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
     for key, container in after.containers.items():
         old = known.get(key)
@@ -49,7 +49,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
 
 
 def _way(have: CpuSet, want: CpuSet) -> int:
-    """Tell whether CPUs must be left (-1), only some are gained (1), or nothing changes (0)."""
+    """Return whether CPUs must be left (-1), only some are gained (1), or nothing changes (0)."""
     if have == want:
         return 0
     return 1 if have <= want else -1

@@ -1,18 +1,18 @@
-"""What hooks want of a container's CPUs and memory nodes, made part of its placement.
+"""Limits of hooks on the CPUs and memory nodes of a container, as part of its placement.
 
-Theory. A hook never decides anew: what was decided stays, and hooks narrow what the container uses of it.
-``Placement.narrowed`` are the CPUs that they named. What a container runs on follows from the state as
-always (``NodeState.wanted``): what is its own, or its pool's, *and* named. So a CPU that is given to
-somebody else is left by who is narrowed too, one that comes back to the pool is used again if it was named,
-and where nothing is left of those that were named, the container has all that it would have without hooks.
-An owner who is narrowed still owns the rest: nobody else is given it.
+A hook does not repeat the decision: what was decided stays, and hooks limit what the container uses of it.
+``Placement.narrowed`` are the CPUs that they named. What a container runs on follows from the state as always
+(``NodeState.wanted``): its own CPUs, or those of its pool, *and* named. So a limited container also leaves a
+CPU that is given to an owner, it uses a CPU again that returns to the pool if it was named, and where none of
+the named CPUs is left, it has all that it would have without hooks. A limited owner still owns the rest: no
+other container gets it.
 
-Where the configuration lets hooks give CPUs that have owners, those that were not the container's to have
-are kept beside (``Placement.beyond``), and it may run there whoever owns them.
+Where the configuration lets hooks give CPUs that have owners, those that the container could not have
+otherwise are kept separately (``Placement.beyond``), and it may run there although others own them.
 
-Narrowing anew replaces what was named before, and to name all that there is ends it. Nothing here can make
-a set that is empty, that holds offline CPUs, or (without ``beyond``) CPUs of others;
-``proxy.plan.invariants`` says so of each state. Nor is a node taken away from which memory was promised.
+A new limit replaces the one before, and naming all CPUs ends it. The result is never empty, and never has
+offline CPUs or (without ``beyond``) CPUs of others; ``proxy.plan.invariants`` checks that on each state. A
+NUMA node from which memory was promised is never taken away.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _BY = " by hook "
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What hooks want.
+    """The limits that hooks set.
 
     Attributes:
         cpus: CPUs; None to leave them.
         mems: Memory nodes; None to leave them.
-        clear: What hooks named before does not count any more.
-        by: The hooks, for people.
+        clear: Whether what hooks named before is dropped.
+        by: The hooks, for messages.
         mems_by: The hook that named the memory nodes.
-        owned: CPUs that are not the container's to have may be named.
+        owned: Whether CPUs may be named that the container could not have otherwise.
     """
 
     cpus: CpuSet | None = None
@@ -55,17 +55,17 @@ class Narrowing:
 def narrowed(
     state: NodeState, container: Container, wish: Narrowing, seen: CpuSet | None = None
 ) -> tuple[Container, str]:
-    """Narrow a container.
+    """Limit a container.
 
     Args:
         state: The node as it is.
-        container: Who, as the state has it.
-        wish: What hooks want.
-        seen: The CPUs that it had to choose from when they were asked; as it is now if None. What it has lost
-            since is not given to it beyond.
+        container: The container, as the state has it.
+        wish: The limits that hooks set.
+        seen: The CPUs that it had to choose from when they were asked; as it is now if None. CPUs that it has
+            lost since are not given to it in addition.
 
     Returns:
-        The container as it is to be, the same where nothing changes; and what cannot be done, in words.
+        The limited container, the same where nothing changes; and what cannot be done, as a sentence.
     """
     placement, problems = container.placement, []
     if wish.clear or wish.cpus is not None:
@@ -96,7 +96,7 @@ def _cpus(state: NodeState, placement: Placement, wish: Narrowing, base: CpuSet)
     placement = dataclasses.replace(placement, reasons=_without(placement.reasons, _NARROWED))
     cpus = wish.cpus
     if cpus is None or (base <= cpus and (not wish.owned or cpus & state.node.machine.online <= base)):
-        return placement, ""  # all that it has, as a server says that answers with what it was told
+        return placement, ""  # all that it has: a server that answers with what it received
     outside = cpus & state.node.machine.online - base if wish.owned else CpuSet()
     if not cpus & base | outside:
         return placement, f"it has {listed(base)}" if not wish.owned else "none of them is online"
@@ -112,7 +112,7 @@ def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
 
 
 def within_its_own(container: Container) -> Container:
-    """Give a container without the CPUs that a hook gave it although they are not its to have."""
+    """Return a container without the CPUs that a hook gave it beyond its own."""
     placement = container.placement
     words = _outside(placement.beyond)
     reasons = tuple(reason.removesuffix(words) for reason in placement.reasons)
@@ -125,7 +125,7 @@ def _outside(cpus: CpuSet) -> str:
 
 
 def lost(state: NodeState, container: Container) -> str:
-    """Tell that nothing is left of the CPUs that hooks have named for a container; empty where some are."""
+    """Return a sentence if none of the CPUs is left that hooks named for a container; else empty."""
     named_cpus = container.placement.narrowed
     if named_cpus is None or state.wanted(container) <= named_cpus:
         return ""

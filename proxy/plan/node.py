@@ -1,6 +1,6 @@
-"""The machine and the rules for it: what no decision changes.
+"""The machine and its rules: what no decision changes.
 
-CPUs come and go, and other rules may be prescribed: then there is another node.
+When CPUs come or go, or other rules are prescribed, there is another ``Node``.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ class Node:
     Attributes:
         machine: The hardware.
         topology: The same as the allocator reads it.
-        static: Whole-CPU Guaranteed containers get CPUs of their own (``cpuManagerPolicy: static``).
+        static: Whole-CPU Guaranteed containers get exclusive CPUs (``cpuManagerPolicy: static``).
         reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
         follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
-        policy, scope: How hints are merged, and for whom.
+        policy, scope: How hints are merged, and for containers or pods.
         options: How CPUs are chosen.
         closest: kubelet's ``prefer-closest-numa-nodes``.
         reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
-        devices: Devices that we give out ourselves, as a rehearsal does; resource to id to device.
+        devices: Devices that topoproxy assigns itself, as in a simulation; resource to id to device.
         reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
         system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
-        system_alone: Whether nobody else uses them.
+        system_alone: Whether no other container uses them.
         bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
         strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
         keep_quota: Which owners keep their CFS quota.
         be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
-        admission: Who may own CPUs.
+        admission: Which pods may own CPUs.
         factories: What makes the providers of the topology manager.
         providers: The providers with nothing granted, in the order in which they are asked.
         serves_all: Whether some provider has to be asked for every container.
@@ -87,8 +87,8 @@ class Node:
         accounts: Whether some provider keeps books over the life of containers.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
-        memory: The memory of the nodes with nothing given out; None where it is not counted.
-        distances: The distance table where ``closest`` is on and the machine tells it.
+        memory: The memory of the nodes with nothing granted; None where it is not counted.
+        distances: The distance table where ``closest`` is on and the machine reports it.
         nodes: All NUMA nodes.
         floors: CPUs of the shared pool that no owner may take.
     """
@@ -150,7 +150,7 @@ class Node:
         found("accounts", any(provider.accounts for provider in providers))
 
     def on(self, machine: Machine) -> Node:
-        """Give the node with another machine: CPUs came or went."""
+        """Return the node with another machine: CPUs came or went."""
         topology = CpuTopology.of(machine)
         return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
 
@@ -160,7 +160,7 @@ class Node:
         return self.reservation | self.system if self.system_alone else self.reservation
 
     def erases(self, placement: Placement) -> bool:
-        """Tell whether a container's request names no CPUs, so that it has those of the groups above it."""
+        """Return whether a container's request names no CPUs, so that it has those of the groups above it."""
         return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
 
     def serves(self, pod: Pod) -> bool:

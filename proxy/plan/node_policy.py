@@ -62,12 +62,12 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class PolicyValue(Generic[T_co]):
-    """One value that holds.
+    """One value that applies.
 
     Attributes:
         value: The value.
-        source: Who says so, in words.
-        problem: What is wrong with what somebody else says, in words; empty where nothing is.
+        source: Where it was set, in words.
+        problem: What is wrong with a value that was set elsewhere; empty where nothing is.
     """
 
     value: T_co
@@ -77,17 +77,17 @@ class PolicyValue(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class NodePolicy:
-    """What holds on a node.
+    """The policy that applies on a node.
 
     Attributes:
         bind: How CPUs of owners are bound.
         strategy: Which NUMA nodes are filled first.
         policy, scope: Of the topology manager.
-        reserved: CPUs that nobody owns (``reservedSystemCPUs``).
+        reserved: CPUs that no container owns (``reservedSystemCPUs``).
         reservation: CPUs that neither pools nor owners use.
         apply_policy: What a scheduler does with the reservation; the node keeps the CPUs in any case.
         system: CPUs of class SYSTEM.
-        system_alone: Whether nobody else uses them.
+        system_alone: Whether no other container uses them.
         amplification: Resource to how many times a scheduler counts it.
         numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
     """
@@ -105,7 +105,7 @@ class NodePolicy:
     numa_reservation: PolicyValue[bool]
 
     def on(self, node: Node) -> Node:
-        """Give a node with these rules."""
+        """Return a node with these rules."""
         return dataclasses.replace(
             node,
             bind=self.bind.value,
@@ -120,7 +120,7 @@ class NodePolicy:
         )
 
     def named(self) -> dict[str, PolicyValue[object]]:
-        """Give all values under the names that people know them by."""
+        """Return all values under the names of the configuration."""
         return {
             "cpuBindPolicy": self.bind,
             "numaAllocateStrategy": self.strategy,
@@ -145,14 +145,14 @@ TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 def read_node_policy(
     base: Node, machine: Machine, meta: NodeMeta | None, kubelet: CpuManager | None
 ) -> NodePolicy:
-    """Find out what holds.
+    """Return the policy that applies.
 
     Args:
-        base: The node as our configuration has it. CPUs for a reservation that only tells how many are chosen
+        base: The node as our configuration has it. CPUs for a reservation that only has a count are chosen
             on its machine, so that they stay the same when others go offline.
         machine: The machine as it is now.
         meta: The Node object; None where there is none.
-        kubelet: What its CPU and topology managers do; None where nobody tells.
+        kubelet: What its CPU and topology managers do; None where it is not known.
     """
     said, told = meta or NodeMeta(), kubelet or CpuManager()
     policy, scope = _policy(base, said, told)
@@ -175,9 +175,10 @@ def read_node_policy(
 
 
 def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[Reservation, str]:
-    """Read the node's reservation, with CPUs where it only tells how many; and what is wrong with it.
+    """Read the node's reservation, with CPUs where it only has a count; and what is wrong with it.
 
-    The CPUs are those that kubelet would choose for a reserve of as many (reference koordinator d).
+    The CPUs are those that kubelet would reserve for the count (koordinator a7a1b76,
+    pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go).
     """
     found, problem = reservation(annotations)
     if found.text:
@@ -194,7 +195,7 @@ def _bind(base: Node, said: NodeMeta, told: CpuManager) -> PolicyValue[NodeBindP
     if key:
         if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
             arch = base.machine.architecture
-            problem = f"{value} cannot be had on {arch}: pods that own CPUs are refused"
+            problem = f"{value} is not available on {arch}: pods that own CPUs are refused"
         return PolicyValue(value, _source_label(key), problem)
     if base.bind is NodeBindPolicy.NONE and _kubelet_option(told, "full-pcpus-only"):
         return PolicyValue(whole, _source_kubelet("full-pcpus-only", told, "options"), problem)
@@ -274,7 +275,7 @@ def _system(base: Node, machine: Machine, said: NodeMeta) -> tuple[PolicyValue[C
 
 
 def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
-    """Give the CPUs that the machine has, offline ones too, and tell of others."""
+    """Return the CPUs that the machine has, offline ones too, and a problem that names the others."""
     absent = cpus - machine.present
     problem = f"annotation {key}: there is no CPU {absent} here (CPUs: {machine.present})"
     return cpus & machine.present, problem if absent else ""
@@ -289,7 +290,7 @@ def _numa_reservation(said: NodeMeta) -> PolicyValue[bool]:
 
 
 def _kubelet_option(told: CpuManager, name: str) -> bool:
-    # Of a policy that is not in force its options say nothing (reference koordinator e.1).
+    # The options of a policy that is not in effect are ignored.
     return told.policy == "static" and told.options.get(name) in TRUE
 
 
@@ -315,12 +316,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AppliedPolicy:
-    """What came of new rules.
+    """The result of applying a policy.
 
     Attributes:
-        state: The state under those that are in force.
-        told: Those that are in force, with what is wrong with others.
-        notes: Who keeps CPUs that are kept back now, one sentence each.
+        state: The state under the policy in effect.
+        told: The policy in effect, with what is wrong with other values.
+        notes: Owners of CPUs that are reserved now, one sentence each.
     """
 
     state: NodeState
@@ -331,12 +332,12 @@ class AppliedPolicy:
 def apply_node_policy(
     state: NodeState, told: NodePolicy, before: NodePolicy, options: TopologyOptions
 ) -> AppliedPolicy:
-    """Put rules into force.
+    """Apply a policy to a running node, as far as possible.
 
     Args:
         state: The node as it is.
-        told: What is prescribed.
-        before: What is in force.
+        told: The policy that was read.
+        before: The policy in effect.
         options: Of the topology manager, as our configuration has them.
     """
     problem = _policy_problem(told.on(state.node), options)
@@ -354,9 +355,9 @@ def apply_node_policy(
 
 
 def _applicable(state: NodeState, told: NodePolicy, before: NodePolicy) -> NodePolicy:
-    """Give what can be in force of rules that cannot be as a whole."""
+    """Return the part of a policy that can be applied, where all of it cannot."""
     parts = (
-        ("reserved", (), "keep CPUs {} from those who share (strict-cpu-reservation)"),
+        ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
         ("reservation", (), "keep CPUs {} back"),
         ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
     )
@@ -374,17 +375,17 @@ def _applicable(state: NodeState, told: NodePolicy, before: NodePolicy) -> NodeP
 
 def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
     stays = str(before.value) or "none"
-    return dataclasses.replace(before, problem=f"{problem} (what was in force stays: {stays})")
+    return dataclasses.replace(before, problem=f"{problem} (the previous value stays in effect: {stays})")
 
 
 def _shared_pool_empty(state: NodeState) -> bool:
-    """Tell whether containers that own nothing would have no CPU, now or when promises are kept."""
-    # On a node whose CPUs are all kept back, all are shareable: somebody has to have some.
+    """Return whether containers without exclusive CPUs would have none, now or when promises are kept."""
+    # Where all CPUs are reserved, all are shareable: containers have to run somewhere.
     return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
 
 
 def _policy_problem(node: Node, options: TopologyOptions) -> str:
-    """Tell why a topology policy cannot be on this machine, or with our other settings; empty if it can."""
+    """Return why a topology policy is not possible on this machine or with other settings; empty if it is."""
     machine = node.machine
     count = len(machine.nodes)
     distances = all(len(each.distance) == count for each in machine.nodes)
@@ -397,7 +398,7 @@ def _policy_problem(node: Node, options: TopologyOptions) -> str:
 
 
 def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
-    """Name owners of CPUs that are kept back now and were not before."""
+    """Return sentences about owners of CPUs that are reserved now and were not before."""
     new = after.node.withheld - before.node.withheld
     held: dict[str, CpuSet] = {}
     for container in after.containers.values():

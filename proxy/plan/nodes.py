@@ -1,4 +1,4 @@
-"""Memory nodes of a container: named by somebody, counted, those of its CPUs, or all."""
+"""Memory nodes of a container: named by its request, counted, those of its CPUs, or all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.plan.state import NodeState
 
 
 def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
-    """Give the nodes of counted memory: the container's own, or the pod's; None where there is none."""
+    """Return the nodes of counted memory: the container's own, or the pod's; None where there is none."""
     bits = union(block.affinity.bits for block in blocks or (pod.aside.blocks if pod.aside else ()))
     return Mask.from_bits(bits) if bits else None
 
@@ -20,7 +20,7 @@ def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
 def owner_memory_nodes(
     state: NodeState, request: Request, cpus: CpuSet, me: str, bound: Mask | None = None
 ) -> tuple[Mask, tuple[str, ...]]:
-    """Give the memory nodes of an owner, and what there is to say about them."""
+    """Return the memory nodes of an owner, and sentences that explain them."""
     machine = state.node.machine
     named = _named(machine, request)
     if named is not None:
@@ -44,7 +44,7 @@ def owner_memory_nodes(
 
 
 def named_memory_nodes(state: NodeState, request: Request) -> Mask:
-    """Give the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
+    """Return the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
     named = _named(state.node.machine, request)
     return state.node.machine.memory_nodes if named is None else named
 
@@ -60,7 +60,7 @@ def _named(machine: Machine, request: Request) -> Mask | None:
 
 
 def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
-    """Give the memory nodes of a container on a pool: named by the request, of its NUMA nodes, or all."""
+    """Return the memory nodes of a container on a pool: named by the request, of its NUMA nodes, or all."""
     machine = state.node.machine
     if nodes is None or not state.node.follow_mems or request.cpuset_mems:
         return named_memory_nodes(state, request)
@@ -68,5 +68,5 @@ def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) ->
 
 
 def counted_memory_reason(nodes: Mask) -> str:
-    """Say where memory that is counted by node comes from."""
+    """Return the sentence for memory that is counted by NUMA node."""
     return f"memory of {words(nodes)}, where its limit is counted"

@@ -11,7 +11,7 @@ Exclusive CPUs are then divided evenly over the chosen nodes. A pod that shares 
 its pool that lies on them. All CPUs of that part count as free, because what others use of it is not known
 here.
 
-Source: koordinator v1.8, pkg/scheduler/plugins/nodenumaresource (hints and amounts) and
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource (hints and amounts) and
 pkg/scheduler/frameworkext/topologymanager (policies and merge).
 """
 
@@ -47,20 +47,20 @@ from proxy.pools.claims import pool_of
 
 
 def wants_alignment(pod: Pod) -> bool:
-    """Tell whether the node is to align a pod by what the pod itself says."""
+    """Return whether a pod asks to be aligned by itself, and the node has to decide it."""
     undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
     return pod.aligned is not NumaPolicy.NONE and undecided
 
 
 def shared_request_milli(pod: Pod, total: Request) -> int:
-    """Give what a pod that shares CPUs asks for, in thousandths; 0 where nobody tells."""
+    """Return what a pod that shares CPUs asks for, in thousandths; 0 where it is not known."""
     if pod.asks is not None:
         return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR))
     return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
 
 
 def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
-    """Give a pod that shares CPUs as it is bound to the nodes of a hint; to no part where that is all."""
+    """Return a pod that shares CPUs bound to the NUMA nodes of a hint; unbound where these are all."""
     if hint.affinity is None or hint.affinity == nodes:
         return pod
     return dataclasses.replace(pod, nodes=hint.affinity)
@@ -79,7 +79,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
         milli: Thousandths of a CPU that the pod asks for.
 
     Raises:
-        PolicyConflictError: The node's policy is another.
+        PolicyConflictError: The node has another policy.
         BindError: CPUs cannot be bound as the pod or the node requires.
     """
     node, pod, asks = state.node, context.request.pod, context.request.asks
@@ -112,7 +112,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
 def _amounts(
     state: NodeState, context: AdmissionContext, requests: Amounts
 ) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
-    """Give what every NUMA node has, and what it could still give, of what is asked for."""
+    """Return what every NUMA node has, and what it could still give, of the requested resources."""
     node = state.node
     cpus = _free_cpus(state, context, requests.get(CPU, 0) // MILLI)
     total: dict[int, dict[str, int]] = {}
@@ -164,7 +164,7 @@ def _hints_by_provider(
 
 
 def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
-    """Give the NUMA nodes of every other pod that is bound to some."""
+    """Return the NUMA nodes of every other pod that is bound to some."""
     machine = state.node.machine
     owned: dict[str, int] = {}
     for container in state.containers.values():

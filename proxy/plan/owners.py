@@ -7,9 +7,9 @@ with these CPUs in its request, or come back after a crash.
 
 LSE and LSR pods for which no scheduler chose CPUs own some as a whole. Koordinator assigns CPUs to pods, not
 to containers; LSE and LSR pods request whole CPUs, and exactly as many as their limits allow (koordinator
-v1.8, apis/extension/qos.go and docs "QoS"). A pod that requests otherwise is refused, because it would rather
-not run than share. What runs together is counted: app containers and sidecars; init containers run before
-them. The node decides only where its CPU manager policy is ``static``; else such pods share CPUs.
+a7a1b76, apis/extension/qos.go). A pod that requests otherwise is refused, because it would rather not run
+than share. What runs together is counted: app containers and sidecars; init containers run before them. The
+node decides only where its CPU manager policy is ``static``; else such pods share CPUs.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import Owner
 
 NEVER_PINNED_BY_KUBELET = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
-"""Classes to which kubelet's CPU manager gives nothing that counts."""
+"""Classes for which assignments of kubelet's CPU manager are ignored."""
 
 
 def owners_of(
     node: Node, containers: Iterable[Container], held: Held, pods: Iterable[Pod]
 ) -> dict[str, Owner]:
-    """Find out who owns CPUs, by ``Container.owner``.
+    """Return the owners of CPUs, by ``Container.owner``.
 
     Args:
         node: The machine and the rules.
-        containers: Those that are there; who has exited owns nothing.
-        held: Whom kubelet's CPU manager gave CPUs, by its own account.
+        containers: The containers that exist; one that has exited owns nothing.
+        held: The CPUs that kubelet's CPU manager holds, by its state file.
         pods: The pods that are known.
     """
     owners: dict[str, Owner] = {}
@@ -65,11 +65,10 @@ def _owners_known_to_kubelet(
     owners: Mapping[str, Owner],
     pods: Iterable[Pod],
 ) -> dict[str, Owner]:
-    """Give the owners that only kubelet knows of: what it holds for containers that are not here.
+    """Return the owners that only kubelet knows of: what it holds for containers that do not exist.
 
-    Pods that a label or a scheduler put elsewhere are none (reference koordinator d); CPUs that somebody owns
-    here, or that are set aside for a pod, stay his; the last shared CPU, and those of the pool's floors, are
-    given to nobody.
+    Pods that a label or a scheduler put elsewhere are not owners. CPUs that have an owner here, or that are
+    set aside for a pod, stay with it. The last shared CPU, and those of the pool's floors, have no owner.
     """
     known = list(pods)
     ours = {
@@ -95,25 +94,25 @@ def _owners_known_to_kubelet(
 
 
 def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
-    """Tell whether the node is to choose CPUs for a pod as a whole."""
+    """Return whether the node has to choose CPUs for a pod as a whole."""
     undecided = (pod.cpuset is None or pod.chosen) and pod.nodes is None and not pod.problem
     return node.static and pod.qos in STRICT and undecided
 
 
 def request_is_known(pod: Pod, total: Request) -> bool:
-    """Tell whether it is known what the pod asks for."""
+    """Return whether it is known what the pod asks for."""
     return pod.asks is not None or total.cpu_shares > NO_SHARES
 
 
 def pod_cpu_count(pod: Pod, total: Request) -> int:
-    """Give how many CPUs a pod owns."""
+    """Return how many CPUs a pod owns."""
     if pod.asks is None:
         return whole_cpus(total)
     return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(Kind.APP, Kind.SIDECAR)) // MILLI
 
 
 def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodAsk:
-    """Give what a pod asks for as if it were one container; counted memory only where it is Guaranteed."""
+    """Return the request of a pod as that of one container; with counted memory only if it is Guaranteed."""
     amounts = {CPU: count * MILLI}
     if pod.kube_qos is KubeQos.GUARANTEED:
         amounts |= {MEMORY: total.memory_limit, **dict(total.huge_pages)}

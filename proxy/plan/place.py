@@ -1,8 +1,9 @@
-"""Deciding a CreateContainer: event and node state in, plan out.
+"""Deciding a CreateContainer: request and node state in, plan out.
 
-The order is: claim (what the pod's class and request entitle it to), CPUs (named by somebody, or chosen by
-the topology manager, see ``desk``), verdict (nobody else owns them, the shared pool keeps at least one CPU),
-memory nodes, and who has to move. Nothing here changes anything: the plan holds the whole next state.
+The order is: claim (what the pod's class and request entitle it to), CPUs (named by a scheduler or kubelet,
+or chosen by the topology manager), verdict (no other container owns them, the shared pool keeps at least one
+CPU), memory nodes, and the containers that have to move. Nothing here changes anything: the plan holds the
+whole next state.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class Plan:
         state: The whole next state.
         container: The container as placed; None on a refusal.
         shrink: Ids of containers that must leave CPUs before the request goes on.
-        problem: What was wrong with what was asked, said to the operator; empty if nothing was.
-        explanation: Why; None for a container that could only go to a pool (``record.of_pool`` tells).
-        limit: The rule of admission beyond which the claim went; None where it went beyond none.
+        problem: What was wrong with the request, for the operator; empty if nothing was.
+        explanation: Why; None for a container that could only go to a pool (see ``record.explain_pooled``).
+        limit: The admission rule that the claim exceeded; None where it exceeded none.
     """
 
     verdict: Verdict
@@ -99,7 +100,7 @@ def place(
     there: CpuSet | None = None,
     has: CpuSet | None = None,
 ) -> Plan:
-    """Decide where a container goes.
+    """Decide the placement of a container.
 
     Args:
         state: The node as it is.
@@ -107,9 +108,9 @@ def place(
         name: Container name.
         attempt: Its attempt.
         request: What it asks for.
-        token: The id that it has until the runtime names it.
+        token: Its id until the runtime has assigned one.
         there: CPUs that may be named; the online ones if None.
-        has: CPUs that it runs on already; None for none. If it owns exactly these, no limit takes them away.
+        has: CPUs that it runs on already; None for none. Exactly these it may own beyond all limits.
     """
     placement = _pooled_at_once(state, pod, request)
     if placement is not None:
@@ -118,7 +119,7 @@ def place(
     online = state.node.machine.online
     counts, breach = permitted_container_claim(state, pod, name, request)
     if there is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
-        there = counts.cpuset | online  # what is away of its CPUs comes back, and it goes on with the rest
+        there = counts.cpuset | online  # its offline CPUs come back, and it continues with the others
     wish = claim(
         counts, request, there or online, static=state.node.static, exact=_known_exclusive_cpus(pod, name)
     )
@@ -166,7 +167,7 @@ def place(
 def permitted_container_claim(
     state: NodeState, pod: Pod, name: str, request: Request
 ) -> tuple[Pod, Breach | None]:
-    """Take away from a pod what it may not claim, by what is known when a container of it comes."""
+    """Return the permitted claim of a pod, by what is known when one of its containers comes."""
     if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in RESTRICTED_CLASSES:
         return pod, None
     if pod.cpuset is None or pod.total is not None or pod.asks is not None:
@@ -183,7 +184,7 @@ class ContainerDraft:
     Attributes:
         state: The node as it is.
         pod: Its pod.
-        counts: The same without what it may not claim.
+        counts: The pod with its permitted claim.
         name, request, token, attempt: As in ``place``.
         has: CPUs that it runs on already.
     """
@@ -198,7 +199,7 @@ class ContainerDraft:
     has: CpuSet
 
     def of(self, found: FoundPlacement, limit: Rule | None = None) -> DraftedContainer:
-        """Give what a placement comes to."""
+        """Return the container with a placement, and the state with it."""
         placement = found.placement
         if quota_is_off(self.state, self.pod, self.name, placement.pool):
             placement = without_quota(placement, self.request)
@@ -215,7 +216,7 @@ class ContainerDraft:
         return DraftedContainer(found, container, self.state.changed(put=(container,)), limit)
 
     def breach(self, drafted: DraftedContainer) -> Breach | None:
-        """Name the limit beyond which a placement goes."""
+        """Return the limit that a placement exceeds."""
         own = drafted.found.placement.own
         if not own or own == self.has:
             return None
@@ -228,13 +229,13 @@ class ContainerDraft:
 
 @dataclass(frozen=True, slots=True)
 class DraftedContainer:
-    """What a placement comes to.
+    """A container with its placement, and the state with it.
 
     Attributes:
-        found: The placement, and what was weighed.
+        found: The placement, and the decision of the topology manager.
         container: The container with it.
         after: The state with the container.
-        limit: The rule on whose account the container owns no CPUs; None where it is not so.
+        limit: The rule because of which the container owns no CPUs; None where there is none.
     """
 
     found: FoundPlacement
@@ -247,7 +248,7 @@ def _within_limits(draft: ContainerDraft, wish: Claim) -> DraftedContainer:
     """Find a placement that keeps the limits.
 
     Raises:
-        RefusedError: There is none, or only one beyond a limit.
+        PlacementRefusedError: There is none, or only one beyond a limit.
     """
     drafted = draft.of(draft.find(wish))
     breach = draft.breach(drafted)
@@ -267,9 +268,9 @@ def _within_limits(draft: ContainerDraft, wish: Claim) -> DraftedContainer:
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
                 return other
         except PlacementRefusedError:
-            pass  # the rule is the reason then
+            pass  # then the rule is the reason
     if rejects_claims(node) and not pinned:
-        # What kubelet's CPU manager has admitted and pinned would only come again and again.
+        # kubelet would create a container that its CPU manager has admitted and pinned again and again.
         what = f"give CPUs {found.placement.own} to {pod.ref}/{draft.name}"
         raise PlacementRefusedError(rejection_verdict(breach, what), found.decision, limit=breach.rule)
     pool, why = pool_of(pod)
@@ -278,7 +279,7 @@ def _within_limits(draft: ContainerDraft, wish: Claim) -> DraftedContainer:
 
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
-    """Give the CPUs that a container may own by what kubelet told of its pod; None where it told nothing."""
+    """Return how many CPUs a container may own by kubelet's report of its pod; None without a report."""
     known = next((ask for ask in pod.asks.containers if ask.name == name), None) if pod.asks else None
     return None if known is None or pod.asks is None else container_cpus(pod.asks, known)
 
@@ -289,10 +290,10 @@ def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
 
 
 def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement | None:
-    """Give the placement of a container that can only go to a pool; None where there is more to think about.
+    """Return the placement of a container that can only go to a pool; None where more has to be decided.
 
-    Most containers are like that, and for them only their class matters; so this is the same answer that the
-    long way would give, looked up.
+    Most containers are like that, and for them only the class matters. The answer is the same as that of the
+    full decision, from a table.
     """
     if (
         pod.cpuset is not None
@@ -305,7 +306,7 @@ def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement |
     if pod.nodes is not None or pod.wish_nodes is not None or pod.bind_required or pod.bind_preferred:
         return None
     if pod.aside is not None:
-        return None  # what is set aside for it may end here
+        return None  # what is set aside for it may be used here
     if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
         return None
     if pod.kube_qos is KubeQos.GUARANTEED and (

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 
 def pool_limit(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
-    """Give the CPUs to which a pool is narrowed by CPUs or by NUMA nodes; None where it is not."""
+    """Return the CPUs to which a pool is limited by CPUs or by NUMA nodes; None where it is not."""
     return within if nodes is None else node.machine.cpus_of(nodes)
 
 
 def pool_cpus(node: Node, pools: Pools, placement: Placement) -> CpuSet:
-    """Give the CPUs of a placement that owns none: its pool, narrowed as far as that leaves any.
+    """Return the CPUs of a placement that owns none: its pool, limited as far as that leaves any.
 
-    Suppression does not lead a container out of its own limit: it keeps that where nothing of it is left.
+    Suppression does not lead a container out of its limit: where the suppressed pool has nothing within the
+    limit, the whole BE pool within it counts.
     """
     pool = pools.of(placement.pool)
     limit = pool_limit(node, placement.within, placement.nodes)
@@ -55,7 +56,7 @@ def pool_cpus(node: Node, pools: Pools, placement: Placement) -> CpuSet:
 
 
 def without_hook_limits(placement: Placement) -> Placement:
-    """Give a placement as it was before hooks narrowed it."""
+    """Return a placement without the limits of hooks."""
     if placement.narrowed is None:
         return placement
     return dataclasses.replace(placement, narrowed=None, beyond=CpuSet())
@@ -65,12 +66,12 @@ def without_hook_limits(placement: Placement) -> Placement:
 def pool_placement(
     pool: Pool, mems: Mask, why: str, within: CpuSet | None = None, nodes: Mask | None = None
 ) -> Placement:
-    """Give the placement of a container that owns no CPUs; the same value for the many that are alike."""
+    """Return the placement of a container that owns no CPUs; the same value for the many that are alike."""
     return Placement(pool, CpuSet(), mems, (why,), within=within, nodes=nodes)
 
 
 def unmet_limit(state: NodeState, wish: Claim) -> str:
-    """Tell that nothing is left where a pool should be narrowed to; empty where something is."""
+    """Return a sentence if a pool has nothing left within its limit; else empty."""
     if wish.pool is Pool.OWN:
         return ""
     limit = pool_limit(state.node, wish.within, wish.nodes)
@@ -81,7 +82,7 @@ def unmet_limit(state: NodeState, wish: Claim) -> str:
 
 
 def with_burst_limit(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:
-    """Narrow the shared pool for a pod that wants ``ConstrainedBurst``; the claim as it is for all others."""
+    """Return the claim of a pod that wants ``ConstrainedBurst`` with its limit; others unchanged."""
     wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
     if not wants or wish.pool is not Pool.SHARED or wish.nodes is not None or wish.within is not None:
         return wish
@@ -99,7 +100,7 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, wish: Claim) 
 
 
 def _limit(pod: Pod, request: Request) -> int | None:
-    """Give the CPU limit that counts, in thousandths; None where there is none."""
+    """Return the CPU limit of the pod or container in thousandths; None where there is none."""
     if pod.asks is not None:
         limits = [ask.limits.get(CPU, 0) for ask in pod.asks.containers]
         return sum(limits) if limits and all(limits) else None

@@ -1,7 +1,7 @@
-"""Whether the CFS quota of a container is off: Koordinator's rule for who owns CPUs (``pools.quota``).
+"""Whether the CFS quota of a container is off: Koordinator's rule for owners of CPUs (``pools.quota``).
 
-How many containers a pod runs at the same time is known where kubelet told of the pod; else those count that
-are there when a container comes.
+How many containers a pod runs at the same time is known where kubelet reported the pod; else those count that
+exist when a container comes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.pools.quota import quota_of_owner
 
 
 def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
-    """Give how many containers of a pod run at the same time, one of this name among them."""
+    """Return how many containers of a pod run at the same time, one of this name among them."""
     if pod.asks is not None:
         return len(pod.asks.of(Kind.APP, Kind.SIDECAR))
     there = state.in_sandbox(pod.sandbox_id)
@@ -23,7 +23,7 @@ def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
 
 
 def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
-    """Tell whether a container's CFS quota is to be off."""
+    """Return whether a container's CFS quota has to be off."""
     if pool is not Pool.OWN:
         return False
     keep = state.node.keep_quota
@@ -33,6 +33,6 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
 
 
 def without_quota(placement: Placement, request: Request) -> Placement:
-    """Give the placement of a container whose quota is off; where it asked for one, its reasons say so."""
+    """Return the placement of a container whose quota is off; where it asked for one, the reasons say so."""
     said = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
     return dataclasses.replace(placement, unlimited=True, reasons=(*placement.reasons, *said))

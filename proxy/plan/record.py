@@ -1,4 +1,4 @@
-"""The record of a decision: what was known, what was weighed, what came of it."""
+"""The record of a decision: what was known, what was considered, and the outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.plan.state import NodeState
 from proxy.pools.claims import whole_cpus
 
 MAX_MOVED = 20
-"""So many of those who had to move are named."""
+"""How many of the containers that had to move are named."""
 
 
 def explain(
@@ -41,14 +41,14 @@ def explain(
         request: What the CRI says.
         verdict: Admit or refuse.
         decision: What the topology manager decided; None where it was not asked.
-        placement: What came of it; None on a refusal.
+        placement: The placement; None on a refusal.
         after: The state afterwards.
-        lacks: What would have made it fit, on a refusal.
+        lacks: On a refusal, what was missing.
     """
     weighed = decision or TopologyDecision(verdict, ANYWHERE)
     cpus = weighed.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
-        own = placement.own & after.node.machine.online  # what is away may come back
+        own = placement.own & after.node.machine.online  # offline CPUs may come back
         cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node, after.pools, placement)
     return Explanation(
         event,
@@ -74,7 +74,7 @@ def explain(
 def moved_containers(
     before: NodeState, after: NodeState, shrink: tuple[str, ...]
 ) -> tuple[tuple[Moved, ...], int]:
-    """Name who had to leave CPUs: the first of them, and how many more there are."""
+    """Return the containers that had to leave CPUs: the first of them, and how many more there are."""
     named: list[Moved] = []
     for key in shrink[:MAX_MOVED]:
         old, new = before.containers[key], after.containers[key]
@@ -83,7 +83,7 @@ def moved_containers(
 
 
 def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
-    """Write the record of a container for which nothing was weighed.
+    """Write the record of a container that could only go to a pool.
 
     Args:
         container: The container as placed.
@@ -105,7 +105,7 @@ def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
 
 
 def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
-    """Tell what was known about a request, and from where."""
+    """Return what was known about a request, and from where."""
     facts = [_class(pod)]
     known = next((a for a in pod.asks.containers if a.name == name), None) if pod.asks else None
     if known is not None:
@@ -129,12 +129,12 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
         facts.append(Fact(f"device {what}", where, device.source))
     facts += _wishes(pod)
-    facts += [Fact("passed over:", fault, "") for fault in pod.faults]
+    facts += [Fact("ignored:", fault, "") for fault in pod.faults]
     return tuple(facts)
 
 
 def _wishes(pod: Pod) -> list[Fact]:
-    """Name what the pod, or a scheduler for it, wants beyond amounts."""
+    """Return what the pod, or a scheduler for it, wants beyond amounts."""
     wishes = (
         ("bind policy, required", pod.bind_required, "annotation resource-spec"),
         ("bind policy, preferred", pod.bind_preferred, "annotation resource-spec"),

@@ -1,8 +1,8 @@
-"""A pod's whole life on a node, as pure calls: what kubelet would ask one after the other.
+"""A pod's whole life on a node, as pure calls: the requests of kubelet, one after the other.
 
 kubelet asks for the sandbox, then for each ordinary init container, which has ended when the next one is
-asked for, then for what stays. This is that sequence against the same deciding code that a node runs. A pod
-of which one container is refused does not run at all, so it leaves nothing behind.
+asked for, then for what stays. This runs that sequence through the code that decides on a node. A pod of
+which one container is refused does not run at all, so it leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from proxy.plan.state import NodeState
 
 @dataclass(frozen=True, slots=True)
 class ArrivingPod:
-    """A pod as it comes to a node.
+    """A pod as it arrives at a node.
 
     Attributes:
         pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``asks`` says what it asks for.
-        total: What its sandbox is asked for with: the sum over its containers.
-        requests: What CreateContainer is asked with, by container name.
+        total: The request of its sandbox: the sum over its containers.
+        requests: The requests of CreateContainer, by container name.
     """
 
     pod: Pod
@@ -35,7 +35,7 @@ class ArrivingPod:
 
 @dataclass(frozen=True, slots=True)
 class DryRunOutcome:
-    """What became of a pod.
+    """The outcome for a pod.
 
     Attributes:
         verdict: Admit or refuse.
@@ -53,7 +53,7 @@ class DryRunOutcome:
 
 
 def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
-    """Have a pod come to a node, with all its containers in their order."""
+    """Run a pod on a node, with all its containers in their order."""
     admission = admit(state, arrival.pod, arrival.total)
     told = [admission.explanation] if admission.explanation else []
     if not admission.verdict.admitted:

@@ -1,18 +1,18 @@
-"""Owners of whose CPUs some are away, and which other CPUs can stand in for them meanwhile.
+"""Owners with offline CPUs, and the CPUs that replace those meanwhile.
 
-Theory. What an owner was given stays his: a CPU that went offline comes back, and is his then. Until then he
-has what is left, and as many free CPUs as are missing, if there are any:
+An owner keeps what it was given: a CPU that went offline comes back, and belongs to it again. Until then it
+has the CPUs that are left, and as many free CPUs as are missing, if there are any:
 
-* Only CPUs that were our own choice have a substitute. Those that a scheduler or kubelet named are in their
-  books too, and they would give ours to somebody else.
+* Only CPUs that were chosen here are replaced. A scheduler or kubelet that named CPUs keeps account of them,
+  and would assign the replacements to another container.
 * They are chosen as for a new container, on the NUMA nodes where the others are; elsewhere only where the
-  topology policy does not mind. Where whole cores are wanted, only whole cores stand in (with SMT switched
-  off, a core is one CPU).
-* They are never the last CPUs of the shared pool nor those of its floors, and never those on which somebody
-  else counts.
+  topology policy is not strict. Where whole cores are wanted, only whole cores are replacements (with SMT
+  switched off, a core is one CPU).
+* They are never the last CPUs of the shared pool nor those of its floors, and never those that are
+  promised to another container.
 
-They are part of the placement (``Placement.instead``), so a restart finds them again. ``NodeState.wanted``
-uses as many of them as are missing.
+They are part of the placement (``Placement.instead``), so they survive a restart. ``NodeState.wanted`` uses
+as many of them as are missing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from proxy.plan.state import NodeState
 
 @dataclass(frozen=True, slots=True)
 class MissingCpus:
-    """An owner of whose CPUs some are away, or who has others instead.
+    """An owner with offline CPUs, or with replacements.
 
     Attributes:
-        owner: Who, as ``Container.owner``.
+        owner: The owner, as ``Container.owner``.
         containers: Those that share the CPUs.
         own: What was promised.
         away: The part of it that is offline.
-        instead: What stands in, as far as it is online.
+        instead: The replacements that are online.
     """
 
     owner: str
@@ -53,7 +53,7 @@ class MissingCpus:
 
 
 def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
-    """Give those who lack CPUs of their own, or have others instead; mostly nobody."""
+    """Return the owners with offline CPUs or with replacements; mostly none."""
     online = state.node.machine.online
     groups: dict[str, list[Container]] = {}
     for container in state.containers.values():
@@ -71,7 +71,7 @@ def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
 
 
 def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
-    """Choose CPUs that stand in for those that are missing; fewer, or none, where there are not enough."""
+    """Choose CPUs that replace the missing ones; fewer, or none, where there are not enough."""
     node, wanted = state.node, short.missing
     first = short.containers[0]
     if not wanted or any(cpus_are_named(state, c) for c in short.containers):
@@ -98,7 +98,7 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
 
 
 def cpus_are_named(state: NodeState, container: Container) -> bool:
-    """Tell whether somebody else has named a container's CPUs: a scheduler, or kubelet's CPU manager."""
+    """Return whether a scheduler, or kubelet's CPU manager, has named a container's CPUs."""
     pod, own = container.pod, str(container.placement.own)
     if not pod.chosen and assigned_cpus(state.node, pod):
         return True

@@ -1,4 +1,4 @@
-"""The state of a node: who is there, who owns what, and what the pools are.
+"""The state of a node: its pods and containers, the owners of CPUs, and the pools.
 
 A state is a value. Every change gives a new one, so that a worker thread can hold a consistent picture while
 the loop goes on deciding. What follows from the containers (owners, pools) is computed when an owner comes or
@@ -36,10 +36,10 @@ class NodeState:
     Attributes:
         pods: Sandboxes by id.
         containers: Containers by id (by token while a create is in flight).
-        owners: Who owns CPUs, by ``Container.owner``.
-        pools: What is left for the others.
+        owners: The owners of CPUs, by ``Container.owner``.
+        pools: The CPUs of containers that own none.
         providers: The providers of the topology manager, with what containers hold.
-        kubelet: Whom kubelet's CPU manager gave CPUs, by its own account.
+        kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
         be_limit: CPUs to which BE is suppressed; None where it is not.
     """
 
@@ -84,38 +84,38 @@ class NodeState:
         return next((each.state for each in self.providers if isinstance(each, MemoryProvider)), None)
 
     def under(self, node: Node) -> NodeState:
-        """Give the state under other rules, or on a machine where CPUs came or went."""
+        """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         return NodeState.of(node, pods, containers, self.kubelet, self.be_limit)
 
     def on(self, machine: Machine) -> NodeState:
-        """Give the state after CPUs came or went."""
+        """Return the state after CPUs came or went."""
         return self.under(self.node.on(machine))
 
     def beside(self, held: Held) -> NodeState:
-        """Give the state with what kubelet's CPU manager holds.
+        """Return the state with what kubelet's CPU manager holds.
 
-        What it holds for a container that is here counts for nothing: what was decided for that one does. The
+        What it holds for a container that exists here is ignored: what was decided here counts. The
         rest is as good as owned, because such a container may come at any moment, or come back.
         """
         if held == self.kubelet:
             return self
-        return dataclasses.replace(self, kubelet=held)._anew()
+        return dataclasses.replace(self, kubelet=held)._recomputed()
 
     def suppressing(self, limit: CpuSet | None) -> NodeState:
-        """Give the state with BE suppressed to some CPUs, or with None not suppressed."""
+        """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
         if limit == self.be_limit:
             return self
         pools = _pools(self.node, self.owners, limit)
         return dataclasses.replace(self, pools=pools, be_limit=limit)
 
     def wanted(self, container: Container) -> CpuSet:
-        """Give the CPUs that a container must run on."""
+        """Return the CPUs that a container must run on."""
         placement = container.placement
         if placement.pool is not Pool.OWN:
             return pool_cpus(self.node, self.pools, placement)
-        # A CPU that is offline comes back, and is still its owner's then. Who has lost all of them shares
-        # meanwhile: the kernel would let him run anywhere, on the CPUs of others too.
+        # A CPU that is offline comes back, and still belongs to its owner then. An owner that has lost all
+        # of them shares meanwhile: the kernel would let it run anywhere, on the CPUs of others too.
         online = self.node.machine.online
         here = placement.own & online
         if placement.instead and (lacking := len(placement.own) - len(here)):
@@ -126,15 +126,15 @@ class NodeState:
         return here & placement.narrowed | placement.beyond & online or here
 
     def offered(self, container: Container) -> CpuSet:
-        """Give the CPUs that a container would run on if no hook had narrowed it."""
+        """Return the CPUs that a container would run on without the limits of hooks."""
         if container.placement.narrowed is None:
             return self.wanted(container)
         return self.wanted(dataclasses.replace(container, placement=without_hook_limits(container.placement)))
 
     def shares(self, container: Container) -> bool:
-        """Tell whether a container runs on CPUs that others use too, and must leave those that one is given.
+        """Return whether a container runs on shared CPUs, and must leave those that become exclusive.
 
-        An owner does, too, while all of his own are offline.
+        An owner does, too, while all of its CPUs are offline.
         """
         placement = container.placement
         if placement.pool is not Pool.OWN:
@@ -142,12 +142,12 @@ class NodeState:
         return (placement.own | placement.instead).isdisjoint(self.node.machine.online)
 
     def wanted_mems(self, container: Container) -> Mask:
-        """Give the memory nodes that a container is to have: what is there of those that were decided."""
+        """Return the memory nodes of a container: those that were decided, as far as they exist."""
         there = self.node.machine.memory_nodes
         return container.placement.mems & there or there
 
     def changed(self, put: Iterable[Container] = (), drop: Iterable[str] = ()) -> NodeState:
-        """Give the state after containers came, changed or went.
+        """Return the state after containers came, changed or went.
 
         Args:
             put: Containers that are new or changed (their id decides).
@@ -173,10 +173,10 @@ class NodeState:
         providers = self._accounted(self.pods, containers, (), touched)
         if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
             return self._with(containers, providers)
-        return dataclasses.replace(self, containers=containers, providers=providers)._anew()
+        return dataclasses.replace(self, containers=containers, providers=providers)._recomputed()
 
     def _with(self, containers: Table[Container], providers: tuple[Provider, ...]) -> NodeState:
-        """Give the state with other containers, where that changes neither owners nor pools."""
+        """Return the state with other containers, where that changes neither owners nor pools."""
         return NodeState(
             self.node,
             self.pods,
@@ -197,9 +197,9 @@ class NodeState:
         return tuple(each.account(pods, there, some, touched) for each in self.providers)
 
     def renamed(self, old_id: str, container: Container) -> NodeState:
-        """Give the state after a container got its id; without an old id, after one that owns nothing came.
+        """Return the state after a container got its id; without an old id, after one that owns nothing came.
 
-        Neither changes who owns what, unless the id was an owner's before.
+        Neither changes the owners, unless the id was an owner's before.
         """
         before = self.containers.get(container.id)
         if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
@@ -210,17 +210,17 @@ class NodeState:
         return self._with(containers.put(container.id, container), self.providers)
 
     def with_pod(self, pod: Pod) -> NodeState:
-        """Give the state after a sandbox came, or changed."""
+        """Return the state after a sandbox came, or changed."""
         before = self.pods.get(pod.sandbox_id)
         pods = self.pods.put(pod.sandbox_id, pod)
         # Whether a container that has ended still holds memory depends on its sandbox.
         inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
         providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
         after = dataclasses.replace(self, pods=pods, providers=providers)
-        return after._recounted(pod, before)
+        return after._recomputed_for(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
-        """Give the state after a sandbox went; its containers go by themselves."""
+        """Return the state after a sandbox went; its containers go by themselves."""
         gone = self.pods.get(sandbox_id)
         if gone is None:
             return self
@@ -228,17 +228,17 @@ class NodeState:
         ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
         providers = self._accounted(pods, self.containers, (gone,), ended)
         after = dataclasses.replace(self, pods=pods, providers=providers)
-        return after._recounted(gone)
+        return after._recomputed_for(gone)
 
-    def _recounted(self, *pods: Pod | None) -> NodeState:
-        """Give the state with owners and pools counted anew, if pods matter to what kubelet holds."""
+    def _recomputed_for(self, *pods: Pod | None) -> NodeState:
+        """Return the state with owners and pools counted again, if pods matter to what kubelet holds."""
         if not any(pod and (pod.uid in self.kubelet or pod.aside) for pod in pods if self.kubelet):
             return self
-        after = self._anew()
+        after = self._recomputed()
         return self if after.owners == self.owners else after
 
-    def _anew(self) -> NodeState:
-        """Give the state with owners and pools counted anew."""
+    def _recomputed(self) -> NodeState:
+        """Return the state with owners and pools counted again."""
         owners = owners_of(self.node, self.containers.values(), self.kubelet, self.pods.values())
         return dataclasses.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
@@ -296,7 +296,7 @@ class NodeState:
         return mine, CpuSet.from_bits(others)
 
     def aside(self, pod_key: str = "") -> CpuSet:
-        """Give the CPUs that were set aside for pods other than this one."""
+        """Return the CPUs that were set aside for pods other than this one."""
         bits = 0
         for pod in self.pods.values():
             if pod.aside is not None and pod.key != pod_key:
@@ -304,7 +304,7 @@ class NodeState:
         return CpuSet.from_bits(bits)
 
     def promised(self, owner: str) -> CpuSet:
-        """Give the CPUs that others than an owner count on, although nobody runs there now.
+        """Return the CPUs that are promised to others than an owner, although they do not run there now.
 
         A pod whose sandbox lives comes back to the CPUs of its annotation, and a container that has ended to
         those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
@@ -317,24 +317,24 @@ class NodeState:
         return CpuSet.from_bits(bits)
 
     def returning(self, owner: str) -> CpuSet:
-        """Give the CPUs that ended containers of others than an owner have when they come back."""
+        """Return the CPUs that ended containers of others than an owner have when they come back."""
         return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner != owner))
 
     def ended_owners(self) -> list[Container]:
-        """Give the containers that owned CPUs, have ended, and may come back to them."""
+        """Return the containers that owned CPUs, have ended, and may come back to them."""
         return [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
 
     def kept_for(self, owner: str) -> CpuSet:
-        """Give the CPUs that an owner holds, or to which its ended containers may come back."""
+        """Return the CPUs that an owner holds, or to which its ended containers may come back."""
         held = self.owners.get(owner)
         if held is not None:
             return held.cpus
         return CpuSet.from_bits(union(c.placement.own.bits for c in self.ended_owners() if c.owner == owner))
 
     def _may_return(self, container: Container) -> bool:
-        """Tell whether a container that has ended may come back to CPUs that it owned.
+        """Return whether a container that has ended may come back to CPUs that it owned.
 
-        Its sandbox lives, and what its annotation names is still believed: rules may have changed since.
+        Its sandbox exists, and the claim of its annotation is still permitted: rules may have changed since.
         """
         if not container.owner:
             return False
@@ -347,7 +347,7 @@ class NodeState:
         return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
 
     def _is_over(self, container: Container) -> bool:
-        """Tell whether an ended container is known not to come back: an init container before a later one."""
+        """Return whether an ended container will not come back: an init container before a later one."""
         asks = container.pod.asks
         kinds = {ask.name: ask.kind for ask in asks.containers} if asks else {}
         return kinds.get(container.name) is Kind.INIT and any(
@@ -355,7 +355,7 @@ class NodeState:
         )
 
     def had(self, owner: str) -> CpuSet:
-        """Give the CPUs that an owner holds, or held when it ended; empty where it never did."""
+        """Return the CPUs that an owner holds, or held when it ended; empty where it never did."""
         held = self.owners.get(owner)
         if held is not None:
             return held.cpus
@@ -363,7 +363,7 @@ class NodeState:
         return max(ended, key=lambda c: c.attempt).placement.own if ended else CpuSet()
 
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
-        """Give the containers of a sandbox."""
+        """Return the containers of a sandbox."""
         return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]
 
 

@@ -1,9 +1,9 @@
-"""Volcano's wishes: a policy and NUMA nodes that its scheduler chose, tried first and dropped if they fail.
+"""Preferences of Volcano's scheduler: a policy and NUMA nodes, tried first and dropped if they fail.
 
-The scheduler counts on its own picture of the node, which may be old. So what it wishes for a pod is no
-demand: the pod is decided under the wished policy if that is stricter than the node's, and with its nodes as
-one more hint; where that is refused, it is decided as if nothing had been wished, and what could not be met
-is told. A pod that is aligned by its own annotation has said so itself, and wishes do not count.
+The scheduler relies on its own picture of the node, which may be old. So what it wishes for a pod is not
+required: the pod is decided under the wished policy if that is stricter than the node's, and with its NUMA
+nodes as one more hint. Where that is refused, the pod is decided as if nothing had been wished, and what
+could not be met is reported. For a pod that is aligned by its own annotation wishes are ignored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _BY_STRICTNESS = tuple(Policy)
 def decide_with_wishes(
     context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
 ) -> tuple[TopologyDecision, Fault | None]:
-    """Decide with a pod's wishes, and without them where that fails.
+    """Decide with the wishes for a pod, and without them where that fails.
 
     Args:
         context: The request and what is there.
         decide: Decides a request.
 
     Returns:
-        The ruling, and what could not be met; None where nothing was wished, or all of it was met.
+        The decision, and what could not be met; None where nothing was wished, or all of it was met.
     """
     pod, own = context.request.pod, context.node.policy
     policy = pod.wish_policy
@@ -71,7 +71,7 @@ def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
 
 
 def _granted_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
-    """Tell whether all that was given is on some nodes."""
+    """Return whether everything granted lies on some NUMA nodes."""
     machine = context.node.machine
     memory = Mask.from_bits(union(block.affinity.bits for block in decision.blocks))
     return machine.nodes_of(decision.cpus) <= nodes and memory <= nodes

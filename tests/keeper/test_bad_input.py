@@ -33,7 +33,7 @@ def test_each_kind_is_counted_told_and_explained_once_a_pod(live) -> None:
             w.finish(call, f"odd-{w.keeper.news.number}")
         assert counted(w) == {"qos-class": 1}
         assert told(w, "ns/odd: label koordinator.sh/qosClass: 'LSX' is no class")
-        assert "passed over: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
+        assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
 
         first = await w.run(await w.pod("first", "LSE", "", "2-3"))
         assert w.on(first) == "2-3"
@@ -85,6 +85,6 @@ def test_it_is_known_after_a_restart(live) -> None:
         pod = next(iter(w.keeper.state.pods.values()))
         assert pod.faults[1] == pod.problem
         assert isinstance(pod.problem, Fault)
-        assert "passed over: label" in reasons(w, "ns/odd")
+        assert "ignored: label" in reasons(w, "ns/odd")
 
     live(day)

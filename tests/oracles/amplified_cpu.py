@@ -1,8 +1,8 @@
-"""Amplification: a node that claims to have more CPUs than it has.
+"""Amplification: a node that reports more CPUs than it has.
 
-Theory (Koordinator, reference e.6). With a ratio above 1 a node offers its CPUs ``ratio`` times, for pods
-that share them. A pod that binds CPUs takes them away from all those shares, so for fitting it counts
-``ratio`` times; its CPUs and its part of each NUMA node are counted as it asked for them.
+Source: koordinator a7a1b76, apis/extension ``Amplify``. With a ratio above 1 a node offers its CPUs ``ratio``
+times, for pods that share them. A pod that binds CPUs takes them away from all those shares, so for fitting
+it counts ``ratio`` times; its CPUs and its part of each NUMA node are counted as requested.
 
 All rounding is up, to a thousandth of a CPU. A ratio is a decimal number, and is taken as it is written: with
 Koordinator's binary fractions 1.1 times 3000 is 3301.
@@ -18,7 +18,7 @@ Ratio = float | str
 
 
 def amplified(milli: int, ratio: Ratio) -> int:
-    """Give an amount of CPU times a ratio.
+    """Return an amount of CPU times a ratio.
 
     Args:
         milli: Thousandths of a CPU.
@@ -32,12 +32,12 @@ def amplified(milli: int, ratio: Ratio) -> int:
 
 
 def to_fit(milli: int, ratio: Ratio, *, bound: bool) -> int:
-    """Give what a pod's CPU request counts on a node with amplified CPUs; arguments as ``amplified``."""
+    """Return what a pod's CPU request counts on a node with amplified CPUs; arguments as ``amplified``."""
     return amplified(milli, ratio) if bound else milli
 
 
 def used(requested: int, bound: int, ratio: Ratio) -> int:
-    """Give what counts as used on such a node.
+    """Return what counts as used on such a node.
 
     Args:
         requested: Requests of all its pods, in thousandths.

@@ -1,9 +1,10 @@
-"""Is a state that was read still true for this machine?
+"""Whether a stored state still fits this machine.
 
-Theory (kubelet 1.36, reference C.9, last rule). The state without assignments is computed from the machine
-and the reserves, and all blocks are charged to it. The outcome has to equal what was read: the same nodes
-and resources, amounts, groups and numbers of assignments. Free and reserved amounts are compared as sums
-over the group of a node, because how they are spread inside it depends on the order of past allocations.
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``validateState``. The state without
+assignments is computed from the machine and the reserves, and all blocks are charged to it. The outcome has
+to equal what was read: the same nodes and resources, amounts, groups and numbers of assignments. Free and
+reserved amounts are compared as sums over the group of a node, because how they are spread inside it depends
+on the order of past allocations.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from proxy.place.memory.state import MemoryRefused, MemoryState, NodeMemory, Num
 
 
 def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
-    """Give the state to start with: what was read, or the initial one where nothing was.
+    """Return the state to start with: what was read, or the initial one where nothing was.
 
     Raises:
-        MemoryRefused: What was read does not fit the machine, in kubelet's words.
+        MemoryRefused: What was read does not fit the machine; the text is kubelet's.
     """
     expected = initial(nodes, reserved)
     if not read.nodes:
@@ -39,7 +40,7 @@ def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved
 
 
 def difference(one: MemoryState, other: MemoryState) -> str:
-    """Say in what the nodes of two states differ; empty if in nothing."""
+    """Return a sentence about how the nodes of two states differ; empty if they do not."""
     if one.nodes.keys() != other.nodes.keys():
         return f"nodes {sorted(one.nodes)} are not {sorted(other.nodes)}"
     for i, mine in one.nodes.items():

@@ -1,14 +1,15 @@
 """CPUs that a pod owns as a whole, divided among its containers.
 
-Theory (kubelet 1.36, reference C.7; alpha there). A Guaranteed pod that requests whole CPUs for itself gets
-them as one *bubble*. Inside it, in the order of the pod:
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``AllocatePod`` (alpha gate
+``PodLevelResourceManagers``). A Guaranteed pod that requests whole CPUs for itself gets them as one *bubble*.
+Inside it, in the order of the pod:
 
 - an init container with a request of its own gets that many CPUs out of those that no sidecar owns; it ends
   before the next one starts, so the same CPUs are offered again. A sidecar keeps what it gets;
 - an init container without one runs on all that no sidecar owns so far;
-- an app container with a request gets CPUs that nobody else gets;
-- sidecars and app containers without one share what is left in the end. If that is nothing, the pod is
-  refused, for they could not run.
+- an app container with a request gets exclusive CPUs;
+- sidecars and app containers without one share what is left in the end. If nothing is left, the pod is
+  refused, because they could not run.
 
 The CPUs go back with the pod's last container.
 """
@@ -38,17 +39,17 @@ def allocate_pod(
     affinity: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuState:
-    """Give a pod and all its containers their CPUs.
+    """Return a pod and all its containers their CPUs.
 
     Args:
         policy: The policy.
-        state: Who owns what now.
+        state: Which containers own which CPUs now.
         pod: What the pod asks for; one that requests nothing for itself gets nothing here.
         affinity: NUMA nodes of the hint; None for any.
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Raises:
-        EmptyPodSharedPoolError: Somebody would have no CPU.
+        EmptyPodSharedPoolError: A container would have no CPU.
         SmtAlignmentError: The request is against ``full-pcpus-only``.
         NotEnoughCpus: Too few CPUs are available, or the containers want more than the pod.
     """
@@ -69,10 +70,10 @@ def allocate_pod(
 
 
 def divide(policy: CpuPolicy, pod: PodAsk, bubble: CpuSet) -> dict[str, CpuSet]:
-    """Give each container of a pod its part of the pod's CPUs.
+    """Return each container of a pod its part of the pod's CPUs.
 
     Raises:
-        EmptyPodSharedPoolError: Somebody would have no CPU.
+        EmptyPodSharedPoolError: A container would have no CPU.
         NotEnoughCpus: The containers want more than there is.
     """
     parts: dict[str, CpuSet] = {}

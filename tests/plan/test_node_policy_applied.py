@@ -76,7 +76,8 @@ def test_a_reservation_that_leaves_nothing_is_refused_until_it_does() -> None:
     found = done.told.reservation
     assert (str(found.value), found.source) == ("", "default")
     assert found.problem == (
-        "cannot keep CPUs 4-7 back: they would leave the shared pool empty (what was in force stays: none)"
+        "cannot keep CPUs 4-7 back: they would leave the shared pool empty"
+        " (the previous value stays in effect: none)"
     )
     free = there()
     assert str(apply_node_policy(free, rules(free, "4-7"), done.told, CALM).state.pools.shared) == "0-3"
@@ -112,8 +113,8 @@ def test_a_reserve_of_kubelets_that_would_leave_nothing_to_share_is_not_followed
     assert done.state is state
     assert str(done.told.reserved.value) == ""
     assert done.told.reserved.problem == (
-        "cannot keep CPUs 0-1,3-5,7 from those who share (strict-cpu-reservation): they would leave the"
-        " shared pool empty (what was in force stays: none)"
+        "cannot keep CPUs 0-1,3-5,7 from the shared pool (strict-cpu-reservation): they would leave the"
+        " shared pool empty (the previous value stays in effect: none)"
     )
     less = read_node_policy(
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5"))

@@ -1,8 +1,8 @@
 """The accumulator: choose n CPUs by bind policy, exclusive policy and strategy.
 
-Theory (Koordinator, reference e.3). A request goes where it fits as a whole: into one NUMA node if any can
-hold it, else into one socket, and only then across sockets. ``MostAllocated`` and ``LeastAllocated`` decide
-which of those that fit is first.
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go ``takeCPUs``. A request
+goes where it fits as a whole: into one NUMA node if any can hold it, else into one socket, and only then
+across sockets. ``MostAllocated`` and ``LeastAllocated`` decide which of those that fit is first.
 
 - ``FullPCPUs``, and any policy where cores have one thread: whole cores of one node; of one socket; else all
   whole cores of sockets as long as they fit, the largest first, and what is then missing core by core from
@@ -13,10 +13,10 @@ which of those that fit is first.
 
 CPUs in use by pods with the *same* exclusive policy are avoided in a first attempt and allowed in a second.
 
-Where Koordinator is at fault or says more than it does:
+Differences to Koordinator:
 
-- Core by core it goes on with the next socket when less than a core is missing, and takes too much (3
-  sockets of 8 CPUs, 11 wanted: 12 taken). Here the rest is step 3.
+- Core by core it continues with the next socket when less than a core is missing, and takes too much
+  (3 sockets of 8 CPUs, 11 wanted: 12 taken). Here the rest is step 3.
 - Its design says that where no node is free of ``NUMANodeLevel`` pods, cores free of them are looked for; and
   ``PCPULevel`` is to hold for whole cores too. Its code does neither. Here ``degrade`` does both.
 - The CPUs of the request itself count as exclusive there when its own second half is chosen. Not here.
@@ -47,17 +47,17 @@ def accumulate(
 ) -> CpuSet:
     """Choose n of the free CPUs.
 
-    ``wish.required`` and ``wish.preferred`` are not looked at here, and ``DistributeEvenly`` is
+    ``wish.required`` and ``wish.preferred`` are ignored here, and ``DistributeEvenly`` is
     ``LeastAllocated``, as in Koordinator; see ``proxy.place.binding.bind`` for both.
 
     Args:
         topo: The machine.
         free: CPUs to choose from; those that the machine does not have are ignored.
         n: How many; less than 1 is nothing.
-        wish: How.
+        wish: How they are bound.
         taken: What other pods have.
         degrade: Follow the design of exclusive policies rather than the code (see above).
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Returns:
         Exactly n CPUs, a subset of ``free``; the same for the same arguments.
@@ -78,7 +78,7 @@ def accumulate(
 
 
 def avoided_cpus(topo: CpuTopology, wish: BindRequest, taken: Allocated) -> tuple[int, int]:
-    """Give the CPUs to be avoided, as bits: cores, and (under ``NUMANodeLevel``) nodes in use by others."""
+    """Return the CPUs to avoid, as bits: cores, and under ``NUMANodeLevel`` NUMA nodes, of other pods."""
     if wish.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
     theirs = taken.under(wish.exclusive).bits
@@ -87,7 +87,7 @@ def avoided_cpus(topo: CpuTopology, wish: BindRequest, taken: Allocated) -> tupl
 
 
 class _Work:
-    """One request in the making."""
+    """One request: what is free, what is taken, how many CPUs are still needed."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Work:
                 self.take(cores, f"as many whole cores as fit, of socket {group.unit}")
 
     def whole_cores(self, listed: Sequence[int]) -> list[int]:
-        """Give the cores of a list that fit into what is needed, in their order."""
+        """Return the cores of a list that fit into what is needed, in their order."""
         found: list[int] = []
         for core in dict.fromkeys(self.groups.core_of[cpu] for cpu in listed):
             threads = list(CpuSet.from_bits(self.topo.cores[core]))
@@ -205,7 +205,7 @@ class _Work:
 
 
 def _widened(units: Iterable[int], bits: int) -> int:
-    """Give all CPUs of the units that have one of these."""
+    """Return all CPUs of the units that have one of these."""
     widened = 0
     for unit in units:
         if unit & bits:

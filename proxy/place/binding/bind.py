@@ -1,14 +1,15 @@
 """Binding a pod to CPUs: required policies, preferred CPUs, and an even distribution over NUMA nodes.
 
-Theory (Koordinator, reference e.1 to e.4). The accumulator only prefers. Around it:
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: resource_manager.go ``allocateCPUSet``,
+cpu_accumulator.go ``takePreferredCPUs``. The accumulator only prefers. Around it:
 
 - A *required* ``FullPCPUs`` needs a whole number of cores and chooses among wholly free cores only; a
   required ``SpreadByPCPUs`` chooses among the lowest free CPU of each core. The result is checked.
 - *Preferred* CPUs, such as those given back by a reservation, are taken first as far as they are free, and
   the rest independently of them.
-- ``DistributeEvenly`` is a name without a meaning in Koordinator's code. Its design means equal parts from
+- ``DistributeEvenly`` has no effect in Koordinator's code. Its design means equal parts from
   the NUMA nodes that are needed, as kubelet's ``distribute-cpus-across-numa``: as few nodes as can give
-  equal parts (``proxy.place.split``), else as few as have enough, each as near to its part as it can. The
+  equal parts (``proxy.place.split``), else as few as have enough, each as close to its part as possible. The
   parts are whole cores for ``FullPCPUs`` as long as there are enough. In each node the accumulator chooses.
 """
 
@@ -46,16 +47,16 @@ def bind(
         topology: The machine.
         free: CPUs to choose from, see ``Allocated.available``.
         n: How many; less than 1 is nothing.
-        wish: How.
+        wish: How they are bound.
         taken: What other pods have.
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Returns:
         Exactly n CPUs, a subset of ``free``; the same for the same arguments.
 
     Raises:
         NotEnoughCpus: Fewer than n are free, or fewer than n that a required policy may take.
-        SmtAlignmentError: Whole cores are required and n is no whole number of them.
+        WholeCoresError: Whole cores are required and n is not a whole number of cores.
         RequiredPolicyError: What was found breaks the required policy.
     """
     taken = taken or Allocated()
@@ -79,18 +80,18 @@ def bind_on_nodes(
     taken: Allocated | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
-    """Choose the CPUs of a pod whose NUMA nodes are decided (e.4).
+    """Choose the CPUs of a pod whose NUMA nodes are decided.
 
     Args:
         topology: The machine.
         free: CPUs to choose from.
         shares: Node to the number of its CPUs, see ``proxy.place.binding.shares``.
-        wish: How.
+        wish: How they are bound.
         taken: What other pods have.
         steps: As for ``bind``.
 
     Raises:
-        NotEnoughCpus, SmtAlignmentError, RequiredPolicyError: As ``bind``; also for a single node.
+        NotEnoughCpus, WholeCoresError, RequiredPolicyError: As ``bind``; also for a single node.
     """
     taken = taken or Allocated()
     candidates = usable(topology, free, wish, sum(shares.values()))
@@ -106,10 +107,10 @@ def bind_on_nodes(
 
 
 def usable(topology: CpuTopology, free: CpuSet, wish: BindRequest, n: int) -> CpuSet:
-    """Give the CPUs that a required policy may take; all that are free where it is only preferred.
+    """Return the CPUs that a required policy may take; all that are free where it is only preferred.
 
     Raises:
-        SmtAlignmentError: Whole cores are required and n is no whole number of them.
+        WholeCoresError: Whole cores are required and n is not a whole number of cores.
     """
     bits = free.bits & topology.cpus.bits
     if not wish.required:
@@ -123,7 +124,7 @@ def usable(topology: CpuTopology, free: CpuSet, wish: BindRequest, n: int) -> Cp
 
 
 def holds(topology: CpuTopology, cpus: CpuSet, policy: BindPolicy) -> bool:
-    """Tell whether CPUs lie as a required policy wants them: whole cores, or one CPU of each core."""
+    """Return whether CPUs lie as a required policy wants them: whole cores, or one CPU of each core."""
     inside = [bits & cpus.bits for bits in topology.cores.values()]
     if policy is BindPolicy.FULL_PCPUS:
         return all(own in (0, bits) for own, bits in zip(inside, topology.cores.values(), strict=True))
@@ -140,7 +141,7 @@ def take_preferred(
     degrade: bool = True,
     steps: list[str] | None = None,
 ) -> CpuSet:
-    """Choose from the preferred CPUs first, then from the others (e.2); arguments as ``accumulate``."""
+    """Choose from the preferred CPUs first, then from the others; arguments as ``accumulate``."""
     first = free & wish.preferred
     found = CpuSet()
     if first:
@@ -153,7 +154,7 @@ def take_preferred(
 
 
 def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, int] | None:
-    """Divide a request over as few nodes as can be, as evenly as can be.
+    """Divide a request over as few NUMA nodes as possible, as evenly as possible.
 
     Args:
         counts: Node to its free CPUs.
@@ -175,7 +176,7 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
     groups = [counts[node] // group for node in order]
     wanted = n // group
     most = next((k for k in range(1, len(order) + 1) if sum(groups[:k]) >= wanted), 0)
-    for at in reversed(range(most)):  # the emptier a node, the sooner it says what it cannot give
+    for at in reversed(range(most)):  # the emptier a node, the earlier it states what it cannot give
         part = min(groups[at], wanted // (at + 1))
         shares[order[at]] = part * group
         wanted -= part
@@ -192,7 +193,7 @@ def _attempt(
     if wish.strategy is not NumaStrategy.DISTRIBUTE_EVENLY or n < 1:
         return take_preferred(topo, free, n, wish, taken, steps=steps)
     first = free & wish.preferred
-    if 0 < len(first) < n:  # two choices, independent of each other, as ever with preferred CPUs
+    if 0 < len(first) < n:  # two independent choices, as always with preferred CPUs
         found = _evenly(topo, first, len(first), wish, taken, steps)
         return found | _evenly(topo, free - first, n - len(found), wish, taken, steps)
     return _evenly(topo, first or free, n, wish, taken, steps)
@@ -201,7 +202,7 @@ def _attempt(
 def _evenly(
     topo: CpuTopology, free: CpuSet, n: int, wish: BindRequest, taken: Allocated, steps: list[str] | None
 ) -> CpuSet:
-    """Choose in equal parts; whole cores matter more than what others would not share."""
+    """Choose in equal parts; whole cores matter more than avoiding the CPUs of others."""
     threads = topo.cpus_per_core
     whole = wish.policy is BindPolicy.FULL_PCPUS and n % threads == 0
     cores, sparing = avoided_cpus(topo, wish, taken)
@@ -229,7 +230,7 @@ def _whole_cores(topo: CpuTopology, bits: int) -> CpuSet:
 
 
 def _largest_cores(topo: CpuTopology, bits: int) -> CpuSet:
-    """Give the CPUs of wholly free cores that have as many threads as any."""
+    """Return the CPUs of wholly free cores that have as many threads as any."""
     threads = topo.cpus_per_core
     whole = (c for c in topo.cores.values() if not c & ~bits and c.bit_count() == threads)
     return CpuSet.from_bits(sum(whole))

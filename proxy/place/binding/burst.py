@@ -1,11 +1,11 @@
-"""``ConstrainedBurst``: the NUMA nodes whose shared pools a pod without CPUs of its own may use.
+"""``ConstrainedBurst``: the NUMA nodes whose shared pools a pod without exclusive CPUs may use.
 
-Theory. Koordinator's code has the name only; its design says that a burstable pod is bound to the shared
-pools of NUMA nodes that suit its *limit*, so that it can still use all that it may while its threads stay
-close. Suitable is here: as few nodes as have pools that add up to the limit. Of several such choices the
-strategy decides, ``MostAllocated`` for the smallest pools that are large enough and any other for the
-largest; then the lowest node ids. Where all pools together are smaller than the limit, or where there is no
-limit, the pod keeps all of them.
+Koordinator's code has only the name; its design says that a burstable pod is bound to the shared pools of
+NUMA nodes that suit its *limit*, so that it can still use its whole limit while its threads stay close. Here
+suitable means: as few NUMA nodes as have pools that add up to the limit. Of several such choices the strategy
+decides, ``MostAllocated`` for the smallest pools that are large enough and any other for the largest; then
+the lowest node ids. Where all pools together are smaller than the limit, or where there is no limit, the pod
+keeps all of them.
 
 All sums that k nodes can have are worked out node by node; of equal sums the lowest ids are kept. That is
 ``nodes * k * sums`` steps, and sums are at most the CPUs of the machine.
@@ -33,7 +33,7 @@ def burst_nodes(
         pools: NUMA node to its shared pool.
         limit: The pod's CPU limit in thousandths; None or less than 1 where it has none.
         strategy: Which pools are chosen among equally many.
-        steps: What was done is added here in words; None where nobody wants to know.
+        steps: Sentences about what was done are added here; None for no record.
 
     Returns:
         Nodes whose pools are not empty; empty only where all pools are.
@@ -41,7 +41,7 @@ def burst_nodes(
     sizes = {node: len(pool) for node, pool in sorted(pools.items()) if pool}
     everywhere = Mask(sizes)
     if limit is None or limit < 1:
-        return _told(steps, everywhere, "the pod has no CPU limit")
+        return _recorded(steps, everywhere, "the pod has no CPU limit")
     wanted = -(-limit // 1000)
     fewest = 0
     for size in sorted(sizes.values(), reverse=True):
@@ -50,7 +50,7 @@ def burst_nodes(
         if wanted <= 0:
             break
     else:
-        return _told(steps, everywhere, f"all pools together have fewer CPUs than the limit of {limit}m")
+        return _recorded(steps, everywhere, f"all pools together have fewer CPUs than the limit of {limit}m")
     sums = {total: bits for total, bits in _sums(sizes, fewest).items() if total * 1000 >= limit}
     tight = strategy is NumaStrategy.MOST_ALLOCATED
     chosen = min(sums) if tight else max(sums)
@@ -58,11 +58,11 @@ def burst_nodes(
     words = (
         f"of {counted(fewest, 'node')} that suit the limit of {limit}m, the {which} shared CPUs ({chosen})"
     )
-    return _told(steps, Mask.from_bits(sums[chosen]), words)
+    return _recorded(steps, Mask.from_bits(sums[chosen]), words)
 
 
 def _sums(sizes: Mapping[int, int], most: int) -> dict[int, int]:
-    """Give what ``most`` nodes can add up to, and the lowest nodes that do."""
+    """Return what ``most`` nodes can add up to, and the lowest nodes that do."""
     by_count: list[dict[int, int]] = [{0: 0}, *({} for _ in range(most))]
     for node, size in sizes.items():
         for count in range(most, 0, -1):
@@ -73,7 +73,7 @@ def _sums(sizes: Mapping[int, int], most: int) -> dict[int, int]:
     return by_count[most]
 
 
-def _told(steps: list[str] | None, mask: Mask, words: str) -> Mask:
+def _recorded(steps: list[str] | None, mask: Mask, words: str) -> Mask:
     if steps is not None:
         steps.append(f"shared pools of {named(mask)}: {words}")
     return mask

@@ -1,12 +1,12 @@
 """Free CPUs listed by NUMA node, by socket and by core, in the orders in which they are taken.
 
-Theory (Koordinator, reference e.3). ``MostAllocated`` looks at units with few free CPUs first and
-``LeastAllocated`` at those with many; here the sign of a count does that. Where several pods may have the
-same CPU, those that fewer pods have come first.
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go. ``MostAllocated``
+takes units with few free CPUs first and ``LeastAllocated`` those with many; here the sign of a count does
+that. Where several pods may have the same CPU, those that fewer pods have come first.
 
 A unit is whole when all its CPUs that the machine has are usable. Koordinator compares with the average size
 of its kind, which fits no core of a machine with an offline thread or with two kinds of cores; where all
-cores are alike the two rules are the same rule.
+cores are alike the two rules agree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Groups:
     Attributes:
         topo: The machine.
         refs: CPU to the number of pods that have it; empty where a CPU may have only one.
-        sign: 1 to begin with what has few free CPUs, -1 to begin with what has many.
+        sign: 1 to start with units that have few free CPUs, -1 with those that have many.
         core_of: CPU to its core.
     """
 
@@ -153,5 +153,5 @@ class Groups:
 
 
 def _outer(inner: Units, outer: Units) -> dict[int, int]:
-    """Give each inner unit the first outer one that has CPUs of it."""
+    """Return each inner unit the first outer one that has CPUs of it."""
     return {unit: next(o for o, whole in outer.items() if whole & bits) for unit, bits in inner.items()}

@@ -1,11 +1,12 @@
 """Hints with scores, as Koordinator's scheduler merges them, and how it writes them down.
 
-Theory (Koordinator, reference e.5). A hint says more than kubelet's: a *score* decides between sets of nodes
-of equal size, and *unsatisfied* says that the nodes are not enough for what was asked.
+Source: koordinator a7a1b76, pkg/scheduler/frameworkext/topologymanager/policy.go. A hint says more than
+kubelet's: a *score* decides between sets of nodes of equal size, and *unsatisfied* says that the nodes are
+not enough for the request.
 
 A list of hints is summed up as ``cpu prefer [01] among [01 10]``: masks in binary, lowest node right, padded
 to an even number of digits. Koordinator does not pad where the highest node is even and stands alone (node 2
-alone is ``100``), and its users read logs, so neither do we.
+alone is ``100``), and its users read logs, so this module does the same.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _IMPOSSIBLE = (ScoredHint(None, unsatisfied=True),)
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What providers said, list by list.
+    """The providers' answers, list by list.
 
     Attributes:
         lists: Hints by resource; never empty.

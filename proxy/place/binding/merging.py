@@ -1,11 +1,12 @@
 """The merge of hints with scores, and what a policy makes of it.
 
-Theory (Koordinator, reference e.5). As in kubelet, every combination of one hint from each list is looked at.
-Its mask is the intersection; it is preferred where all masks are equal and all hints preferred, and nobody
-whom it may not meet is on these nodes (see ``allowed``). It is *unsatisfied* where its mask is smaller than
-one of its hints' or where a hint is. Its score is the sum of the scores of the hints with exactly this mask.
-The best is preferred before not, then has fewer nodes, then the higher score, then the lower node ids. All
-nodes, not preferred, with score 0, always take part.
+Source: koordinator a7a1b76, pkg/scheduler/frameworkext/topologymanager/policy.go. As in kubelet, every
+combination of one hint from each list counts. Its mask is the intersection; it is preferred where all masks
+are equal and all hints preferred, and no pod with which it must not share a NUMA node is there (see
+``allowed``). It is *unsatisfied* where its mask is smaller than one of its hints' or where a hint is. Its
+score is the sum of the scores of the hints with exactly this mask. The best is preferred before not, then has
+fewer nodes, then the higher score, then the lower node ids. All nodes, not preferred, with score 0, always
+take part.
 
 Koordinator compares one by one and lets lower node ids win over a higher score whenever they come later, so
 that its result depends on an order which partly is that of a hash table. Here it is the order above; where
@@ -48,10 +49,11 @@ class NodeStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """Who may be where.
+    """Which pods may share NUMA nodes.
 
     Attributes:
-        exclusive: Whether pods on one node and on several may meet. Only ``Required`` forbids anything.
+        exclusive: Whether pods on one NUMA node and pods on several may share a node. Only ``Required``
+            forbids it.
         status: NUMA node to its use; a node that is not here is idle.
     """
 
@@ -64,7 +66,7 @@ class Aligned:
     """What a policy made of the hints.
 
     Attributes:
-        hint: What allocators are to follow.
+        hint: The hint for the allocators.
         admitted: The pod may be placed.
         reasons: Why not, in Koordinator's words.
     """
@@ -79,9 +81,9 @@ def align(policy: Policy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenan
 
     Args:
         policy: The policy.
-        answers: What providers said; their order does not matter.
+        answers: The providers' answers; their order does not matter.
         nodes: All NUMA nodes of the machine.
-        tenancy: Who may be where; None: everybody anywhere.
+        tenancy: Which pods may share NUMA nodes; None: all of them.
     """
     if policy is Policy.NONE:
         return Aligned(ScoredHint(None), admitted=True)
@@ -101,12 +103,12 @@ def align(policy: Policy, answers: Sequence[Answer], nodes: Mask, tenancy: Tenan
 
 
 def admits(policy: Policy, hint: ScoredHint) -> bool:
-    """Tell whether a policy lets a pod with this hint in."""
+    """Return whether a policy lets a pod with this hint in."""
     return hint.preferred or policy in (Policy.NONE, Policy.BEST_EFFORT)
 
 
 def allowed(affinity: Mask | None, tenancy: Tenancy) -> bool:
-    """Tell whether a pod on these nodes meets nobody whom it may not meet; False without nodes.
+    """Return whether a pod may share these NUMA nodes with the pods there; False without nodes.
 
     Required exclusivity keeps a pod on several nodes away from nodes with pods that are on one node only, and
     a pod on one node away from nodes with pods on several.
@@ -125,7 +127,7 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
     Args:
         lists: Hints by resource; a list may be empty, then nothing suits all.
         nodes: All NUMA nodes of the machine.
-        tenancy: Who may be where.
+        tenancy: Which pods may share NUMA nodes.
     """
     tenancy = tenancy or Tenancy()
     fallback = ScoredHint(nodes)
@@ -173,7 +175,7 @@ class _List:
 
 
 def _preferred(read: Sequence[_List], nodes: Mask) -> Iterable[ScoredHint]:
-    """Give the best preferred combination of each mask."""
+    """Return the best preferred combination of each mask."""
     tables = [r.best_preferred for r in read]
     strict = [set(table) for table in tables if None not in table]
     masks = set.intersection(*strict) if strict else {mask for table in tables for mask in (*table, None)}
@@ -185,7 +187,7 @@ def _preferred(read: Sequence[_List], nodes: Mask) -> Iterable[ScoredHint]:
 
 
 def _best(tables: Sequence[_Table], mask: int, nodes: Mask, *, preferred: bool) -> ScoredHint:
-    """Give the best combination of hints that meet in a mask (or in what it has in common with all nodes)."""
+    """Return the best combination of hints that meet in a mask, or in the part of it on this machine."""
     met = mask & nodes.bits
     if met != mask:  # the hints with this mask are larger than what they meet in
         return ScoredHint(Mask.from_bits(met), preferred, unsatisfied=True)

@@ -1,8 +1,9 @@
-"""Which NUMA nodes would do for a pod, and how well: the hints that ``merging`` merges.
+"""Which NUMA nodes suit a pod, and how well: the hints that ``merging`` merges.
 
-Theory (Koordinator, reference e.5 and e.6). Sets of nodes are tried by size, each by a trial allocation of
-the whole pod. Where it succeeds, each resource gets a hint, except that a node with none of a resource is in
-no hint of it. A hint is preferred if no smaller set did for its resource; under ``restricted`` all are. Its
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: topology_hint.go, resource_manager.go
+``generateResourceHints``, scoring.go. Sets of nodes are tried by size, each by a trial allocation of the
+whole pod. Where it succeeds, each resource gets a hint, except that a node with none of a resource is in no
+hint of it. A hint is preferred if no smaller set did for its resource; under ``restricted`` all are. Its
 score says how full (``MostAllocated``) or how empty (any other strategy) the nodes would be: for each
 resource the used or the free part in percent, rounded down, and of these the weighted mean.
 
@@ -10,12 +11,12 @@ Koordinator tries all ``2**nodes - 1`` sets. So do we up to ``ALL_SETS`` nodes. 
 
 - Sizes end with the first at which every resource has got a hint, and the set of all nodes comes last:
   larger sets are never preferred (and under ``restricted`` never win over the smaller ones), so that only a
-  pod whose other resources lie on more nodes than its CPUs need is aligned worse than it could be.
+  pod whose other resources lie on more nodes than its CPUs need is aligned worse than possible.
 - Sizes at which even the richest nodes have too little are left out, and so is all between one node and all
   nodes where the pod has to be on one.
 - Of a size with more than ``MOST_SETS`` sets a few for each node are tried: neighbours by id, and the richest
   nodes of each resource, with poorer ones put in their places one by one, as long as the pod fits. So the
-  time grows with the square of the nodes, and a pod that fits on the richest nodes is not turned away.
+  time grows with the square of the nodes, and a pod that fits on the richest nodes is not refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
 
 
 def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
-    """Find the policy that holds for a pod.
+    """Return the policy that applies to a pod.
 
     Raises:
         PolicyConflictError: Pod and node have different ones.
@@ -52,13 +53,13 @@ def policy_of(pod: NumaPolicy, node: NumaPolicy) -> Policy:
 
 
 def node_status(pods: Iterable[Mask]) -> dict[int, NodeStatus]:
-    """Tell how bound pods use NUMA nodes.
+    """Return how bound pods use NUMA nodes.
 
     Args:
         pods: The nodes of each pod.
 
     Returns:
-        Nodes that are used; one with a pod that spans several is shared, whoever else is there.
+        Nodes that are used; one with a pod that spans several is shared.
     """
     status: dict[int, NodeStatus] = {}
     for nodes in pods:
@@ -77,14 +78,14 @@ def scored_hints(
     policy: Policy,
     score: Callable[[Mask], int] = lambda _: 0,
 ) -> dict[str, list[ScoredHint]]:
-    """Give the hints of a pod.
+    """Return the hints of a pod.
 
     Args:
         requests: What it asks for.
         available: What every NUMA node could still give; a resource that no node names gets no hints.
         fits: The trial: can the whole pod be placed on these nodes?
-        policy: The policy that holds.
-        score: How well these nodes would do, see ``score_of``; only asked where the pod fits.
+        policy: The policy that applies.
+        score: How well these NUMA nodes suit the pod, see ``score_of``; only asked where the pod fits.
 
     Returns:
         Resource to hints, by size and then by node ids; an empty list where it cannot be given.
@@ -161,10 +162,10 @@ class _Search:
         self._fewest = max((self._needed(r, requests[r]) for r in self._asked), default=1)
 
     def sets(self, enough: Callable[[], bool]) -> Iterator[Mask]:
-        """Give sets of nodes by size.
+        """Return sets of nodes by size.
 
         Args:
-            enough: Tells, after each size, whether no more are wanted but all nodes together.
+            enough: Called after each size; true when only the set of all nodes is still wanted.
         """
         nodes = self._nodes
         if len(nodes) <= ALL_SETS:
@@ -181,7 +182,7 @@ class _Search:
         yield Mask(nodes)
 
     def _needed(self, resource: str, amount: int) -> int:
-        """Give how many of the richest nodes have enough of a resource; all where they have not."""
+        """Return how many of the richest nodes have enough of a resource; all where they have not."""
         for count, node in enumerate(self._by_riches(resource), 1):
             amount -= self._has(resource, node)
             if amount <= 0:
@@ -189,7 +190,7 @@ class _Search:
         return len(self._nodes)
 
     def _some(self, size: int) -> Iterator[Mask]:
-        """Give some sets of a size, each once."""
+        """Return some sets of a size, each once."""
         nodes = self._nodes
         neighbours = (Mask(nodes[first : first + size]) for first in range(len(nodes) - size + 1))
         found = dict.fromkeys(neighbours)

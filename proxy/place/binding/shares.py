@@ -1,10 +1,11 @@
 """What each of the chosen NUMA nodes gives of each resource.
 
-Theory (Koordinator, reference e.4). Resource by resource the nodes are visited, those with the least
-available first, and each gives an even part of what is still missing, at most what it has. So a node that
-cannot give its part says so before the others have given theirs, and nothing is missing in the end as long as
-the nodes together have enough in whole units. The unit is a thousandth of a CPU for shared CPUs, a CPU for
-bound ones, a core where ``FullPCPUs`` is required, and one of anything else.
+Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/resource_manager.go
+``allocateResourcesByHint``. Resource by resource the nodes are visited, those with the least available first,
+and each gives an even part of what is still missing, at most what it has. So a node that cannot give its part
+says so before the others have given theirs, and nothing is missing in the end as long as the nodes together
+have enough in whole units. The unit is a thousandth of a CPU for shared CPUs, a CPU for bound ones, a core
+where ``FullPCPUs`` is required, and one of anything else.
 
 Koordinator sorts by the available amounts of the nodes 0, 1, 2 and so on in place of the chosen nodes, and so
 rightly only for these. It also lets a node give a part of a unit, after which the CPUs do not add up and the
@@ -27,7 +28,7 @@ Shares = dict[int, dict[str, int]]
 
 
 class InsufficientError(ValueError):
-    """The nodes have too little.
+    """The NUMA nodes have too little of a resource.
 
     Attributes:
         reasons: One for each resource, in Koordinator's words.
@@ -39,11 +40,11 @@ class InsufficientError(ValueError):
 
 
 def cpu_unit(threads: int, *, bound: bool, required_full: bool) -> int:
-    """Give the unit in which CPUs are divided, in thousandths.
+    """Return the unit in which CPUs are divided, in thousandths.
 
     Args:
         threads: CPUs of a core.
-        bound: The pod owns its CPUs.
+        bound: The pod owns exclusive CPUs.
         required_full: It must have whole cores.
     """
     if not bound:
@@ -86,5 +87,5 @@ def divide(requests: Amounts, available: Mapping[int, Amounts], nodes: Mask, uni
 
 
 def whole_cpus(shares: Mapping[int, Amounts]) -> dict[int, int]:
-    """Give the number of CPUs that are to be bound on each node."""
+    """Return the number of CPUs that are to be bound on each node."""
     return {node: own[CPU] // 1000 for node, own in shares.items() if own.get(CPU, 0) >= 1000}

@@ -1,8 +1,8 @@
-"""A decision of ours as the text of ``scheduling.koordinator.sh/resource-status`` (reference c.1 and e.7).
+"""A decision as the text of the annotation ``scheduling.koordinator.sh/resource-status``.
 
-Reading it is the matter of ``proxy.pools.annotations``; what is written here reads back the same there.
-Amounts are written as Kubernetes writes them: CPU in CPUs or thousandths, memory in powers of 1024, anything
-else in powers of 1000.
+Source: koordinator a7a1b76, apis/extension/resource.go ``ResourceStatus``. ``proxy.pools.annotations`` reads
+it back. Amounts are written as Kubernetes writes them: CPU in CPUs or thousandths, memory in powers of 1024,
+anything else in powers of 1000.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES = ("memory", "hugepages-", "ephemeral-storage")
 
 
 def status_text(cpus: CpuSet | None = None, shares: Mapping[int, Amounts] | None = None) -> str:
-    """Write what a pod was given.
+    """Return the annotation for what a pod was given.
 
     Args:
         cpus: Its own CPUs, if it has any.

@@ -1,6 +1,6 @@
-"""What a pod may wish for when its CPUs are chosen, and what others already have.
+"""How a pod wants its CPUs bound, and what other pods already have.
 
-The words are Koordinator's (its annotations and labels, commit a7a1b76; reference c.1, e.1 and e.3).
+The terms are those of Koordinator's annotations and labels (koordinator a7a1b76, apis/extension/resource.go).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BindError(AllocationRefusedError):
 
 
 class WholeCoresError(BindError):
-    """Whole cores are required, and the number of CPUs is no whole number of them."""
+    """Whole cores are required, and the number of CPUs is not a multiple of the threads of a core."""
 
     def __init__(self, requested: int, threads: int) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class WholeCoresError(BindError):
 
 
 class RequiredPolicyError(BindError):
-    """The CPUs that could be had do not lie as the required bind policy wants it."""
+    """The available CPUs do not satisfy the required bind policy."""
 
     def __init__(self, policy: BindPolicy) -> None:
         super().__init__(f"insufficient CPUs to satisfy required cpu bind policy {policy}")
@@ -61,10 +61,10 @@ class BindRequest:
 
     Attributes:
         policy: Whole cores (``FullPCPUs``), or else one thread of each core.
-        required: The policy must hold, else it is only preferred.
+        required: Whether the policy is required; else it is only preferred.
         exclusive: Always only preferred.
         strategy: The order of the NUMA nodes; none is ``LeastAllocated``.
-        preferred: CPUs to be taken first as far as they are free (e.2).
+        preferred: CPUs to be taken first as far as they are free.
         max_ref_count: How many pods may have the same CPU.
     """
 
@@ -82,31 +82,31 @@ class Allocated:
 
     Attributes:
         counts: CPU to the number of pods that have it; only CPUs that some pod has.
-        policies: CPU to the exclusive policy of the pod that got it last.
+        policies: CPU to the exclusive policy of the pod that was given it last.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
     policies: Mapping[int, ExclusivePolicy] = field(default_factory=dict)
 
     def add(self, cpus: CpuSet, exclusive: ExclusivePolicy = ExclusivePolicy.NONE) -> Allocated:
-        """Give the value after a pod with this exclusive policy got CPUs."""
+        """Return the value after a pod with this exclusive policy got CPUs."""
         counts = dict(self.counts)
         for cpu in cpus:
             counts[cpu] = counts.get(cpu, 0) + 1
         return Allocated(counts, {**self.policies, **dict.fromkeys(cpus, exclusive)})
 
     def remove(self, cpus: CpuSet) -> Allocated:
-        """Give the value after a pod let go of CPUs; those that nobody has are ignored."""
+        """Return the value after a pod released CPUs; those that no pod has are ignored."""
         counts = {cpu: n - (cpu in cpus) for cpu, n in self.counts.items() if n > (cpu in cpus)}
         return Allocated(counts, {cpu: p for cpu, p in self.policies.items() if cpu in counts})
 
     def available(self, cpus: CpuSet, max_ref_count: int = 1, returned: Iterable[CpuSet] = ()) -> CpuSet:
-        """Give the CPUs that a pod could still get.
+        """Return the CPUs that a pod could still get.
 
         Args:
-            cpus: CPUs that may be bound at all.
+            cpus: CPUs that may be bound.
             max_ref_count: How many pods may have the same CPU.
-            returned: CPUs that are given back for this pod, each as often as it is named (e.2).
+            returned: CPUs that are given back for this pod, each as often as it is named.
         """
         given = self
         for back in returned:
@@ -114,22 +114,23 @@ class Allocated:
         return CpuSet(cpu for cpu in cpus if given.counts.get(cpu, 0) < max_ref_count)
 
     def under(self, policy: ExclusivePolicy) -> CpuSet:
-        """Give the CPUs that were got under an exclusive policy."""
+        """Return the CPUs that pods with an exclusive policy have."""
         return CpuSet(cpu for cpu, own in self.policies.items() if own is policy)
 
 
 def effective_policy(
     required: BindPolicy, preferred: BindPolicy, node: NodeBindPolicy, default: BindPolicy
 ) -> tuple[BindPolicy, bool]:
-    """Find the bind policy that holds for a pod that owns CPUs (e.1), and whether it is required.
+    """Return the bind policy of a pod that owns CPUs, and whether it is required.
 
-    What says nothing about cores (none, ``Default``, ``ConstrainedBurst``) leaves it to the next.
+    A policy that says nothing about cores (none, ``Default``, ``ConstrainedBurst``) defers to the next one.
+    Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/util.go ``getCPUBindPolicy``.
 
     Args:
         required: What the pod requires.
         preferred: What it prefers.
         node: What the node's label, or kubelet's ``full-pcpus-only`` in its place, requires.
-        default: What is preferred where nobody says anything.
+        default: What is preferred where none of them says anything.
 
     Raises:
         PolicyConflictError: Pod and node require different policies.
@@ -147,18 +148,18 @@ def effective_policy(
 def supported_request(
     wish: BindRequest, architecture: str, topology: CpuTopology
 ) -> tuple[BindRequest, tuple[str, ...]]:
-    """Bring a wish into what an architecture offers.
+    """Return a request changed to what an architecture offers.
 
     On ARM only ``FullPCPUs`` and ``NUMANodeLevel`` are offered. With one thread per core both bind policies
     choose alike, and a core is never shared, so nothing is lost there.
 
     Args:
-        wish: The wish.
+        wish: The request.
         architecture: As the kernel names it, such as ``x86_64`` or ``aarch64``.
         topology: The machine.
 
     Returns:
-        The wish, and what was changed in words.
+        The request, and sentences about what was changed.
 
     Raises:
         UnsupportedPolicyError: ``SpreadByPCPUs`` is required where cores have several threads.

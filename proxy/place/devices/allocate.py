@@ -1,6 +1,7 @@
 """Choosing devices for a container.
 
-Theory (kubelet 1.36, reference D). Devices are taken, until there are enough, from
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go ``devicesToAllocate``, ``filterByAffinity``.
+Devices are taken, until there are enough, from
 
 1. the reusable ones of the pod's init containers;
 2. if more are *aligned* (near to a node of the mask) than still needed: those of them that the plugin
@@ -11,7 +12,7 @@ Theory (kubelet 1.36, reference D). Devices are taken, until there are enough, f
 Without a mask, or where no device of the resource is near to a node, all count as near to no node. Inside a
 set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
 
-A plugin's preference (the call GetPreferredAllocation) is a port: the engine asks what is given to it.
+A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Taking:
     reasons: list[str] = field(default_factory=list)
 
     def take(self, ids: Iterable[str], words: str) -> bool:
-        """Take as many of these as are needed, in their order; tell whether there are enough now."""
+        """Take as many of these as are needed, in their order; return whether there are enough now."""
         part = [i for i in dict.fromkeys(ids) if i not in self.taken][: self.needed]
         self.taken += part
         self.needed -= len(part)
@@ -74,7 +75,7 @@ def allocate(
     merged: TopologyHint,
     prefer: Mapping[str, Prefer] | None = None,
 ) -> DeviceGrant:
-    """Give a container the devices of its limits.
+    """Return a container the devices of its limits.
 
     Args:
         state: The state before; it is not changed.
@@ -84,7 +85,7 @@ def allocate(
         prefer: By resource, the plugins that have a preference.
 
     Raises:
-        DeviceRefused: There are not enough, in kubelet's words.
+        DeviceRefused: There are not enough devices; the text is kubelet's.
         KeyError: The pod has no container of that name.
     """
     given: dict[str, tuple[str, ...]] = {}

@@ -1,18 +1,18 @@
-"""Near which NUMA nodes there are enough devices.
+"""The hints of devices: the NUMA nodes near to which there are enough of them.
 
-Theory (kubelet 1.36, reference A.4). For each resource of the limits that a plugin has registered:
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/topology_hints.go ``generateDeviceTopologyHints``. For
+each resource of the limits that a plugin has registered:
 
 - no device of it is near to a node: no preference;
 - the container (in pod scope: the pod) holds devices already: hints are made from these alone, and there
   are none (impossible) if their number is not what is asked for;
 - fewer are available or reusable than asked for: impossible;
 - otherwise a mask is a hint if enough available or reusable devices are near to one of its nodes, and *all*
-  reusable devices that tell a topology are. It is preferred if no smaller mask could ever do, counting all
+  reusable devices with a topology are. It is preferred if no smaller mask could ever do, counting all
   registered devices, healthy or not, held or not.
 
-Only nodes that some device of the resource names are considered, as far as the machine has them; all nodes
-of the machine if it has none of them (since 1.36; before, all nodes always, 2^36 masks on a machine with
-36).
+Only nodes that some device of the resource names are considered, as far as the machine has them; all nodes of
+the machine if it has none of them (since 1.36; before, all nodes always, 2^36 masks on a machine with 36).
 
 A device counts once for every mask that touches one of its nodes, so "enough" is closed upwards: the hints
 are the open part of a ``proxy.place.family.Family``. That all reusable devices are near is one demand more.
@@ -35,7 +35,7 @@ DeviceHints = dict[str, Sequence[TopologyHint] | None]
 
 
 def container_hints(state: DeviceState, pod: PodAsk, name: str, nodes: Mask) -> DeviceHints:
-    """Give the hints for a container.
+    """Return the hints for a container.
 
     Args:
         state: Devices and holders.
@@ -61,7 +61,7 @@ def container_hints(state: DeviceState, pod: PodAsk, name: str, nodes: Mask) -> 
 
 
 def pod_hints(state: DeviceState, pod: PodAsk, nodes: Mask) -> DeviceHints:
-    """Give the hints for a pod, see ``container_hints``; its limits are summed up as reference A.2 says."""
+    """Return the hints for a pod, see ``container_hints``; its limits are added up by ``peak_request``."""
     return {
         resource: _hints(
             state, resource, count, nodes, held=state.of_pod(pod.uid, resource), reusable=NO_DEVICES
@@ -97,14 +97,14 @@ def family(
     available: frozenset[str],
     reusable: frozenset[str] = NO_DEVICES,
 ) -> Family:
-    """Give the masks near which ``count`` devices are.
+    """Return the masks near which ``count`` devices are.
 
     Args:
         devices: All devices of the resource.
         count: How many are wanted.
         nodes: All NUMA nodes of the machine.
-        available: Ids of devices that can be had; ids that are not registered are near to nothing.
-        reusable: Ids of devices that have to be near, and are had.
+        available: Ids of available devices; ids that are not registered are near to no NUMA node.
+        reusable: Ids of devices that the pod has already, which have to be near.
     """
     named = Mask.from_bits(_bits(devices.values())) & nodes or nodes
     ranged = tuple(named)

@@ -1,13 +1,12 @@
-"""Which devices there are, and who holds them.
+"""The registered devices, and the containers that hold them.
 
-Theory (kubelet 1.36, reference A.4 and D). Plugins register resources and tell their devices: an id,
-whether it is healthy, and the NUMA nodes it is near to, if it tells any. A device is held by a container
-until its pod is gone; containers of one pod may hold the same device one after the other: what an ordinary
-init container held can be reused by the containers after it.
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go. Plugins register resources and report
+their devices: an id, whether it is healthy, and the NUMA nodes it is near to, if any. A device is held by a
+container until its pod is gone; containers of one pod may hold the same device one after the other: what an
+ordinary init container held can be reused by the containers after it.
 
 kubelet keeps the reusable devices in a table beside the state. Here they are read from the state: those of
-the pod's ordinary init containers, without those that a container that stays has taken. That is the same
-set.
+the pod's ordinary init containers, without those that a container that stays has taken. That is the same set.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Device:
 
     Attributes:
         id: Unique within its resource.
-        nodes: NUMA nodes that it is near to. None where the plugin tells no topology; an empty mask where it
-            tells a topology without nodes: as reusable devices the two are treated differently.
+        nodes: NUMA nodes that it is near to. None where the plugin reports no topology; an empty mask where
+            it reports one without nodes: as reusable devices the two are treated differently.
         healthy: False keeps it from being given out; it counts as capacity all the same.
     """
 
@@ -50,37 +49,37 @@ class DeviceState:
     held: Mapping[str, Mapping[str, Mapping[str, frozenset[str]]]] = field(default_factory=dict)
 
     def register(self, resource: str, devices: Iterable[Device]) -> DeviceState:
-        """Give the state with all the devices of a resource; those it had before are forgotten."""
+        """Return the state with all the devices of a resource; those it had before are forgotten."""
         return replace(self, registered={**self.registered, resource: {d.id: d for d in devices}})
 
     def has_topology(self, resource: str) -> bool:
-        """Tell whether any device of a resource is near to a NUMA node."""
+        """Return whether any device of a resource is near to a NUMA node."""
         return any(device.nodes for device in self.registered.get(resource, {}).values())
 
     def healthy(self, resource: str) -> frozenset[str]:
-        """Give the healthy devices of a resource."""
+        """Return the healthy devices of a resource."""
         return frozenset(d.id for d in self.registered.get(resource, {}).values() if d.healthy)
 
     def in_use(self, resource: str) -> frozenset[str]:
-        """Give the devices of a resource that some container holds."""
+        """Return the devices of a resource that some container holds."""
         return NO_DEVICES.union(
             *(c.get(resource, NO_DEVICES) for pod in self.held.values() for c in pod.values())
         )
 
     def available(self, resource: str) -> frozenset[str]:
-        """Give the devices of a resource that are healthy and held by nobody."""
+        """Return the devices of a resource that are healthy and that no container holds."""
         return self.healthy(resource) - self.in_use(resource)
 
     def of_container(self, uid: str, name: str, resource: str) -> frozenset[str]:
-        """Give the devices that a container holds."""
+        """Return the devices that a container holds."""
         return self.held.get(uid, {}).get(name, {}).get(resource, NO_DEVICES)
 
     def of_pod(self, uid: str, resource: str) -> frozenset[str]:
-        """Give the devices that the containers of a pod hold."""
+        """Return the devices that the containers of a pod hold."""
         return NO_DEVICES.union(*(c.get(resource, NO_DEVICES) for c in self.held.get(uid, {}).values()))
 
     def reusable(self, pod: PodAsk, resource: str) -> frozenset[str]:
-        """Give the devices that ordinary init containers of a pod held and nobody has taken over."""
+        """Return the devices that ordinary init containers of a pod held and no container has taken over."""
         left, taken = NO_DEVICES, NO_DEVICES
         for ask in pod.containers:
             own = self.of_container(pod.uid, ask.name, resource)
@@ -91,13 +90,13 @@ class DeviceState:
         return left - taken
 
     def give(self, uid: str, name: str, resource: str, ids: frozenset[str]) -> DeviceState:
-        """Give the state in which a container holds these devices of a resource."""
+        """Return the state in which a container holds these devices of a resource."""
         pod = self.held.get(uid, {})
         container = {**pod.get(name, {}), resource: ids}
         return replace(self, held={**self.held, uid: {**pod, name: container}})
 
     def release(self, uid: str, name: str) -> DeviceState:
-        """Give the state in which a container holds nothing; others keep what they share with it."""
+        """Return the state in which a container holds nothing; others keep what they share with it."""
         pod = {k: v for k, v in self.held.get(uid, {}).items() if k != name}
         others = {k: v for k, v in self.held.items() if k != uid}
         return replace(self, held={**others, uid: pod} if pod else others)

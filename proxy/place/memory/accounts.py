@@ -5,8 +5,8 @@ which only kubelet knows: where the pod's containers are known, until its pod go
 container: until a later one starts); where they are not, it has released it. What was reserved for a pod
 counts until the container that it is for exists.
 
-The memory of the nodes is carried from state to state and changed only where an entry has changed: charging
-a few hundred containers again for every create would cost more than all the rest.
+The memory of the nodes is carried from state to state and changed only where an entry has changed: charging a
+few hundred containers again for every create would cost more than all the rest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Giving memory of NUMA nodes to containers, and taking it back.
+"""Allocating memory of NUMA nodes to containers, and releasing it.
 
-Theory (kubelet 1.36, reference A.3 and D). The mask comes from the merge of all hints. Where it is open,
-the best hint of the memory manager itself is taken; where it lacks free memory, it is extended to the best
-hint that contains it. In both cases a preferred decision must not become one that is not. At last the mask
-must not put single and group allocations on one node. Best is: preferred, then fewer nodes, then lower
-ones.
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``Allocate``. The mask comes from the
+merge of all hints. Where it is open, the best hint of the memory manager itself is taken; where it lacks free
+memory, it is extended to the best hint that contains it. In both cases a preferred decision must not become
+one that is not. At last the mask must not put single and group allocations on one node. Best is: preferred,
+then fewer nodes, then lower ones.
 
 An allocation takes over what ordinary init containers of the pod hold on the same mask: only the rest is
 charged, and their blocks shrink by what was taken over. The sum of all blocks is always what is charged.
@@ -52,7 +52,7 @@ class MemoryGrant:
 
 
 def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -> MemoryGrant:
-    """Give a container its memory.
+    """Allocate memory to a container.
 
     Args:
         state: The state before; it is not changed.
@@ -61,7 +61,7 @@ def allocate(state: MemoryState, pod: PodAsk, name: str, merged: TopologyHint) -
         merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
 
     Raises:
-        MemoryRefused: It does not fit, in kubelet's words.
+        MemoryRefused: It does not fit; the text is kubelet's.
         KeyError: The pod has no container of that name.
     """
     ask = pod.named(name)

@@ -1,23 +1,22 @@
-"""Which NUMA nodes could hold the memory that is asked for.
+"""The hints of memory: the NUMA nodes that could hold what is requested.
 
-Theory (kubelet 1.36, reference A.3). All resources of a request share one list of masks. A mask is a hint
-if
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``calculateHints``. All resources of a
+request share one list of masks. A mask is a hint if
 
-- no node of it serves blocks that are at odds with it: a single node must not be in a group, and a group
+- no node of it serves blocks that conflict with it: a single node must not be in a group, and a group
   must consist of nodes without blocks, or be exactly the group that its nodes with blocks are in;
 - for every resource its nodes have enough allocatable and, with what the pod's init containers leave on
   exactly this mask, enough free.
 
 It is preferred if no smaller mask could ever do, by what is allocatable.
 
-So the masks are known without going through all of them: single nodes, groups in use, and - the open part
-of a ``Family`` - those over nodes without blocks. There nothing can be left by init containers, and more
-nodes never have less. On machines with many nodes the family is passed on as it is, see
-``proxy.place.family``.
+So the masks are known without going through all of them: single nodes, groups in use, and - the open part of
+a ``Family`` - those over nodes without blocks. There nothing can be left by init containers, and more nodes
+never have less. On machines with many nodes the family is passed on as it is, see ``proxy.place.family``.
 
-What is already held is hinted at as it is; if it differs from the request, there is no preference at all
-(the CPU manager says "impossible" there). Nothing that fits is no preference either: refusing is left to
-the allocation.
+What is held already is the hint; if it differs from the request, there is no preference at all (the CPU
+manager says "impossible" there). Nothing that fits is no preference either: refusing is left to the
+allocation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from proxy.place.memory.state import MemoryState
 
 
 def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
-    """Give the hints for a container.
+    """Return the hints for a container.
 
     Raises:
         KeyError: The pod has no container of that name.
@@ -51,7 +50,7 @@ def container_hints(state: MemoryState, pod: PodAsk, name: str) -> Hints:
 
 
 def pod_hints(state: MemoryState, pod: PodAsk) -> Hints:
-    """Give the hints for a pod."""
+    """Return the hints for a pod."""
     if not gets_memory(pod):
         return None
     amounts = pod_amounts(pod)
@@ -64,7 +63,7 @@ def pod_hints(state: MemoryState, pod: PodAsk) -> Hints:
 
 
 def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: str = "") -> Family:
-    """Give the masks that can hold some amounts.
+    """Return the masks that can hold some amounts.
 
     Args:
         state: Nodes and assignments.
@@ -93,13 +92,13 @@ def family(state: MemoryState, pod: PodAsk, amounts: Mapping[str, int], name: st
 
 
 def violates_groups(state: MemoryState, mask: Mask) -> bool:
-    """Tell whether a mask has nodes that serve blocks on others."""
+    """Return whether a mask has nodes that serve blocks on others."""
     nodes = (state.nodes[i] for i in mask)
     return any(node.assignments and node.cells != mask for node in nodes)
 
 
 def reusable_memory(state: MemoryState, pod: PodAsk, name: str, mask: Mask, resource: str) -> int:
-    """Give the bytes that ordinary init containers before a container hold on exactly this mask."""
+    """Return the bytes that ordinary init containers before a container hold on exactly this mask."""
     total = 0
     for ask in pod.containers:
         if ask.name == name:

@@ -1,10 +1,10 @@
-"""What a container or a pod asks of the memory manager.
+"""What a container or a pod requests from the memory manager.
 
-Theory (kubelet 1.36, reference A.3). Only pods of QoS class Guaranteed are served, and of their requests
-``memory`` and ``hugepages-*``. A pod that makes requests of its own (``spec.resources``) is not served at
-all, unless that is switched on (alpha gate ``PodLevelResourceManagers``); then its own requests are those
-of the pod, and a container counts only if it would be Guaranteed by itself: others share what remains of
-the pod's, and something has to remain for them.
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``getPodRequestedResources``. Only
+pods of QoS class Guaranteed are served, and of their requests ``memory`` and ``hugepages-*``. A pod that
+makes requests of its own (``spec.resources``) is not served at all, unless that is switched on (alpha gate
+``PodLevelResourceManagers``); then its own requests are those of the pod, and a container counts only if it
+would be Guaranteed by itself: others share what remains of the pod's, and something has to remain for them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Amounts = dict[str, int]
 
 
 def gets_memory(pod: PodAsk) -> bool:
-    """Tell whether the pod gets memory of its own."""
+    """Return whether the pod gets memory of its own."""
     return pod.guaranteed and (pod.own is None or pod.own_managed)
 
 
 def container_amounts(pod: PodAsk, ask: Ask) -> Amounts:
-    """Give what a container asks for."""
+    """Return what a container asks for."""
     return {} if pod.own is not None and pod.own_managed and not ask.exact else _memory(ask.requests)
 
 
 def pod_amounts(pod: PodAsk) -> Amounts:
-    """Give what a pod asks for: only resources that an app container names, or the pod itself."""
+    """Return what a pod asks for: only resources that an app container names, or the pod itself."""
     if pod.own is not None and pod.own_managed:
         return {name: size for name, size in _memory(pod.own).items() if size > 0}
     return peak_request(pod.containers, lambda ask: container_amounts(pod, ask), (Kind.APP,))
 
 
 def split_problem(pod: PodAsk) -> str:
-    """Tell why a pod that makes requests of its own cannot be split among its containers; empty if it can."""
+    """Return why a pod with requests of its own cannot be split among its containers; empty if it can."""
     total, lasting = pod_amounts(pod), dict.fromkeys(pod_amounts(pod), 0)
     sharing = False
     for ask in pod.containers:

@@ -1,18 +1,18 @@
-"""Who has been promised which memory of which NUMA nodes.
+"""The memory of the NUMA nodes, and what of it is promised to which containers.
 
-Theory (kubelet 1.36, policy ``Static``, reference A.3). Each node keeps a table per resource (``memory``
-and each size of huge pages). A container holds blocks: one per resource, on a mask of nodes. A node serves
-either blocks on itself alone or blocks on one group of nodes, never both: ``cells`` is the group, and
-``assignments`` counts the blocks on the node.
+Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/state and policy_static.go. Each node keeps a table per
+resource (``memory`` and each size of huge pages). A container holds blocks: one per resource, on a mask of
+nodes. A node serves either blocks on itself alone or blocks on one group of nodes, never both: ``cells`` is
+the group, and ``assignments`` counts the blocks on the node.
 
 Blocks on a group are charged to its nodes in ascending order, as much as each has free, and released in the
-same order, as much as each has reserved. So single nodes of a group may tell other amounts after a release
+same order, as much as each has reserved. So single nodes of a group may show other amounts after a release
 than before, but their sum over the group is right; only that sum means anything.
 
-kubelet keeps what an app container can take over from init containers in a table beside the state. Here it
-is read from the state: kubelet's table always equals what the ordinary init containers of the pod still
-hold on the same mask, since an allocation shrinks their blocks by what it takes over. Unlike the table it
-stays right when pods are allocated in turns, when an init container has been released, and after a restart.
+kubelet keeps what an app container can take over from init containers in a table beside the state. Here it is
+read from the state: kubelet's table always equals what the ordinary init containers of the pod still hold on
+the same mask, since an allocation shrinks their blocks by what it takes over. Unlike the table it stays right
+when pods are allocated in turns, when an init container has been released, and after a restart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
     """The memory manager refuses; the message is kubelet's.
 
     Attributes:
-        detail: What exactly stands against it, where kubelet's words do not say; may be empty.
+        detail: The exact cause, where kubelet's text does not say; may be empty.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -50,7 +50,7 @@ class ResourceTable:
     free: int
 
     def charge(self, size: int) -> ResourceTable:
-        """Give the table after ``size`` bytes were taken, or given back where it is negative."""
+        """Return the table after ``size`` bytes were taken, or given back where it is negative."""
         return replace(self, reserved=self.reserved + size, free=self.free - size)
 
 
@@ -73,7 +73,7 @@ class NumaMemory:
     assignments: int = 0
 
     def table(self, resource: str) -> ResourceTable:
-        """Give the table of a resource, of zeros where the node does not have it."""
+        """Return the table of a resource, of zeros where the node does not have it."""
         return self.tables.get(resource, NO_RESOURCE)
 
 
@@ -89,11 +89,11 @@ class MemoryState:
     assignments: Assignments = field(default_factory=dict)
 
     def blocks(self, uid: str, name: str) -> Blocks | None:
-        """Give the blocks of a container; None where it has no entry."""
+        """Return the blocks of a container; None where it has no entry."""
         return self.assignments.get(uid, {}).get(name)
 
     def with_blocks(self, uid: str, name: str, blocks: Blocks | None) -> MemoryState:
-        """Give the state with other blocks for a container (None: no entry); nodes stay as they are."""
+        """Return the state with other blocks for a container (None: no entry); nodes stay as they are."""
         pod = {k: v for k, v in self.assignments.get(uid, {}).items() if k != name}
         if blocks is not None:
             pod[name] = blocks
@@ -101,7 +101,7 @@ class MemoryState:
         return replace(self, assignments={**others, uid: pod} if pod else others)
 
     def charged(self, block: Block, size: int) -> MemoryState:
-        """Give the state with one block more on the nodes of its mask.
+        """Return the state with one block more on the nodes of its mask.
 
         Args:
             block: The block; all of its nodes exist.
@@ -120,7 +120,7 @@ class MemoryState:
         return replace(self, nodes=nodes)
 
     def discharged(self, block: Block) -> MemoryState:
-        """Give the state with one block less; nodes that no longer exist are passed over."""
+        """Return the state with one block less; nodes that no longer exist are skipped."""
         nodes, left = dict(self.nodes), block.size
         for i in block.affinity:
             if (node := nodes.get(i)) is None:
@@ -151,7 +151,7 @@ Reserved = Mapping[int, Mapping[str, int]]
 
 
 def node_memory(machine: Machine) -> tuple[NodeMemory, ...]:
-    """Read the memory of a machine's nodes; a node whose size is not told has none."""
+    """Read the memory of a machine's nodes; a node of unknown size has none."""
     return tuple(
         NodeMemory(n.id, n.mem_bytes or 0, {size: pages.nr for size, pages in (n.hugepages or {}).items()})
         for n in machine.nodes
@@ -159,12 +159,12 @@ def node_memory(machine: Machine) -> tuple[NodeMemory, ...]:
 
 
 def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
-    """Give the state in which nothing is assigned.
+    """Return the state in which nothing is assigned.
 
     Huge pages are not ordinary memory: a node can give out what it has without them and without the reserve.
 
-    What does not fit counts as 0 here (kubelet computes with a wrapped number); a start tells of it
-    (``memory_misfits`` of the configuration's checks).
+    What does not fit counts as 0 here (kubelet computes with a wrapped number); the configuration's checks
+    report it (``memory_misfits``).
 
     Raises:
         MemoryRefused: No memory is reserved for the system.
@@ -191,7 +191,7 @@ def _table(total: int, kept: int, usable: int) -> ResourceTable:
 
 
 def page_resource(kib: int) -> str:
-    """Give the resource name of huge pages of a size in KiB, such as ``hugepages-1Gi``."""
+    """Return the resource name of huge pages of a size in KiB, such as ``hugepages-1Gi``."""
     units = ("Ki", "Mi", "Gi", "Ti", "Pi")
     step = 0
     while kib and kib % 1024 == 0 and step < len(units) - 1:

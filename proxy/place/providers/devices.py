@@ -1,8 +1,8 @@
 """The providers of devices: those that topoproxy assigns itself, and those that kubelet has assigned.
 
 On a running node kubelet's device manager assigns devices before the container reaches the CRI. They are no
-longer to be chosen: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``).
-A simulation has no kubelet, so it assigns devices as kubelet's device manager would (``DeviceProvider``).
+longer to be chosen: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``). A
+simulation has no kubelet, so it assigns devices as kubelet's device manager would (``DeviceProvider``).
 """
 
 from __future__ import annotations
