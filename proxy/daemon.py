@@ -140,10 +140,6 @@ class Daemon:
     async def _wire(self, machine: Machine, away: list[str]) -> Front:
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
-        from proxy.keeper.hooked import take_back
-        from proxy.keeper.launch import Launch
-        from proxy.keeper.settle import Settler
-        from proxy.keeper.sync import Sync
         from proxy.keeper.turns import Turns
         from proxy.release.making import Leaving
         from proxy.takeover.making import Late
@@ -159,12 +155,10 @@ class Daemon:
         for note in notes:
             keeper.problems.note(note)
         self._takeover = Late(config, keeper, self._ledger)
-        self._launch = launch = Launch(keeper)
-        self.sync = Sync(keeper, launch)
+        self._launch, self.sync, self._settler = keeper.launch, keeper.sync, keeper.settler
         await Turns().through(self.sync.recovering(entries))
         if enforce and not config.hooks.owned_cpus:
-            take_back(keeper)
-        self._settler = Settler(keeper, launch)
+            keeper.overrides.take_back()
         self._task(self.sync.run)
         self._task(self._settler.run)
         self._task(self.keeper.lasting.run)
@@ -173,12 +167,12 @@ class Daemon:
             self._task(self._suppression.run)
         self._leaving = Leaving(config, keeper, self._suppression)
         self._leaving.recover(entries)
-        interceptors = Interceptors(keeper, self.sync, launch)
+        interceptors = Interceptors(keeper, self.sync, keeper.launch)
         if enforce and (config.hooks.enabled or config.hooks.serve is not None):
             from proxy.hooking import Hooking
 
             self.hooking = Hooking(
-                config.hooks, keeper, self.sync, launch, interceptors, config.state_dir / "hooks"
+                config.hooks, keeper, self.sync, keeper.launch, interceptors, config.state_dir / "hooks"
             )
             self._task(self.hooking.run)
             self._task(self.hooking.serve)

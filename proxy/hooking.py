@@ -181,7 +181,7 @@ class Hooking:
         way = Way(keeper, engine, updates, hold, owned_cpus=owned)
         hooked = Hooked(keeper, way, following, adopt, hold, learning.in_call)
         self._parts = _Parts(engine, library, following, updates, learning)
-        keeper.onlooker = following
+        keeper.store.subscribe(following)
         self._interceptors.hook(hooked)
 
     # -- for people ---------------------------------------------------------------------------------------

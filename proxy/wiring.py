@@ -23,12 +23,14 @@ from proxy.topology.reader import read_machine
 if TYPE_CHECKING:
     from proxy.apply.memory import KernelMemory
     from proxy.keeper.be.suppression import Suppression
-    from proxy.keeper.beside import BesideKubelet
-    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.context import NodeContext
+    from proxy.keeper.drift.ports import Writes
+    from proxy.keeper.keeper import Keeper, Ports
     from proxy.keeper.kernel_ports import Cgroups, CpuGroups, Places
     from proxy.keeper.options import Options
-    from proxy.keeper.ports import Displaced, Ledger, NodeObject
-    from proxy.keeper.scout import Scout
+    from proxy.keeper.partitions.ports import Partitions as KernelPartitions
+    from proxy.keeper.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
+    from proxy.keeper.systemd.ports import Fences, Units
     from proxy.kubelet.settings import KubeletSettings
 
 
@@ -52,63 +54,89 @@ def keeper_of(
         reread: Whether the machine is looked at again now and then; one that is described never changes.
     """
     from proxy import logs
-    from proxy.apply.events import ContainerdEvents
     from proxy.apply.kernel import open_cgroups
-    from proxy.apply.memory import open_memory
     from proxy.apply.runtime import GrpcRuntime
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.node import node_of
     from proxy.keeper.options import Voice
-    from proxy.keeper.watching import Watching
 
     groups, lack = _cpu_groups(config, cgroups)
     node = node_of(config, machine)
+    tree = cgroups or open_cgroups(config.cgroup_root)
     runtime = GrpcRuntime(str(config.runtime), config.call_timeout)
-    keeper = Keeper(
+
+    def ports(context: NodeContext) -> Ports:
+        runtime.unread = context.unreadable
+        if lack and node.keep_quota is not KeepQuota.ALWAYS:
+            context.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
+        return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
+
+    return Keeper(
         # Where quotas cannot be written, everybody keeps his.
         node if groups is not None else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS),
-        cgroups or open_cgroups(config.cgroup_root),
+        tree,
         runtime,
         ledger,
         _options(config),
         Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
         time.monotonic,
         time.time,
-        lambda known: _changed(config, known) if reread else None,
+        ports,
     )
-    runtime.unread = keeper.unreadable
-    keeper.quotas.groups = groups
-    keeper.mems.memory = memory = open_memory(root) if (root := _root_of(config, cgroups)) else None
-    if reread:
-        _listen_to_hardware(keeper)
-        keeper.hotplug.displaced = _displaced(config, keeper.enforcer.cgroups)
-    _partitions(config, keeper, entries)
-    keeper.where.places = _places(config, keeper.enforcer.cgroups, groups, memory)
-    if lack and node.keep_quota is not KeepQuota.ALWAYS:
-        keeper.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
-    keeper.scout = _scout(config, keeper)
-    keeper.prescriptions.ask(_node_object(config), config.topology_manager_policy_options)
-    keeper.beside = _beside(config, keeper)
-    _lasting(keeper)
-    events = ContainerdEvents(str(config.runtime), config.call_timeout)
-    keeper.watching = Watching(keeper, events)
-    events.unread = keeper.watching.missed
-    _listen_to_writes(keeper)
-    return keeper
 
 
-def _listen_to_writes(keeper: Keeper) -> None:
-    """Have the kernel tell of writes to cpusets, where it can."""
+def _ports(
+    config: Config,
+    context: NodeContext,
+    root: Path | None,
+    groups: CpuGroups | None,
+    entries: Collection[str],
+    *,
+    reread: bool,
+) -> Ports:
+    """Make what a node may have beside cpusets, a runtime and a ledger."""
+    from proxy.apply.events import ContainerdEvents
+    from proxy.apply.memory import open_memory
+    from proxy.keeper.keeper import Ports
+
+    cgroups = context.enforcer.cgroups
+    memory = open_memory(root) if root is not None else None
+    partitions, kind = _partitions(config, cgroups, entries)
+    units, fences = _systemd(cgroups)
+    return Ports(
+        hardware=lambda known: _changed(config, known) if reread else None,
+        kubelet=_kubelet(config, context),
+        devices=_devices(config, context),
+        beside=_beside(config, context),
+        node_object=_node_object(config),
+        topology_options=config.topology_manager_policy_options,
+        cpu_groups=groups,
+        memory=memory,
+        machine_events=_machine_events(context) if reread else None,
+        displaced=_displaced(config, cgroups) if reread else None,
+        places=_places(config, cgroups, groups, memory),
+        units=units,
+        fences=fences,
+        events=ContainerdEvents(str(config.runtime), config.call_timeout),
+        writes=_writes(context),
+        partitions=partitions,
+        partition_kind=kind,
+    )
+
+
+def _writes(context: NodeContext) -> Writes | None:
+    """Have the kernel report writes to cpusets, where it can."""
     from proxy.apply.inotify import InotifyWrites
 
-    root = getattr(keeper.enforcer.cgroups, "root", None)
-    if not keeper.store.mode.enforces or not isinstance(root, Path):
-        return
+    root = getattr(context.enforcer.cgroups, "root", None)
+    if not context.store.mode.enforces or not isinstance(root, Path):
+        return None
     try:
-        keeper.drift.watch.use(InotifyWrites(root))
+        return InotifyWrites(root)
     except CgroupError as error:
-        period = keeper.options.reconcile_period
-        keeper.problems.note(f"{error}: until a restart they are compared every {period / 2:g} s")
+        period = context.options.reconcile_period
+        context.problems.note(f"{error}: until a restart they are compared every {period / 2:g} s")
+        return None
 
 
 def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
@@ -117,17 +145,16 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
     return root if isinstance(root, Path) else None
 
 
-def _partitions(config: Config, keeper: Keeper, entries: Collection[str]) -> None:
-    """Have owned CPUs be partitions, or end those that an earlier run has made."""
+def _partitions(
+    config: Config, cgroups: Cgroups, entries: Collection[str]
+) -> tuple[KernelPartitions | None, str]:
+    """Have owned CPUs be partitions, or end those that an earlier run has made; with their kind."""
     asked = "" if config.apply.partitions is Partitions.NONE else config.apply.partitions.value
     if not asked and not any(key.startswith("x/") for key in entries):
-        return
+        return None, ""
     from proxy.apply.partitions import open_partitions
-    from proxy.keeper.partitions.owners import OwnersPartitions
 
-    kernel = open_partitions(keeper.enforcer.cgroups)
-    if kernel is not None:
-        keeper.partitions = OwnersPartitions(keeper, kernel, asked)
+    return open_partitions(cgroups), asked
 
 
 def _places(
@@ -145,16 +172,15 @@ def _places(
     return Locator(cgroups, others, config.procfs_root)
 
 
-def _lasting(keeper: Keeper) -> None:
-    """Give the keeper systemd, whose scopes containers may be on cgroup v2."""
+def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
+    """Give systemd, whose scopes containers may be on cgroup v2, and what narrows its slices."""
     from proxy.apply.fences import KernelFences
     from proxy.apply.kernel import KernelCgroups
     from proxy.apply.units import SystemdUnits
 
-    cgroups = keeper.enforcer.cgroups
     if isinstance(cgroups, KernelCgroups) and cgroups.version == 2:
-        keeper.lasting.units = SystemdUnits()
-        keeper.lasting.fencing.fences = KernelFences(cgroups.root)
+        return SystemdUnits(), KernelFences(cgroups.root)
+    return None, None
 
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
@@ -195,7 +221,9 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
     except CgroupError as error:
         keeper.problems.note(str(error))
     settings = Settings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
-    return Suppression(keeper, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record))
+    return Suppression(
+        keeper, keeper.writes, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record)
+    )
 
 
 def _node_object(config: Config) -> NodeObject | None:
@@ -219,33 +247,34 @@ def _options(config: Config) -> Options:
     )
 
 
-def _scout(config: Config, keeper: Keeper) -> Scout:
-    """Find out who can tell what the CRI does not carry."""
-    from proxy.keeper.scout import Scout
+def _kubelet(config: Config, context: NodeContext) -> Kubelet | None:
+    """Find out whether kubelet can tell what the CRI does not carry."""
+    asked = config.kubelet
+    if not (asked.pods or asked.pods_api or asked.pod_resources):
+        return None
+    from proxy.kubelet.client import KubeletClient
+
+    return KubeletClient(_kubelet_settings(config), context.complain)
+
+
+def _devices(config: Config, context: NodeContext) -> Hardware:
+    """Find out where devices are, by sysfs."""
     from proxy.topology.devices import SysfsDevices
 
-    kubelet, asked = None, config.kubelet
-    if asked.pods or asked.pods_api or asked.pod_resources:
-        from proxy.kubelet.client import KubeletClient
-
-        kubelet = KubeletClient(_kubelet_settings(config), keeper.complain)
-    devices = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=keeper.complain)
-    return Scout(kubelet, devices, keeper.broken)
+    return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.complain)
 
 
-def _beside(config: Config, keeper: Keeper) -> BesideKubelet:
-    """Find out what kubelet's CPU manager does, and keep off what it gave."""
-    from proxy.keeper.beside import BesideKubelet
+def _beside(config: Config, context: NodeContext) -> Beside:
+    """Find out what kubelet's CPU manager does."""
     from proxy.kubelet.beside import KubeletBeside
 
     asked = config.kubelet
-    found = KubeletBeside(
+    return KubeletBeside(
         _kubelet_settings(config),
         str(asked.state_dir),
         str(asked.config_file or ""),
-        lambda: keeper.state.node.topology,
+        lambda: context.state.node.topology,
     )
-    return BesideKubelet(keeper, found)
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:
@@ -266,14 +295,15 @@ def _kubelet_settings(config: Config) -> KubeletSettings:
     )
 
 
-def _listen_to_hardware(keeper: Keeper) -> None:
-    """Have the kernel tell of CPUs and memory that come or go, where it can."""
+def _machine_events(context: NodeContext) -> MachineEvents | None:
+    """Have the kernel report CPUs and memory that come or go, where it can."""
     from proxy.keeper.machine.hotplug import LATE
     from proxy.topology.uevents import listen
 
-    keeper.hotplug.events, lack = listen()
+    events, lack = listen()
     if lack:
-        keeper.problems.note(f"{lack}: {LATE}")
+        context.problems.note(f"{lack}: {LATE}")
+    return events
 
 
 def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:

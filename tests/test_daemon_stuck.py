@@ -37,11 +37,11 @@ from pathlib import Path
 from proxy import daemon, serving
 from proxy.apply.folder import FolderCgroups
 from proxy.config.load import parse
-from proxy.keeper import health, keeper, worker
+from proxy.keeper import context, health, worker
 from proxy.topology.build import described
 
 root = Path(sys.argv[1])
-keeper.STUCK_S = 0.3
+context.STUCK_S = 0.3
 health.PERIOD_S = 0.1
 parts = dict(machine=described(2, 1, 4, 2), cgroups=FolderCgroups.open(root / "cgroup"))
 serving.Daemon = functools.partial(daemon.Daemon, **parts)

@@ -6,28 +6,23 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from proxy.apply.kernel import KernelCgroups
 from proxy.apply.units import SystemdUnits
-from proxy.wiring import _lasting
+from proxy.wiring import _systemd
 
 
 @pytest.mark.parametrize(("version", "there"), [(1, False), (2, True)])
 def test_only_on_v2(tmp_path: Path, version: int, there: bool) -> None:
-    async def given() -> Any:
-        fencing = SimpleNamespace(fences=None)
-        lasting = SimpleNamespace(units=None, fencing=fencing)
-        enforcer = SimpleNamespace(cgroups=KernelCgroups(tmp_path, version))
-        _lasting(SimpleNamespace(enforcer=enforcer, lasting=lasting))  # type: ignore[arg-type]
-        return lasting
+    async def given() -> tuple[Any, Any]:
+        return _systemd(KernelCgroups(tmp_path, version))
 
-    lasting = asyncio.run(given())
-    assert isinstance(lasting.units, SystemdUnits) is there
-    assert (lasting.fencing.fences is not None) is there
+    units, fences = asyncio.run(given())
+    assert isinstance(units, SystemdUnits) is there
+    assert (fences is not None) is there
 
 
 def test_nothing_of_dbus_is_loaded_before_there_is_a_unit() -> None:

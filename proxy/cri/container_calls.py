@@ -174,12 +174,12 @@ class ContainerCalls:
 
     def _stopped(self, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.keeper.phase(trip.target, Phase.EXITED)
+            self.keeper.lifecycle.phase(trip.target, Phase.EXITED)
         else:
             self.keeper.attention.set()
 
     def _removed(self, trip: Trip, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.keeper.removed([trip.target])
+            self.keeper.lifecycle.removed([trip.target])
         else:
             self.keeper.attention.set()

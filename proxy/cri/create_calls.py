@@ -91,7 +91,7 @@ class CreateCalls:
         if given is not NO_DEVICES and keeper.scout.knows_devices(given):
             request = await keeper.scout.devices(pod, name, given, request)
             pod = keeper.state.pods.get(pod.sandbox_id) or pod
-        await see_ended(keeper, keeper.scout.worker, pod)
+        await see_ended(keeper, keeper.lifecycle, keeper.scout.worker, pod)
         if keeper.beside.matters(pod, request):
             await keeper.beside.look()
         if not call.done:
@@ -102,7 +102,7 @@ class CreateCalls:
             call.release()
             return
         self.keeper.sandboxes.moved_on(pod, name)
-        plan = self.keeper.place(pod, name, attempt, request)
+        plan = self.keeper.creates.place(pod, name, attempt, request)
         if plan.container is None:
             if self.keeper.store.mode.enforces:
                 call.refuse(plan.verdict.code, plan.verdict.message)
@@ -169,7 +169,7 @@ class CreateCalls:
             obstacle = await clearing.clear(container)
         if obstacle is not None:
             self.keeper.problems.note(obstacle.words)
-            self.keeper.failed(container.id)
+            self.keeper.lifecycle.failed(container.id)
             words = clearing.answer(obstacle)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {words}")
             return
@@ -185,17 +185,15 @@ class CreateCalls:
         if container_id:
             trip.named = True
             keeper = self.keeper
-            keeper.created(trip.target, container_id)
+            keeper.lifecycle.created(trip.target, container_id)
             made = keeper.state.containers.get(container_id)
             if made and keeper.state.owners and keeper.enforcer.pauses.has_monitors(made.pod):
-                keeper.spawn(keeper.clear_sandboxes())
+                keeper.spawn(keeper.writes.clear_sandboxes())
 
     def _create_done(self, trip: Trip, status: int | None) -> None:
         if trip.named:
             return
-        if (
-            status is None or status == GrpcStatus.OK
-        ):  # OK without an id that can be read: the list says what was made
-            self.keeper.uncertain(trip.target)
+        if status in (None, GrpcStatus.OK):  # OK without a readable id: the list says what was made
+            self.keeper.lifecycle.uncertain(trip.target)
         else:
-            self.keeper.failed(trip.target)
+            self.keeper.lifecycle.failed(trip.target)

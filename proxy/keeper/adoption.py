@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from proxy.keeper.keeper import Keeper
-from proxy.keeper.runtime_ports import Runtime, RuntimeContainer, RuntimeDetail, RuntimePod, unread_in
+from proxy.keeper.beside import BesideKubelet
+from proxy.keeper.context import NodeContext
+from proxy.keeper.creates import Creates
+from proxy.keeper.listing import Listing, listed
+from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.turns import Turns
+from proxy.keeper.watching import Watching
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -28,46 +31,6 @@ SILENT_LIMIT = 3
 ADOPT_AT_ONCE = 64
 """So many containers are looked at, taken in and recorded together; the loop turns in between."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What the runtime has.
-
-    Attributes:
-        pods, containers: By id.
-        unread_pods, unread_containers: Ids of entries that could not be read; see ``Listed``.
-    """
-
-    pods: Mapping[str, RuntimePod]
-    containers: Mapping[str, RuntimeContainer]
-    unread_pods: frozenset[str] = frozenset()
-    unread_containers: frozenset[str] = frozenset()
-
-    def lacks_pod(self, sandbox_id: str) -> bool:
-        """Tell whether a sandbox is certainly not in the list."""
-        return sandbox_id not in self.pods and not self.unread_pods & {sandbox_id, ""}
-
-    def lacks_container(self, container_id: str) -> bool:
-        """Tell whether a container is certainly not in the list."""
-        return container_id not in self.containers and not self.unread_containers & {container_id, ""}
-
-    def is_dead(self, container: RuntimeContainer) -> bool:
-        """Tell whether a container was made in a sandbox that has ended, and so will never start."""
-        pod = self.pods.get(container.sandbox_id)
-        return container.state == "CREATED" and pod is not None and not pod.ready
-
-
-def listed(runtime: Runtime, container_id: str = "") -> Listing:
-    """Ask for all pods, and for all containers or one; runs in a worker.
-
-    Pods first: a container whose pod is not listed yet waits for the next pass.
-    """
-    pods = runtime.list_pods()
-    containers = runtime.list_containers(container_id)
-    return Listing(
-        {p.id: p for p in pods}, {c.id: c for c in containers}, unread_in(pods), unread_in(containers)
-    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,15 +76,29 @@ def _shares(request: Request) -> int:
 class Adoption:
     """Asks the runtime about containers and takes them in."""
 
-    def __init__(self, keeper: Keeper, worker: Worker, lookups: Worker) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        creates: Creates,
+        beside: BesideKubelet,
+        watching: Watching,
+        worker: Worker,
+        lookups: Worker,
+    ) -> None:
         """Prepare to ask.
 
         Args:
-            keeper: Who takes them in.
+            keeper: Whose containers.
+            creates: Keeps records of decisions.
+            beside: Looks at what kubelet's CPU manager gave, before CPUs are taken.
+            watching: Corrects lists by the exits that it heard of.
             worker: Who asks for comparisons.
             lookups: Who asks in the way of a call, which is not to wait for a comparison.
         """
         self._keeper = keeper
+        self._creates = creates
+        self._beside = beside
+        self._watching = watching
         self._worker = worker
         self._lookups = lookups
 
@@ -135,7 +112,7 @@ class Adoption:
         began = keeper.news.number
         try:
             listing = await self._lookups.run(listed, keeper.runtime, container_id)
-            listing = keeper.watching.corrected(listing)
+            listing = self._watching.corrected(listing)
             await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
         except (UnavailableError, RuntimeCallError) as error:
             keeper.problems.note(str(error))
@@ -159,7 +136,7 @@ class Adoption:
     ) -> None:
         keeper = self._keeper
         if found:
-            await keeper.beside.look()
+            await self._beside.look()
         for some in by_pod(found):
             asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
             details = await worker.run(self._details, asked)
@@ -261,10 +238,10 @@ class Adoption:
         plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
         assert plan.container is not None
         keeper.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
-        keeper.remember(plan)
+        self._creates.remember(plan)
         keeper.counters["adopted"] += 1
         keeper.bad_input.judge(pod, plan)
-        keeper.limited(pod, plan.limit, plan.problem, admitted=True)
+        keeper.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
         if plan.problem and not isinstance(plan.problem, Fault):
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
         saved = saved_cpus(detail.cpuset_cpus)

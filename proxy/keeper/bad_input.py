@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-from proxy.model.admission import Rule
+from proxy.model.admission import CLAIMED, Rule
 from proxy.model.workload import Fault, Note, Pod
 from proxy.plan.place import Plan
 
@@ -57,6 +57,13 @@ class BadInput:
     def beyond(self, pod: Pod, words: str) -> None:
         """Look at a claim that went beyond a rule of admission."""
         self._note(pod, Fault(words, Note.ADMISSION), told=pod.ref in words)
+
+    def limited(self, pod: Pod, limit: Rule | None, words: str, *, admitted: bool) -> None:
+        """Count and report a claim that went beyond a rule of admission."""
+        if limit is not None:
+            self._counters[f"{LIMITED}{limit}_{'shared' if admitted else 'rejected'}"] += 1
+            if admitted or limit in CLAIMED:
+                self.beyond(pod, words)
 
     def _note(self, pod: Pod, fault: Fault, *, told: bool = False) -> None:
         seen = self._seen.get(pod.key)

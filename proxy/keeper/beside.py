@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, Held
@@ -27,7 +28,6 @@ from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT, may_own, whole_cpus
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.ports import Beside
 
 
@@ -39,7 +39,7 @@ class BesideKubelet:
         counts: Gives the part of what kubelet holds that counts; in a takeover not what it gives to new pods.
     """
 
-    def __init__(self, keeper: Keeper, port: Beside | None) -> None:
+    def __init__(self, keeper: NodeContext, port: Beside | None) -> None:
         """Prepare to look.
 
         Args:

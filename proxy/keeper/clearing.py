@@ -15,7 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from proxy.keeper.confinement import Wait
+from proxy.keeper.confinement import Confinement, Wait
+from proxy.keeper.context import NodeContext
+from proxy.keeper.creates import Creates
+from proxy.keeper.drift.finding import Drift
+from proxy.keeper.kernel_writes import KernelWrites
+from proxy.keeper.lifecycle import Lifecycle
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, union
 from proxy.model.wording import listed
@@ -27,7 +32,6 @@ from proxy.plan.write_errors import WriteAction, action_for, retry_pause
 
 if TYPE_CHECKING:
     from proxy.keeper.enforce import Enforced
-    from proxy.keeper.keeper import Keeper
 
 STUCK = "cannot be freed"
 """Stands for whoever is on CPUs that cannot be freed, while others are chosen."""
@@ -60,8 +64,21 @@ class Obstacle:
 class Clearing:
     """Frees CPUs for a keeper's owners."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        writes: KernelWrites,
+        confinement: Confinement,
+        drift: Drift,
+        lifecycle: Lifecycle,
+        creates: Creates,
+    ) -> None:
         self._keeper = keeper
+        self._writes = writes
+        self._confinement = confinement
+        self._drift = drift
+        self._lifecycle = lifecycle
+        self._creates = creates
 
     def answer(self, obstacle: Obstacle) -> str:
         """Give the words for a client; they name other pods only where the configuration allows that."""
@@ -96,7 +113,7 @@ class Clearing:
             mine: CPUs of the owner who waits: who is elsewhere where he should not be is not in its way.
             waited: Called with how the wait for calls in flight ended.
         """
-        keeper, confinement = self._keeper, self._keeper.confinement
+        keeper, confinement = self._keeper, self._confinement
         wait = await confinement.wait(mine)
         waited(wait)
         if wait.late:
@@ -115,18 +132,18 @@ class Clearing:
         done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
         tried = 1
         while (seconds := retry_pause(tried, [e.errno for e in done.refused.values()])) is not None:
-            keeper.moved(done)
+            self._writes.moved(done)
             keeper.counters["refused_writes_retried"] += 1
             await asyncio.sleep(seconds)
             done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
             tried += 1
-        keeper.moved(done)
+        self._writes.moved(done)
         return done
 
     def _fought(self, mine: CpuSet) -> Obstacle | None:
         """Find out who is put onto the CPUs again and again by somebody else: he cannot be moved for long."""
         keeper = self._keeper
-        contested = keeper.drift.contested(mine)
+        contested = self._drift.contested(mine)
         if not contested:
             return None
         ref = keeper.state.containers[next(iter(contested))].ref
@@ -184,11 +201,11 @@ class Clearing:
         plan = other(state, container, obstacle, keeper.token("call"))
         if plan is None:
             return None
-        keeper.failed(container.id, again=True)
+        self._lifecycle.failed(container.id, again=True)
         keeper.counters["creates_elsewhere"] += 1
         lost = listed(container.placement.own)
         keeper.problems.note(f"{container.ref} does not get CPUs {lost}: {obstacle.words}")
-        return keeper.take(plan, again=True).container
+        return self._creates.take(plan, again=True).container
 
 
 def other(state: NodeState, container: Container, obstacle: Obstacle, token: str) -> Plan | None:

@@ -40,13 +40,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
+from proxy.keeper.drift.finding import Drift
+from proxy.keeper.kernel_writes import KernelWrites
+from proxy.keeper.systemd.fencing import Fencing
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Phase
 from proxy.plan.write_errors import PAUSE_S, TRIES
 
 if TYPE_CHECKING:
     from proxy.keeper.flights import Flight
-    from proxy.keeper.keeper import Keeper
 
 PATIENCE_S = 0.5
 """A start that has been in flight for so long is not waited for where that can be avoided."""
@@ -85,8 +88,12 @@ NOT_AT_ALL = Wait()
 class Confinement:
     """Confines containers of calls in flight for a keeper."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: NodeContext, writes: KernelWrites, drift: Drift, fencing: Fencing) -> None:
         self._keeper = keeper
+        self._writes = writes
+        self._drift = drift
+        self._fencing = fencing
+        drift.watch.report_first(self.written)
         self._attends = False
         self._absent = set[str]()
         """Confined containers that have no group yet: a limit of their pod's group keeps them off."""
@@ -134,7 +141,7 @@ class Confinement:
         keeper = self._keeper
         container = keeper.state.containers.get(container_id)
         v2 = keeper.enforcer.cgroups.version == 2
-        return v2 and container is not None and keeper.lasting.fencing.can_confine(container)
+        return v2 and container is not None and self._fencing.can_confine(container)
 
     async def confine(self, flights: Collection[Flight], mine: CpuSet) -> set[Flight]:
         """Confine the containers of some calls in flight to what they are to have now.
@@ -161,7 +168,7 @@ class Confinement:
         container = keeper.state.containers.get(flight.container_id)
         if container is None or not self._has_fence(container.id):
             return False
-        return await keeper.lasting.fencing.confine(flight, container, mine)
+        return await self._fencing.confine(flight, container, mine)
 
     async def _narrow(self, flights: list[Flight]) -> set[Flight]:
         """Narrow the groups of containers whose starts are in flight; gives those that have a group."""
@@ -191,8 +198,8 @@ class Confinement:
         for tried in range(1, TRIES + 1):
             if not ids:
                 break
-            done = await keeper.kernel.run(keeper.drift.enforce, list(ids))
-            keeper.moved(done)
+            done = await keeper.kernel.run(self._drift.enforce, list(ids))
+            self._writes.moved(done)
             absent.update(done.absent)
             ids = list(done.refused)
             if ids and tried < TRIES:
@@ -224,7 +231,7 @@ class Confinement:
         keeper = self._keeper
         try:
             while ids := keeper.flights.confined():
-                watched = keeper.drift.watch.covers(i for i in ids if i not in self._absent)
+                watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
                 starts = (f for i in ids for f in keeper.flights.of(i) if f.is_start and f.confined)
                 await self._look([flight for flight in starts if flight.container_id not in self._absent])
@@ -238,8 +245,8 @@ class Confinement:
         there = await self._narrow(starts)
         for flight in starts:
             if flight not in there:
-                keeper.drift.watch.drop(flight.container_id)
-                fenced = keeper.lasting.fencing.is_fenced(flight)
+                self._drift.watch.drop(flight.container_id)
+                fenced = self._fencing.is_fenced(flight)
                 keeper.flights.confine(flight, confined=fenced and not flight.landed.done())
 
     # -- calls without a waiting client --------------------------------------------------------------------

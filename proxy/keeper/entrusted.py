@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
+from proxy.keeper.lifecycle import Lifecycle
 from proxy.model.workload import Pod, Request
-
-if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
 
 LIMIT = 512
 """So many are remembered; the oldest are forgotten first."""
@@ -32,8 +30,9 @@ class _Told:
 class Entrusted:
     """Remembers what somebody was told to make."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: NodeContext, lifecycle: Lifecycle) -> None:
         self._keeper = keeper
+        self._lifecycle = lifecycle
         self._open: dict[tuple[str, str, int], _Told] = {}
 
     def give(self, token: str, cpus: str, mems: str, quota: int) -> None:
@@ -64,8 +63,8 @@ class Entrusted:
         first = None if told is None else self._keeper.state.containers.get(told.token)
         if told is None or first is None:
             return request, False
-        keeper, asked = self._keeper, first.request
-        keeper.failed(told.token, again=True)
+        asked = first.request
+        self._lifecycle.failed(told.token, again=True)
         same = (
             request.cpuset_cpus == told.cpus,
             request.cpuset_mems == told.mems,

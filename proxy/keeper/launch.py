@@ -10,12 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-from proxy.keeper.drift.finding import UNKNOWN
+from proxy.keeper.clearing import Clearing
+from proxy.keeper.confinement import Confinement
+from proxy.keeper.context import NodeContext
+from proxy.keeper.drift.finding import UNKNOWN, Drift
 from proxy.keeper.flights import Flight
-from proxy.keeper.keeper import Keeper
-from proxy.keeper.systemd.fencing import Fence
+from proxy.keeper.kernel_writes import KernelWrites
+from proxy.keeper.lifecycle import Lifecycle
+from proxy.keeper.mems import MemoryNodes
+from proxy.keeper.quotas.quotas import Quotas
+from proxy.keeper.systemd.fencing import Fence, Fencing
 from proxy.keeper.worker import Worker
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
@@ -37,8 +43,43 @@ class Launch:
         lookups: Who asks and tells the runtime in the way of a call.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        writes: KernelWrites,
+        lifecycle: Lifecycle,
+        quotas: Quotas,
+        mems: MemoryNodes,
+        clearing: Clearing,
+        confinement: Confinement,
+        drift: Drift,
+        fencing: Fencing,
+        changed: Callable[[Iterable[str]], None],
+    ) -> None:
+        """Begin with no call in flight.
+
+        Args:
+            keeper: Whose containers.
+            writes: Has the kernel follow.
+            lifecycle: Is told which containers run, or have exited.
+            quotas: Knows which CFS quotas go with an update.
+            mems: Knows which memory nodes go with an update.
+            clearing: Frees the CPUs of an owner that starts.
+            confinement: Knows which starts may go on by themselves.
+            drift: Compares containers of which an update has landed.
+            fencing: Puts fences up for calls.
+            changed: Has the units of some containers compared.
+        """
         self._keeper = keeper
+        self._writes = writes
+        self._lifecycle = lifecycle
+        self._quotas = quotas
+        self._mems = mems
+        self._clearing = clearing
+        self._confinement = confinement
+        self._drift = drift
+        self._fencing = fencing
+        self._changed = changed
         self.lookups = Worker("lookups", keeper.broken, threads=8)
         keeper.health.watch(self.lookups)
 
@@ -59,7 +100,7 @@ class Launch:
             return False
         if keeper.state.node.erases(container.placement):
             return True  # it starts with what its pod's group has
-        known, want = container.id not in keeper.quotas.untold, keeper.state.wanted(container)
+        known, want = container.id not in self._quotas.untold, keeper.state.wanted(container)
         return (
             known and keeper.saved.get(container.id) == want and not keeper.flights.others(container.id, want)
         )
@@ -86,7 +127,7 @@ class Launch:
             want = keeper.state.wanted(container)
             if not await keeper.flights.updated(container_id, want, keeper.options.call_timeout):
                 return BUSY
-            told = container_id not in keeper.quotas.untold
+            told = container_id not in self._quotas.untold
             if not told or keeper.saved.get(container_id) != want:
                 # Beside another update, though of the same set, it would not say what the runtime has saved.
                 if not await keeper.flights.updated(container_id, CpuSet(), keeper.options.call_timeout):
@@ -94,13 +135,11 @@ class Launch:
                 await self.tell(container)
                 continue
             if container.placement.pool is Pool.OWN:
-                await keeper.quotas.before_start(container)
-                obstacle = await keeper.clearing.barrier(
-                    container.placement.own | container.placement.instead
-                )
+                await self._quotas.before_start(container)
+                obstacle = await self._clearing.barrier(container.placement.own | container.placement.instead)
                 if obstacle is not None and obstacle.client_words != obstacle.words:
                     keeper.problems.note(f"cannot start {container.ref}: {obstacle.words}")
-                return keeper.clearing.answer(obstacle) if obstacle else ""
+                return self._clearing.answer(obstacle) if obstacle else ""
             return ""
         return "the pools change faster than the runtime can be told"
 
@@ -112,7 +151,7 @@ class Launch:
         keeper = self._keeper
         try:
             async with asyncio.timeout(keeper.options.call_timeout):
-                keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce_groups))
+                self._writes.moved(await keeper.kernel.run(keeper.enforcer.enforce_groups))
         except TimeoutError:
             keeper.problems.note(f"cannot give the groups above {container.ref} its CPUs in time")
 
@@ -123,14 +162,14 @@ class Launch:
             UnavailableError, RuntimeCallError: It did not take it, or not in time.
         """
         keeper = self._keeper
-        want, quota = keeper.state.wanted(container), keeper.quotas.carried(container)
+        want, quota = keeper.state.wanted(container), self._quotas.carried(container)
         flight = keeper.flights.depart(container.id, want)
 
         async def told() -> None:
             async with self.under_way(flight):
-                mems = keeper.mems.told(container)
+                mems = self._mems.told(container)
                 await self.lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
-                keeper.quotas.told(container.id, quota)
+                self._quotas.told(container.id, quota)
                 keeper.counters["specs_freshened"] += 1
 
         # If it takes too long the caller gives up, but the call stays in flight until it has ended.
@@ -147,7 +186,7 @@ class Launch:
         Returns:
             As ``freshen``, and the fence, which is for ``start``.
         """
-        fencing, fence, obstacle = self._keeper.lasting.fencing, None, ""
+        fencing, fence, obstacle = self._fencing, None, ""
         try:
             for _ in range(ROUNDS):
                 fence = await fencing.guard(container_id, fence)
@@ -172,7 +211,7 @@ class Launch:
             keeper.news.touch(container_id)
         carries = keeper.saved.get(container_id) or keeper.state.wanted(container)
         flight = keeper.flights.depart(container_id, carries, is_start=True)
-        keeper.lasting.fencing.bind(flight, fence)
+        self._fencing.bind(flight, fence)
         return flight
 
     @contextlib.asynccontextmanager
@@ -190,7 +229,7 @@ class Launch:
 
     def started(self, flight: Flight, *, ok: bool) -> None:
         """A start has been answered."""
-        keeper, landed = self._keeper, self._keeper.lasting.fencing.landed
+        keeper, landed = self._keeper, self._fencing.landed
         container = keeper.state.containers.get(flight.container_id)
         if ok:
             landed(flight, flight.carries, functools.partial(self._ended, flight, Phase.RUNNING))
@@ -206,7 +245,7 @@ class Launch:
 
     async def _make_room(self, container: Container) -> None:
         """Have the next start of a container find groups above it that are wide enough."""
-        self._keeper.moved(await self._keeper.kernel.run(self._keeper.enforcer.make_room, container))
+        self._writes.moved(await self._keeper.kernel.run(self._keeper.enforcer.make_room, container))
 
     def _ended(self, flight: Flight, phase: Phase | None) -> None:
         """A start is over, and the container is in a phase; None where it says nothing about that."""
@@ -216,19 +255,19 @@ class Launch:
         if container is None or phase is None:
             return
         if phase is Phase.RUNNING:
-            keeper.phase(container.id, phase)
-            keeper.later([container.id])
+            self._lifecycle.phase(container.id, phase)
+            self._writes.later([container.id])
             if confined:  # the runtime has saved the set that the start has left with
                 keeper.settle_later(container.id)
         elif phase is Phase.EXITED:
-            keeper.phase(container.id, phase)
+            self._lifecycle.phase(container.id, phase)
         elif container.phase is Phase.STARTING and not keeper.flights.starting(container.id):
-            keeper.phase(container.id, Phase.CREATED)
+            self._lifecycle.phase(container.id, Phase.CREATED)
 
     def landed(self, flight: Flight, carried: CpuSet | None) -> None:
         """An update has been answered; ``carried`` is the set that the runtime has saved by it, if any."""
         then = functools.partial(self._landed, flight, carried)
-        self._keeper.lasting.fencing.landed(flight, carried, then)
+        self._fencing.landed(flight, carried, then)
 
     def _landed(self, flight: Flight, carried: CpuSet | None) -> None:
         keeper = self._keeper
@@ -245,9 +284,9 @@ class Launch:
                 self._tell_after(container_id)
         wanted = keeper.state.wanted(keeper.state.containers[container_id])
         if carried == wanted and not flight.overlapped:
-            keeper.drift.suspect(UNKNOWN, [container_id])  # it is to hold that, and many may land together
+            self._drift.suspect(UNKNOWN, [container_id])  # it is to hold that, and many may land together
         else:
-            keeper.later([container_id])
+            self._writes.later([container_id])
 
     def _tell_after(self, container_id: str) -> None:
         """Calls have overlapped: whichever came last, today's set is told after all of them."""
@@ -305,7 +344,7 @@ class Launch:
                 flight.seen = now
             phase = phase_of(flight.container_id)
             over = flight.seen is not None and asked - flight.seen >= STRAY_GRACE_S
-            over = over and not keeper.confinement.holds(flight)
+            over = over and not self._confinement.holds(flight)
             if phase is Phase.EXITED or (flight.is_start and phase is Phase.RUNNING):
                 self._end(flight, phase)
             elif over or (flight.refused and phase is Phase.CREATED):
@@ -316,7 +355,7 @@ class Launch:
         flight.stray_since = None
         told = flight.carries if flight.is_start and phase is Phase.RUNNING else None
         then = functools.partial(self._over, flight, phase)
-        self._keeper.lasting.fencing.landed(flight, told, then)
+        self._fencing.landed(flight, told, then)
 
     def _over(self, flight: Flight, phase: Phase) -> None:
         keeper, container_id = self._keeper, flight.container_id
@@ -324,9 +363,9 @@ class Launch:
             self._ended(flight, phase)
         elif keeper.flights.land(flight) and container_id in keeper.state.containers:
             keeper.saved.pop(container_id, None)
-            keeper.lasting.changed([container_id])  # the runtime may have told systemd, or not
+            self._changed([container_id])  # the runtime may have told systemd, or not
         if phase is Phase.EXITED:
-            keeper.phase(container_id, phase)
+            self._lifecycle.phase(container_id, phase)
         elif flight.tell and container_id in keeper.state.containers:
             keeper.settle_later(container_id)
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.keeper.worker import Worker
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -30,7 +31,6 @@ from proxy.model.idset import Mask
 from proxy.model.workload import Container, Phase
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.kernel_ports import Memory, MemoryUse
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ class MemoryNodes:
         wide: Who has more nodes than decided, because his memory is there: all that he has.
     """
 
-    def __init__(self, keeper: Keeper, memory: Memory | None = None) -> None:
+    def __init__(self, keeper: NodeContext, memory: Memory | None = None) -> None:
         self._keeper = keeper
         self.worker = Worker("mems", keeper.broken)
         keeper.health.watch(self.worker)

@@ -1,15 +1,62 @@
-"""Who wants to know what becomes of containers, sandboxes and the node: hooks; most nodes have none."""
+"""What observers of the node are notified of: changes of the state, and what becomes of containers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from dataclasses import dataclass
+from enum import Enum
 
-from proxy.model.workload import Container, Pod
+from proxy.model.workload import Container, Phase, Pod
+from proxy.plan.state import NodeState
 
 
-class Onlooker(Protocol):
-    """Is told by the keeper, on the loop's thread, after the state has changed; each of it once."""
+class Follow(Enum):
+    """Which containers are written in the kernel after a change, and by which side."""
+
+    MOVED = "the containers whose CPUs change, in the background"
+    ALL = "all containers, in the background"
+    CALLER = "none: the caller writes the kernel itself, because it waits for the result"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the state.
+
+    Attributes:
+        before: The state that was replaced.
+        after: The state that replaced it.
+        reason: What happened, in a few words.
+        follow: Which containers the kernel backend writes.
+        shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
+        grow: Ids of containers that only gain CPUs by it.
+    """
+
+    before: NodeState
+    after: NodeState
+    reason: str
+    follow: Follow = Follow.MOVED
+    shrink: tuple[str, ...] = ()
+    grow: tuple[str, ...] = ()
+
+    @property
+    def is_felt(self) -> bool:
+        """Report whether pools or rules may differ. Most containers own nothing, and change neither."""
+        return self.before.pools is not self.after.pools or self.before.node is not self.after.node
+
+    @property
+    def moved(self) -> list[str]:
+        """Give the ids of containers whose CPUs change, those that lose some first."""
+        return [*self.shrink, *self.grow]
+
+
+class Onlooker:
+    """An observer that does nothing; subclasses do something about what matters to them.
+
+    All methods run on the event loop, after the state has changed. ``NodeStore.subscribe`` adds an observer.
+    """
+
+    def changed(self, change: Change) -> None:
+        """Pools, rules or the machine may differ from before."""
 
     def created(self, token: str, container: Container) -> None:
         """The runtime has made a container and named it.
@@ -20,65 +67,28 @@ class Onlooker(Protocol):
         """
 
     def failed(self, token: str) -> None:
-        """A create has come to nothing."""
+        """A create has failed; its container is not in the state any more."""
 
-    def started(self, container: Container) -> None:
-        """A container that was created runs."""
+    def entered(self, container: Container, phase: Phase) -> None:
+        """A container that was created is in another phase."""
 
-    def ended(self, container: Container) -> None:
-        """A container runs no more."""
+    def given(self, container: Container) -> None:
+        """A container may use other CPUs than before, by a hook or in place of CPUs that are offline."""
 
     def gone(self, container: Container) -> None:
-        """A container is gone."""
+        """A container has been removed."""
 
     def pod_stopped(self, pod: Pod) -> None:
         """A sandbox has been stopped."""
 
     def pod_gone(self, sandbox_id: str) -> None:
-        """A sandbox is gone, or was not there."""
+        """A sandbox has been removed, or was not there."""
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
-        """The runtime has told what it has.
+        """The runtime has listed what it has.
 
         Args:
             pods: Ids of all sandboxes.
             containers: Ids of all containers.
-            since: The news' number when it was asked: it says nothing about those who have newer ones.
+            since: The number of the newest change when it was asked: the lists are stale for newer ones.
         """
-
-    def stirred(self) -> None:
-        """The machine, the pools or who owns CPUs may be others than before."""
-
-
-class Nobody:
-    """The onlooker of a node without hooks."""
-
-    def created(self, token: str, container: Container) -> None:
-        """See ``Onlooker``, as the rest."""
-
-    def failed(self, token: str) -> None:
-        """Nobody is told."""
-
-    def started(self, container: Container) -> None:
-        """Nobody is told."""
-
-    def ended(self, container: Container) -> None:
-        """Nobody is told."""
-
-    def gone(self, container: Container) -> None:
-        """Nobody is told."""
-
-    def pod_stopped(self, pod: Pod) -> None:
-        """Nobody is told."""
-
-    def pod_gone(self, sandbox_id: str) -> None:
-        """Nobody is told."""
-
-    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
-        """Nobody is told."""
-
-    def stirred(self) -> None:
-        """Nobody is told."""
-
-
-NOBODY = Nobody()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from proxy.keeper.beside import BesideKubelet
+from proxy.keeper.context import NodeContext
 from proxy.keeper.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.model.nodeobject import NodeMeta
@@ -19,7 +21,6 @@ from proxy.plan.node import Node
 from proxy.plan.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.ports import NodeObject
 
 
@@ -32,29 +33,31 @@ class Prescriptions:
         kept: CPUs that a takeover keeps back besides, because kubelet did.
     """
 
-    def __init__(self, keeper: Keeper, configured: Node) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        beside: BesideKubelet,
+        configured: Node,
+        source: NodeObject | None = None,
+        options: TopologyOptions | None = None,
+    ) -> None:
         """Begin with our configuration alone.
 
         Args:
             keeper: Whose rules.
+            beside: Knows what kubelet's CPU manager keeps.
             configured: The node as our configuration has it.
+            source: Where the Node object is; None for none.
+            options: Of the topology manager, as our configuration has them.
         """
         self._keeper = keeper
+        self._beside = beside
         self._configured = configured
-        self._source: NodeObject | None = None
-        self._options = TopologyOptions()
+        self._source = source
+        self._options = options or TopologyOptions()
         self.meta: NodeMeta | None = None
         self.kept = CpuSet()
         self.told: NodePolicy = read_node_policy(configured, configured.machine, None, None)
-
-    def ask(self, source: NodeObject | None, options: TopologyOptions) -> None:
-        """Have a Node object asked from now on.
-
-        Args:
-            source: Where it is; None for none.
-            options: Of the topology manager, as our configuration has them.
-        """
-        self._source, self._options = source, options
 
     async def follow(self, worker: Worker) -> None:
         """Read the Node object in a worker, and put into force what is prescribed."""
@@ -69,7 +72,7 @@ class Prescriptions:
         """Have the state follow what is prescribed, by what is known."""
         keeper, before = self._keeper, self._keeper.state
         machine = before.node.machine
-        told = self._with_kept(read_node_policy(self._configured, machine, self.meta, keeper.beside.manager))
+        told = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
         done = apply_node_policy(before, told, self.told, self._options)
         old, self.told = self.told.named(), done.told
         keeper.store.change(done.state, "node rules changed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
@@ -150,7 +150,13 @@ class RuntimeEvent:
 
 
 class Events(Protocol):
-    """What the runtime tells by itself."""
+    """What the runtime tells by itself.
+
+    Attributes:
+        unread: Called with each event that cannot be read, in any thread.
+    """
+
+    unread: Callable[[str], None]
 
     def listen(self) -> Iterator[RuntimeEvent]:
         """Subscribe; returns when the subscription stands, so that what happens from then on is told.

@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
+from proxy.keeper.kernel_writes import KernelWrites
+from proxy.keeper.lifecycle import Lifecycle
+from proxy.keeper.onlooker import Onlooker
 from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.place.memory.accounts import inits_before
 from proxy.plan.admit import admit
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.runtime_ports import RuntimePod
 
 
@@ -23,8 +26,10 @@ class Sandboxes:
             runtime's has them.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
         self._keeper = keeper
+        self._lifecycle = lifecycle
+        self._writes = writes
         self.arriving: set[str] = set()
 
     def admit(self, pod: Pod, total: Request) -> tuple[Verdict, Pod]:
@@ -41,7 +46,7 @@ class Sandboxes:
         if admission.explanation is not None:
             keeper.history.note(keeper.wall(), admission.explanation, token if admitted else "")
         words = admission.problem or admission.verdict.operator_message
-        keeper.limited(pod, admission.limit, words, admitted=admitted)
+        keeper.bad_input.limited(pod, admission.limit, words, admitted=admitted)
         if admission.problem and admission.limit is None:
             keeper.problems.note(f"{pod.ref}: {admission.problem}")
         if not admitted:
@@ -85,12 +90,12 @@ class Sandboxes:
             and c.phase is not Phase.CREATING
         ]
         for container_id in old:
-            keeper.phase(container_id, Phase.EXITED)
+            self._lifecycle.phase(container_id, Phase.EXITED)
         keeper.store.change(
             keeper.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
         )
         if keeper.store.mode.enforces and keeper.state.owners:
-            keeper.spawn(keeper.clear_sandboxes())
+            keeper.spawn(self._writes.clear_sandboxes())
 
     def moved_on(self, pod: Pod, name: str) -> None:
         """A container is asked for: the init containers before it have ended, although nobody has said so."""
@@ -99,22 +104,24 @@ class Sandboxes:
         ended = inits_before(pod.asks, name)
         for container in self._keeper.state.in_sandbox(pod.sandbox_id) if ended else ():
             if container.name in ended and container.phase is Phase.RUNNING:
-                self._keeper.phase(container.id, Phase.EXITED)
+                self._lifecycle.phase(container.id, Phase.EXITED)
 
     def stopped(self, sandbox_id: str) -> None:
         """A sandbox has been stopped: nothing in it runs any more."""
         keeper = self._keeper
         for container in keeper.state.in_sandbox(sandbox_id):
             if container.phase is not Phase.CREATING:
-                keeper.phase(container.id, Phase.EXITED)
+                self._lifecycle.phase(container.id, Phase.EXITED)
         self._forget(sandbox_id)
 
     def removed(self, sandbox_id: str) -> None:
         """A sandbox is gone, and its containers with it."""
         keeper = self._keeper
-        keeper.removed([c.id for c in keeper.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING])
+        self._lifecycle.removed(
+            [c.id for c in keeper.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING]
+        )
         self._forget(sandbox_id)
-        keeper.onlooker.pod_gone(sandbox_id)
+        keeper.store.notify(Onlooker.pod_gone, sandbox_id)
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
         """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
@@ -137,7 +144,7 @@ class Sandboxes:
         pod = keeper.state.pods.get(sandbox_id)
         if pod is not None:
             self._drop(sandbox_id, "sandbox gone")
-            keeper.onlooker.pod_stopped(pod)
+            keeper.store.notify(Onlooker.pod_stopped, pod)
 
     def _drop(self, sandbox_id: str, reason: str) -> None:
         store = self._keeper.store

@@ -12,8 +12,11 @@ import asyncio
 import contextlib
 
 from proxy.keeper.adoption import saved_cpus
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.context import NodeContext
 from proxy.keeper.launch import Launch
+from proxy.keeper.mems import MemoryNodes
+from proxy.keeper.quotas.quotas import Quotas
+from proxy.keeper.systemd.lasting import Lasting
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -33,8 +36,13 @@ SILENT = Backoff(4.0, 256.0)
 class Settler:
     """Tells the runtime, one container at a time."""
 
-    def __init__(self, keeper: Keeper, launch: Launch) -> None:
+    def __init__(
+        self, keeper: NodeContext, launch: Launch, quotas: Quotas, mems: MemoryNodes, lasting: Lasting
+    ) -> None:
         self._keeper = keeper
+        self._quotas = quotas
+        self._mems = mems
+        self._lasting = lasting
         self._launch = launch
         self._worker = Worker("settle", keeper.broken)
         keeper.health.watch(self._worker)
@@ -64,29 +72,29 @@ class Settler:
         if self._waits(container_id):
             return False
         asked = container_id not in keeper.saved and await self._learn(container_id)
-        if container_id not in keeper.quotas.untold and not self._is_due(container):
+        if container_id not in self._quotas.untold and not self._is_due(container):
             return asked
-        fence = await keeper.lasting.fencing.fitting(container_id)
+        fence = await self._lasting.fencing.fitting(container_id)
         container = keeper.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING:
-            await keeper.lasting.fencing.drop(fence)
+            await self._lasting.fencing.drop(fence)
             return asked
-        want, quota = keeper.state.wanted(container), keeper.quotas.carried(container)
+        want, quota = keeper.state.wanted(container), self._quotas.carried(container)
         flight = keeper.flights.depart(container_id, want)
-        keeper.lasting.fencing.bind(flight, fence)
+        self._lasting.fencing.bind(flight, fence)
         refused = ""
         try:
             async with self._launch.under_way(flight):
-                mems = keeper.mems.renewed(container)
+                mems = self._mems.renewed(container)
                 await self._worker.run(keeper.runtime.update_cpuset, container_id, want, mems, quota)
-                keeper.quotas.told(container_id, quota)
+                self._quotas.told(container_id, quota)
                 keeper.counters["settled"] += 1
         except UnavailableError:
             self._put_off(container_id)
             await asyncio.sleep(AWAY_S)
             return True
         except RuntimeCallError as error:
-            keeper.quotas.refused(container_id)
+            self._quotas.refused(container_id)
             refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             keeper.broken(error)
@@ -109,7 +117,7 @@ class Settler:
         saved = keeper.saved.get(container.id)
         if saved == keeper.state.wanted(container) or self._is_passing(container, saved):
             return False
-        return not keeper.lasting.is_instead(container)
+        return not self._lasting.is_instead(container)
 
     async def _learn(self, container_id: str) -> bool:
         """Ask the runtime what it has saved for a container that nobody has told it since we came.
@@ -134,7 +142,7 @@ class Settler:
         """Tell whether a container is not to be told now; it comes again by itself then."""
         keeper = self._keeper
         strays = [f for f in keeper.flights.of(container_id) if f.stray_since is not None]
-        if any(flight.tell for flight in strays) or (strays and container_id not in keeper.quotas.untold):
+        if any(flight.tell for flight in strays) or (strays and container_id not in self._quotas.untold):
             for flight in strays:
                 flight.tell = True
             return True

@@ -10,15 +10,13 @@ something is asked about before a decision.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
+from proxy.keeper.lifecycle import Lifecycle
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import KubeQos, Phase, Pod
 from proxy.plan.state import NodeState
-
-if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
 
 EXITED = "EXITED"
 
@@ -39,15 +37,15 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     ]
 
 
-async def see_ended(keeper: Keeper, worker: Worker, pod: Pod) -> None:
+async def see_ended(keeper: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
     """Ask the runtime which of the pod's holders have ended, and take note of it.
 
     Where it does not answer, what is known stands.
     """
-    await asyncio.gather(*(_look(keeper, worker, one) for one in holders(keeper.state, pod)))
+    await asyncio.gather(*(_look(keeper, lifecycle, worker, one) for one in holders(keeper.state, pod)))
 
 
-async def _look(keeper: Keeper, worker: Worker, container_id: str) -> None:
+async def _look(keeper: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
     since = keeper.news.number
     try:
         listed = await worker.run(keeper.runtime.list_containers, container_id)
@@ -55,4 +53,4 @@ async def _look(keeper: Keeper, worker: Worker, container_id: str) -> None:
         return
     ended = any(c.id == container_id and c.state == EXITED for c in listed)
     if ended and keeper.news.none(container_id, since):
-        keeper.phase(container_id, Phase.EXITED)
+        lifecycle.phase(container_id, Phase.EXITED)

@@ -7,11 +7,11 @@ threads. Only the event loop replaces it, and only with ``NodeStore.change``, in
    the new one.
 2. The records of the change go to the journal.
 3. If pools or rules differ, the containers whose CPUs change are computed, and the observers are notified in
-   the order in which they subscribed. ``keeper`` subscribes hooks first, then the reports about narrowed
-   containers, then the kernel.
+   the order in which they subscribed (``keeper``): the kernel first, hooks last.
 
-A change that an observer makes is notified after the one that it observes, so that all observers see changes
-in the same order. A fault in one observer is reported and does not keep the others from following: the state
+What happens to containers and pods without a change of pools (``lifecycle``, ``sandboxes``) goes to the same
+observers. What an observer causes is notified after what it observes, so that all observers see everything in
+the same order. A fault in one observer is reported and does not keep the others from following: the state
 has changed already.
 
 Beside the state the store holds what the calls of clients and of the daemon itself leave behind: what the
@@ -24,66 +24,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+from typing import Concatenate, ParamSpec
 
 from proxy.keeper.flights import Flights
 from proxy.keeper.journal import Journal, Record
 from proxy.keeper.news import News
+from proxy.keeper.onlooker import Change, Follow, Onlooker
 from proxy.keeper.retries import Retries
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.plan.moves import moves
 from proxy.plan.state import NodeState
 
+__all__ = ["Change", "Follow", "NodeStore"]
+
+P = ParamSpec("P")
 _NO_RECORDS: Mapping[str, Record | None] = {}
-
-
-class Follow(Enum):
-    """Which containers are written in the kernel after a change, and by which side."""
-
-    MOVED = "the containers whose CPUs change, in the background"
-    ALL = "all containers, in the background"
-    CALLER = "none: the caller writes the kernel itself, because it waits for the result"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One change of the state.
-
-    Attributes:
-        before: The state that was replaced.
-        after: The state that replaced it.
-        reason: What happened, in a few words.
-        follow: Which containers the kernel backend writes.
-        shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
-        grow: Ids of containers that only gain CPUs by it.
-    """
-
-    before: NodeState
-    after: NodeState
-    reason: str
-    follow: Follow = Follow.MOVED
-    shrink: tuple[str, ...] = ()
-    grow: tuple[str, ...] = ()
-
-    @property
-    def is_felt(self) -> bool:
-        """Report whether pools or rules may differ. Most containers own nothing, and change neither."""
-        return self.before.pools is not self.after.pools or self.before.node is not self.after.node
-
-    @property
-    def moved(self) -> list[str]:
-        """Give the ids of containers whose CPUs change, those that lose some first."""
-        return [*self.shrink, *self.grow]
-
-
-class StateObserver(Protocol):
-    """Is notified of changes, on the event loop."""
-
-    def changed(self, change: Change) -> None:
-        """Pools or rules may differ from before. The store holds ``change.after``, or a later state."""
 
 
 class NodeStore:
@@ -122,8 +78,8 @@ class NodeStore:
         self._mode = mode
         self.journal = journal
         self._fault = fault
-        self._observers: list[StateObserver] = []
-        self._due: deque[Change] = deque()
+        self._observers: list[Onlooker] = []
+        self._due: deque[tuple[str, tuple[object, ...]]] = deque()
         self._notifies = False
         self.saved: dict[str, CpuSet] = {}
         self.lost: dict[str, float] = {}
@@ -149,8 +105,8 @@ class NodeStore:
         """Change what is done with the node. Jobs that are queued for the kernel follow it, too."""
         self._mode = mode
 
-    def subscribe(self, observer: StateObserver) -> None:
-        """Notify an observer of changes from now on, after those that have subscribed before."""
+    def subscribe(self, observer: Onlooker) -> None:
+        """Notify an observer from now on, after those that have subscribed before."""
         self._observers.append(observer)
 
     def change(
@@ -175,20 +131,30 @@ class NodeStore:
         change = Change(before, after, reason, follow)
         if change.is_felt:
             change = Change(before, after, reason, follow, *moves(before, after))
-            self._notify(change)
+            self.notify(Onlooker.changed, change)
         return change
 
-    def _notify(self, change: Change) -> None:
-        self._due.append(change)
+    def notify(
+        self, event: Callable[Concatenate[Onlooker, P], None], *args: P.args, **none: P.kwargs
+    ) -> None:
+        """Notify all observers of an event, in their order.
+
+        Args:
+            event: The method of ``Onlooker``.
+            args: Its arguments.
+            none: No arguments are given by name.
+        """
+        assert not none
+        self._due.append((event.__name__, args))
         if self._notifies:
             return
         self._notifies = True
         try:
             while self._due:
-                change = self._due.popleft()
+                name, told = self._due.popleft()
                 for observer in self._observers:
                     try:
-                        observer.changed(change)
+                        getattr(observer, name)(*told)
                     except Exception as error:  # noqa: BLE001  the other observers must follow
                         self._fault(error)
         finally:

@@ -13,14 +13,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from proxy.keeper.adoption import PHASES, Adoption, Listing, listed
+from proxy.keeper.adoption import PHASES, Adoption
+from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.codec import load_container, load_pod
+from proxy.keeper.confinement import Confinement
+from proxy.keeper.context import NodeContext
+from proxy.keeper.creates import Creates
+from proxy.keeper.drift.finding import Drift
 from proxy.keeper.enforce import Enforced
 from proxy.keeper.health import STUCK_S
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.launch import Launch
+from proxy.keeper.lifecycle import Lifecycle
+from proxy.keeper.listing import Listing, listed
+from proxy.keeper.machine.hotplug import Hotplug
+from proxy.keeper.mems import MemoryNodes
+from proxy.keeper.onlooker import Onlooker
+from proxy.keeper.prescriptions import Prescriptions
+from proxy.keeper.quotas.quotas import Quotas
+from proxy.keeper.sandboxes import Sandboxes
+from proxy.keeper.systemd.lasting import Lasting
 from proxy.keeper.turns import Turns
+from proxy.keeper.watching import Watching
+from proxy.keeper.whereabouts import Whereabouts
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -28,6 +46,9 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase, Pod
 from proxy.plan.adoption import count_bound_memory, overcommitted_memory
 from proxy.plan.state import NodeState
+
+if TYPE_CHECKING:
+    from proxy.keeper.partitions.owners import OwnersPartitions
 
 GRACE_S = 2.0
 """How long a create whose answer was lost may still turn up in the runtime's list."""
@@ -42,15 +63,46 @@ MANY = 5
 """More of a kind are not named one by one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a pass compares and keeps in step, part by part."""
+
+    writes: KernelWrites
+    lifecycle: Lifecycle
+    creates: Creates
+    sandboxes: Sandboxes
+    beside: BesideKubelet
+    prescriptions: Prescriptions
+    hotplug: Hotplug
+    watching: Watching
+    where: Whereabouts
+    drift: Drift
+    confinement: Confinement
+    quotas: Quotas
+    mems: MemoryNodes
+    lasting: Lasting
+    partitions: OwnersPartitions | None = None
+
+
 class Sync:
     """Compares, repairs, and remembers how the runtime is."""
 
-    def __init__(self, keeper: Keeper, launch: Launch) -> None:
+    def __init__(self, keeper: NodeContext, launch: Launch, parts: Compared) -> None:
+        """Compare nothing yet.
+
+        Args:
+            keeper: Whose state it is.
+            launch: Knows which calls are in flight.
+            parts: What a pass compares and keeps in step.
+        """
         self._keeper = keeper
+        self._parts = parts
         self._launch = launch
         self._worker = Worker("sync", keeper.broken)
         keeper.health.watch(self._worker)
-        self.adoption = Adoption(keeper, self._worker, launch.lookups)
+        self.adoption = Adoption(
+            keeper, parts.creates, parts.beside, parts.watching, self._worker, launch.lookups
+        )
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
         self._waits = False  # somebody was told that the runtime is not there
@@ -64,9 +116,9 @@ class Sync:
     def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
         """Do what ``recover`` does, in steps; the keeper must not be used before the last of them."""
         keeper = self._keeper
-        keeper.quotas.load(entries)
-        if keeper.partitions is not None:
-            keeper.partitions.load(entries)
+        self._parts.quotas.load(entries)
+        if self._parts.partitions is not None:
+            self._parts.partitions.load(entries)
         node = keeper.state.node
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
@@ -81,7 +133,7 @@ class Sync:
         for container in keeper.state.containers.values():
             keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
             yield
-        keeper.where.recall()
+        self._parts.where.recall()
 
     def _recorded(
         self, entries: Mapping[str, Mapping[str, object]], pods: list[Pod], containers: list[Container]
@@ -108,9 +160,9 @@ class Sync:
     async def run(self) -> None:
         """Compare for ever."""
         keeper = self._keeper
-        keeper.hotplug.start()
-        keeper.watching.start()
-        keeper.drift.start()
+        self._parts.hotplug.start()
+        self._parts.watching.start()
+        self._parts.drift.start()
         again = RetryDelays(AGAIN)
         while True:
             wait = keeper.options.reconcile_period
@@ -140,7 +192,7 @@ class Sync:
         elif isinstance(error, RuntimeCallError):
             keeper.problems.note(str(error))
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                keeper.in_step()  # there is nothing to wait for
+                self._parts.writes.in_step()  # there is nothing to wait for
         else:
             keeper.broken(error)
 
@@ -156,11 +208,11 @@ class Sync:
         known_pods = set(keeper.state.pods)
         if not self.connected:
             self.runtime_version = await self._worker.run(keeper.runtime.version)
-            await keeper.where.ask_driver(self._worker)
-        await keeper.hotplug.look()
-        await keeper.beside.refresh(self._worker)
-        await keeper.prescriptions.follow(self._worker)
-        listing = keeper.watching.corrected(await self._worker.run(listed, keeper.runtime))
+            await self._parts.where.ask_driver(self._worker)
+        await self._parts.hotplug.look()
+        await self._parts.beside.refresh(self._worker)
+        await self._parts.prescriptions.follow(self._worker)
+        listing = self._parts.watching.corrected(await self._worker.run(listed, keeper.runtime))
         self.connected, self._waits = True, False
         turns = Turns()
         self._resolve(listing, began)
@@ -180,15 +232,15 @@ class Sync:
         if not keeper.synced.is_set():
             await turns.through(self._launch.suspect())
         await turns.turn()
-        keeper.watching.caught_up()
+        self._parts.watching.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
-            keeper.onlooker.listed(listing.pods, listing.containers, began)
+            keeper.store.notify(Onlooker.listed, listing.pods, listing.containers, began)
         if keeper.store.mode.enforces:
-            await keeper.confinement.recall()
+            await self._parts.confinement.recall()
             await self._repair(listing, began)
         keeper.counters["passes"] += 1
         if not keeper.synced.is_set():
-            keeper.in_step()
+            self._parts.writes.in_step()
             self._settle_all()
             keeper.voice.info(
                 f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
@@ -201,7 +253,7 @@ class Sync:
         running = [c.id for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
         keeper.unsettled.update(dict.fromkeys(running))
         keeper.to_settle.set()
-        keeper.lasting.changed(running)
+        self._parts.lasting.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
         """Have the kernel hold what it should, everywhere."""
@@ -211,15 +263,15 @@ class Sync:
             return
         for error in done.errors:
             keeper.problems.note(error)
-        keeper.moved(done, look_again=False)
+        self._parts.writes.moved(done, look_again=False)
         running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
-        found = await keeper.where.find(running, self._worker)
-        await keeper.follow(found)
+        found = await self._parts.where.find(running, self._worker)
+        await self._parts.writes.follow(found)
         self._say_lost([i for i in done.lost if i not in found], listing, began)
-        await self._also(keeper.quotas.once())
-        await self._also(keeper.mems.once())
-        if keeper.partitions is not None:
-            await self._also(keeper.partitions.once())
+        await self._also(self._parts.quotas.once())
+        await self._also(self._parts.mems.once())
+        if self._parts.partitions is not None:
+            await self._also(self._parts.partitions.once())
 
     async def _compared(self) -> Enforced | None:
         """Have the kernel compared; None where that takes too long: then the next pass has what came of it.
@@ -228,7 +280,7 @@ class Sync:
         after a start.
         """
         late, self._comparing = self._comparing, None
-        comparing = late or asyncio.ensure_future(self._keeper.drift.compare_all())
+        comparing = late or asyncio.ensure_future(self._parts.drift.compare_all())
         await asyncio.wait((comparing,), timeout=STUCK_S)
         if not comparing.done():
             self._comparing = comparing
@@ -256,7 +308,7 @@ class Sync:
             runs = seen is not None and seen.state == "RUNNING" and keeper.news.none(container_id, began)
             if container is not None and runs:
                 refs.append(container.ref)
-                why = keeper.where.why.get(container_id, why)
+                why = self._parts.where.why.get(container_id, why)
         if len(refs) > MANY:
             refs = [f"{min(refs)} and of many others"]
         for ref in refs:
@@ -279,11 +331,11 @@ class Sync:
                 continue  # it may have been removed since: the next list decides
             if found is not None and found not in keeper.state.containers:
                 del keeper.lost[token]
-                keeper.created(token, found)
+                self._parts.lifecycle.created(token, found)
             elif listing.unread_containers:
                 continue  # it may be one of those
             elif keeper.clock() - since > GRACE_S or self._is_over(container, listing):
-                keeper.failed(token)
+                self._parts.lifecycle.failed(token)
 
     def _is_over(self, container: Container, listing: Listing) -> bool:
         """Tell whether a create that the ledger has from before a crash can come to nothing any more.
@@ -320,7 +372,7 @@ class Sync:
         for at in range(0, len(absent), AT_ONCE):
             there = keeper.state.containers
             some = [i for i in absent[at : at + AT_ONCE] if i in there]
-            keeper.removed([i for i in some if there[i].phase is not Phase.CREATING])
+            self._parts.lifecycle.removed([i for i in some if there[i].phase is not Phase.CREATING])
             await turns.turn()
         for container_id, phase in phases.items():
             await turns.turn()
@@ -328,20 +380,22 @@ class Sync:
             if ours is None or not keeper.news.none(container_id, began) or keeper.flights.of(container_id):
                 continue
             if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
-                keeper.removed([container_id])  # it lives after all: taken in as one that we do not know
+                self._parts.lifecycle.removed(
+                    [container_id]
+                )  # it lives after all: taken in as one that we do not know
                 keeper.news.forget(container_id)
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
-                keeper.phase(container_id, phase)
+                self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.
         alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
-        for sandbox_id in known_pods - keeper.sandboxes.arriving:
+        for sandbox_id in known_pods - self._parts.sandboxes.arriving:
             await turns.turn()
             pod = listing.pods.get(sandbox_id)
             if pod is None:
                 if listing.lacks_pod(sandbox_id):
-                    keeper.sandboxes.missing(sandbox_id, listing.pods.values())
+                    self._parts.sandboxes.missing(sandbox_id, listing.pods.values())
             elif not pod.ready and sandbox_id not in alive:
-                keeper.sandboxes.stopped(sandbox_id)
+                self._parts.sandboxes.stopped(sandbox_id)
 
     def close(self) -> None:
         """End the worker."""

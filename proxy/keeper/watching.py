@@ -30,6 +30,8 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
+from proxy.keeper.lifecycle import Lifecycle
 from proxy.keeper.runtime_ports import Events, RuntimeEvent
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -37,8 +39,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Phase
 
 if TYPE_CHECKING:
-    from proxy.keeper.adoption import Listing
-    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.listing import Listing
 
 QUEUE_LIMIT = 1024
 """Events that may wait for the loop; more are forgotten, and everything is compared instead."""
@@ -69,15 +70,19 @@ class Hearing(Enum):
 class Watching:
     """Listens to the runtime, and tells the keeper."""
 
-    def __init__(self, keeper: Keeper, events: Events | None) -> None:
+    def __init__(self, keeper: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
         """Prepare; nobody listens before ``run``.
 
         Args:
-            keeper: Who is told.
+            keeper: The node.
+            lifecycle: Is told which containers have exited.
             events: The runtime's side; None where nobody listens.
         """
         self._keeper = keeper
+        self._lifecycle = lifecycle
         self._events = events
+        if events is not None:
+            events.unread = self.missed
         self.hearing = Hearing.OFF if events is None else Hearing.WAITING
         self._queue: deque[RuntimeEvent | Hearing] = deque()
         self._lock = threading.Lock()
@@ -210,7 +215,7 @@ class Watching:
         if container is not None and container.phase is not Phase.EXITED:
             keeper.counters["exits_by_event"] += 1
             keeper.voice.debug(f"the runtime tells that {container.ref} has exited")
-            keeper.phase(container_id, Phase.EXITED)
+            self._lifecycle.phase(container_id, Phase.EXITED)
 
     def _is_odd(self, event: RuntimeEvent) -> bool:
         """Tell whether an event says something else than the state, as it is now."""

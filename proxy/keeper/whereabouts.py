@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.keeper.kernel_ports import Located, Places
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
 from proxy.model.workload import Phase
-
-if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
 
 AT_ONCE = 16
 """So many containers are asked about in one comparison."""
@@ -40,8 +38,9 @@ class Whereabouts:
         why: By id, why the runtime's answer did not help.
     """
 
-    def __init__(self, keeper: Keeper, places: Places | None = None) -> None:
+    def __init__(self, keeper: NodeContext, writes: KernelWrites, places: Places | None = None) -> None:
         self._keeper = keeper
+        writes.subscribe(lambda done: self.absent.update(done.absent))
         self.places = places
         self.driver = ""
         self.absent: set[str] = set()

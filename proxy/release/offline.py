@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 
 from proxy.config.schema import BeSuppressConfig, Config, Mode
 from proxy.cri.lock import Lock
-from proxy.keeper.launch import Launch
-from proxy.keeper.sync import Sync
 from proxy.ledger import open_ledger
 from proxy.ledger.journal import NAME
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
@@ -105,8 +103,7 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
     for note in notes:
         keeper.problems.note(note)
     suppression = suppression_of(config, keeper, entries.get("b/suppress"))
-    launch = Launch(keeper)
-    sync = Sync(keeper, launch)
+    sync = keeper.sync
     sync.recover(entries)
     going = Release(keeper, lambda: suppression is None or not suppression.quota.written)
     comparing: asyncio.Task[None] | None = None
@@ -128,7 +125,8 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
             await asyncio.gather(comparing, return_exceptions=True)
         await keeper.close()
         sync.close()
-        launch.close()
+        keeper.launch.close()
+        keeper.settler.close()
         going.close()
         if suppression is not None:
             suppression.close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from proxy.keeper.bad_input import COUNTER, LIMITED
+from proxy.keeper.drift.authors import COUNTER as DRIFT_BY
 from proxy.keeper.drift.authors import Author
-from proxy.keeper.drift.finding import COUNTER as DRIFT_BY
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.pools.quota import PERIOD

@@ -13,13 +13,11 @@ import pytest
 
 from proxy.cri.interceptors import Interceptors
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.keeper import Keeper, Ports
 from proxy.keeper.kernel_ports import CpusetValue
-from proxy.keeper.launch import Launch
 from proxy.keeper.options import Options, Voice
 from proxy.keeper.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.keeper.scout import Scout
-from proxy.keeper.sync import Sync
+from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.place.cputopo import CpuTopology
@@ -360,14 +358,25 @@ class World:
             self.options,
             Voice(say, say, say),
             lambda: self.now,
-            hardware=lambda known: None if known is self.machine else self.machine,
+            ports=lambda context: Ports(
+                hardware=lambda known: None if known is self.machine else self.machine,
+                kubelet=self.kubelet,
+                devices=self.hardware,
+                cpu_groups=self.cpu,
+            ),
         )
-        self.keeper.quotas.groups = self.cpu
-        self.keeper.scout = Scout(self.kubelet, self.hardware, self.keeper.broken)
-        self.launch = Launch(self.keeper)
-        self.sync = Sync(self.keeper, self.launch)
+        self.launch, self.sync = self.keeper.launch, self.keeper.sync
         self.sync.recover(dict(self.ledger.entries))
         self.wire = Interceptors(self.keeper, self.sync, self.launch)
+
+    def make_settler(self) -> Settler:
+        """Make one more settler, which the test begins and ends."""
+        keeper = self.keeper
+        return Settler(keeper, self.launch, keeper.quotas, keeper.mems, keeper.lasting)
+
+    def beside(self, port: Any) -> None:
+        """Have the node look at what kubelet's CPU manager does, from now on."""
+        self.keeper.beside._port = port
 
     def played(self, method: str, message: Any) -> PlayedCall:
         return PlayedCall(method, message, self.log)

@@ -29,7 +29,7 @@ class Hooks:
         way = Way(keeper, self.engine, self.updates, world.wire.hold, owned_cpus=owned_cpus)
         adopt, hold = world.sync.adoption.adopt_one, world.wire.hold
         self.hooked = Hooked(keeper, way, self.following, adopt, hold, self._learn)
-        keeper.onlooker = self.following
+        keeper.store.subscribe(self.following)
         world.wire.hook(self.hooked)
         self.told: list[Any] = []
         self._hooks: list[Hook] = []

@@ -11,7 +11,6 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.keeper.settle import Settler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
@@ -430,7 +429,7 @@ def test_settling_survives_an_unexpected_error(live) -> None:
     """The same for the settler: one odd exception and nothing is made lasting any more."""
 
     async def day(w: Any) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         ls = await w.run(await w.pod("ls", "LS"))
         w.runtime.update_error = ValueError("odd")
@@ -453,7 +452,7 @@ def test_a_container_that_ends_before_it_is_told_is_no_problem(live) -> None:
     """The runtime refuses to update who has just ended, and lists him as running for another moment."""
 
     async def day(w: Any) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         ls = await w.run(await w.pod("ls", "LS"))
         await w.run(await w.pod("a", "LSE", "", "0"))
         refusal = RuntimeCallError("cannot update the cpuset: cannot update a stopped container", 2)
@@ -544,13 +543,13 @@ def test_drift_repaired_by_a_pass_is_made_lasting(live) -> None:
     """A pass repairs drift in the kernel, but does not wake the settler: runc undoes it again."""
 
     async def day(w: Any) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         ls = await w.run(await w.pod("ls", "LS"))
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         await w.quiet()
         w.boot()  # a restart forgets what was not settled yet
         settler.close()
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         await w.sync.once()
@@ -585,7 +584,7 @@ def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> 
     """The same for an internal error."""
 
     async def day(w: Any) -> None:
-        monkeypatch.setattr(w.keeper, "place", lambda *_: 1 / 0)
+        monkeypatch.setattr(w.keeper.creates, "place", lambda *_: 1 / 0)
         request = pb.CreateContainerRequest(pod_sandbox_id="s")
         request.sandbox_config.labels["koordinator.sh/qosClass"] = "LSE"
         call = await w.call("CreateContainer", request)
@@ -716,7 +715,7 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(live) -
     """A container grows, a settling call brings the narrow set back for a moment, then it grows again."""
 
     async def day(w: Any) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         ls = await w.run(await w.pod("ls", "LS"))
         inside, gate = threading.Event(), threading.Event()

@@ -14,7 +14,6 @@ import pytest
 
 from proxy.admin.page import render
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.page import node_page
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.kubelet.beside import KubeletBeside
@@ -60,7 +59,7 @@ class Kubelet:
         found = KubeletBeside(
             KubeletSettings(**settings), str(self.folder), "", lambda: w.keeper.state.node.topology
         )
-        w.keeper.beside = BesideKubelet(w.keeper, found)
+        w.beside(found)
 
 
 @pytest.fixture
@@ -375,7 +374,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_told(live) -> None:
 
     async def day(w: Any) -> None:
         port = Hangs()
-        w.keeper.beside = BesideKubelet(w.keeper, port)
+        w.beside(port)
         lse = await w.create(await w.pod("lse", "LSE", "", "2-3"), **WHOLE)
         assert w.keeper.state.owners["lse"].cpus == CpuSet([2, 3])
         assert lse in w.keeper.state.containers
@@ -395,7 +394,7 @@ def test_a_fault_in_looking_costs_no_container(live) -> None:
             raise KeyError("oops")
 
     async def day(w: Any) -> None:
-        w.keeper.beside = BesideKubelet(w.keeper, Broken())
+        w.beside(Broken())
         await w.sync.once()
         own = await w.run(await w.pod("g"), **WHOLE)
         assert len(CpuSet.parse(w.on(own))) == 2
@@ -418,7 +417,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(live) -> None:
 
     async def day(w: Any) -> None:
         port = Counts()
-        w.keeper.beside = BesideKubelet(w.keeper, port)
+        w.beside(port)
         await w.run(await w.pod("ls", "LS"), **WHOLE)
         await w.run(await w.pod("be", "", "besteffort"), cpu_shares=2)
         await w.run(await w.pod("b", "", "burstable"), **WHOLE)

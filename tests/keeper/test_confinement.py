@@ -52,7 +52,7 @@ class HangingStart:
 def reporting(w: Any) -> PlayedWrites:
     """Have a kernel that reports writes."""
     writes = PlayedWrites(w.cgroups.sets)
-    w.keeper.drift.watch.use(writes)
+    w.keeper.drift.watch.writes, w.keeper.drift.watch.refused = writes, ""
     w.keeper.drift.watch.start()
     return writes
 

@@ -400,7 +400,7 @@ def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(live) -> Non
 def test_a_fault_of_ours_does_not_stop_the_node(live, monkeypatch, qos: str, refuses: bool) -> None:
     async def day(w) -> None:
         sandbox = await w.pod("p", qos)
-        monkeypatch.setattr(w.keeper, "place", lambda *_: 1 / 0)
+        monkeypatch.setattr(w.keeper.creates, "place", lambda *_: 1 / 0)
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.sandbox_config.labels["koordinator.sh/qosClass"] = qos
         call = await w.call("CreateContainer", request)

@@ -10,7 +10,6 @@ from proxy.keeper.drift import blame
 from proxy.keeper.drift.finding import Drift
 from proxy.keeper.drift.wars import LONGEST_S, QUIET_S
 from proxy.keeper.runtime_ports import RuntimeDetail
-from proxy.keeper.settle import Settler
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
@@ -25,7 +24,7 @@ ALL = CpuSet.parse("0-15")
 def told(w: Any, room: int = 1000) -> PlayedWrites:
     """Have a kernel that tells of writes."""
     writes = PlayedWrites(w.cgroups.sets, room)
-    drift(w).watch.use(writes)
+    drift(w).watch.writes, drift(w).watch.refused = writes, ""
     drift(w).watch.start()
     return writes
 
@@ -163,7 +162,7 @@ def test_an_update_at_the_runtime_behind_our_back_is_blamed_on_it_and_mended_the
     live: Callable[..., None],
 ) -> None:
     async def day(w: Any) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         writes = told(w)
         ls, _ = await two(w)
@@ -326,10 +325,10 @@ def test_a_war_is_told_and_fought_ever_more_seldom_until_it_is_quiet(live: Calla
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
             scribble(w, writes, ls, "0-3")
             w.now += gap - 0.25
-            await w.keeper.follow([ls])
+            await w.keeper.writes.follow([ls])
             assert w.on(ls) == "0-3", "not due"
             w.now += 0.25
-            await w.keeper.follow([ls])
+            await w.keeper.writes.follow([ls])
             repaired += 1
             await done(w, repaired)
             assert w.on(ls) == "0-15"
@@ -357,13 +356,13 @@ def test_where_an_owner_is_at_stake_it_is_put_back_each_second(live: Callable[..
             for _ in range(10):
                 scribble(w, writes, container, cpus)
                 w.now += 1
-                await w.keeper.follow([container])
+                await w.keeper.writes.follow([container])
                 assert w.on(container) == right
             words = f"{cpus} instead of {right}; it is put back each second, as owned CPUs are at stake: "
             assert [line for line in w.said if words in line]
         scribble(w, writes, ls, "4-5")  # nobody owns those
         w.now += 1
-        await w.keeper.follow([ls])
+        await w.keeper.writes.follow([ls])
         assert w.on(ls) == "4-5"
 
     live(day)

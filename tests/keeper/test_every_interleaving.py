@@ -43,7 +43,6 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import confinement, journal, worker
 from proxy.keeper.options import Options
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail
-from proxy.keeper.settle import Settler
 from proxy.model.errors import CannotCreateError, CgroupError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.plan.invariants import violations
@@ -162,7 +161,7 @@ class Day:
             def boot(self) -> None:
                 self.machine = THREE
                 super().boot()
-                self.settler = Settler(self.keeper, self.launch)
+                self.settler = self.make_settler()
                 if day.settles:
                     day.loop.create_task(self.settler.run())
 

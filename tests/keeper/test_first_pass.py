@@ -67,10 +67,10 @@ def test_what_was_put_off_is_done(live: Callable[..., None]) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         w.keeper.synced.clear()
         w.cgroups.sets[ls] = CpuSet.parse("0-3")
-        w.keeper.later([ls, "gone"])
+        w.keeper.writes.later([ls, "gone"])
         await w.quiet()
         assert w.on(ls) == "0-3"
-        w.keeper.in_step()
+        w.keeper.writes.in_step()
         await w.until(lambda: w.on(ls) == "0-15")
 
     live(day)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from proxy.keeper import context as context_module
 from proxy.keeper import health as module
-from proxy.keeper import keeper as keeper_module
 from proxy.keeper import sync as sync_module
 from proxy.keeper.health import RESTART_S, STEADY_S, Health
 from proxy.keeper.page import node_page
@@ -87,7 +87,7 @@ def test_a_restart_is_asked_for_late_and_not_where_the_start_was_stuck_already(
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (module, keeper_module, sync_module):
+    for place in (module, context_module, sync_module):
         monkeypatch.setattr(place, "STUCK_S", 0.1)
 
 

@@ -201,7 +201,7 @@ def test_pools_and_machine_that_change(live) -> None:
             assert not h.told, "who owns nothing changes nothing"
             w.keeper.store.change(w.keeper.state.changed(drop=(lse,)), "a test")
             w.keeper.store.change(w.keeper.state.suppressing(CpuSet.parse("0-1")), "a test")
-            w.keeper.onlooker.stirred()
+            h.following._stir()
             await w.until(lambda: h.told)
             await w.quiet()
             assert [(each.NAME, str(each.after.be)) for each in h.told] == [("pools_changed", "0-1")], "once"

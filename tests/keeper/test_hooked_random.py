@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from proxy.hooks.answers import CLEAR, Adjustment, Update, Veto
-from proxy.keeper.settle import Settler
 from proxy.model.idset import CpuSet
 from tests.keeper.played_hooks import hooks
 from tests.keeper.test_random import RULES, Play
@@ -63,7 +62,7 @@ class Moody:
 @pytest.mark.parametrize("rules", ["no-policy", "by-pod"])
 def test_a_random_day_with_hooks(live, seed: int, rules: str, *, wild: bool) -> None:
     async def day(world: Any) -> None:
-        settler = Settler(world.keeper, world.launch)
+        settler = world.make_settler()
         settling = asyncio.create_task(settler.run())
         async with hooks(world) as h:
             moody = Moody(world, seed)

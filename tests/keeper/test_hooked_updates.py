@@ -12,7 +12,6 @@ from proxy.cri.hooked import updates as module
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, Adjustment, Update
 from proxy.keeper.runtime_ports import Limits
-from proxy.keeper.settle import Settler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from tests.keeper.played_hooks import hooks
@@ -43,7 +42,7 @@ def test_cpus_of_another_container_are_narrowed_in_the_kernel_and_at_the_runtime
             h.add(pre_create_container=lambda e: Adjustment(updates={one: Update(cpus=cpus("4-5"))}))
             await w.run(await w.pod("other", "LS"))
             await w.until(lambda: w.on(one) == "4-5")
-            settler = Settler(w.keeper, w.launch)
+            settler = w.make_settler()
             await settler.finish(10)
             settler.close()
             assert w.runtime.specs[one] == "4-5"

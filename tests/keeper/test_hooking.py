@@ -16,9 +16,9 @@ import pytest
 from proxy import hooking
 from proxy.config.hooks import HooksConfig
 from proxy.cri.hooked import learning
+from proxy.cri.hooked.following import Following
 from proxy.cri.pb import api_pb2 as pb
 from proxy.hooking import Hooking, may_be_hooks
-from proxy.keeper.onlooker import NOBODY
 from proxy.model.errors import UnavailableError
 from proxy.model.mode import NodeMode
 
@@ -70,12 +70,17 @@ async def running(w: Any, folders: Folders) -> AsyncIterator[Hooking]:
         await made.stop()
 
 
+def followers(w: Any) -> list[Following]:
+    """The parts that follow the node for hooks."""
+    return [observer for observer in w.keeper.store._observers if isinstance(observer, Following)]
+
+
 def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, folders: Folders) -> None:
     async def day(w) -> None:
         async with running(w, folders) as made:
             await w.until(lambda: w.wire.awaited is None)
             assert (await w.begin(await w.pod("ls", "LS"))).refused is None
-            assert (made.engine, made.library, made.page(), w.keeper.onlooker) == (None, None, {}, NOBODY)
+            assert (made.engine, made.library, made.page(), followers(w)) == (None, None, {}, [])
 
     live(day)
 
@@ -138,8 +143,7 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
 
         w.runtime.raw_lists = away
         async with running(w, folders):
-            known = lambda: w.keeper.onlooker is not NOBODY and w.keeper.onlooker.memory.container(one)  # noqa: E731
-            await w.until(known)
+            await w.until(lambda: [f for f in followers(w) if f.memory.container(one)])
             await w.until(lambda: folders.told() and folders.told()[-1] == "['listed']")
             assert len(times) == 3
             before = len(folders.told())

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.keeper.hooked import narrow, take_back
+from proxy.keeper.onlooker import Onlooker
 from proxy.keeper.partitions.jobs import shared_with
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container
 from proxy.plan.narrowing import Narrowing
 from proxy.plan.standin import owners_missing_cpus
 from proxy.topology.build import described
@@ -22,7 +23,7 @@ def wish(cpus: str, **more: Any) -> Narrowing:
 def test_the_kernel_and_the_ledger_follow_and_explain_tells(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
-        assert narrow(w.keeper, one, wish("4-5")) == ""
+        assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
         await w.until(lambda: w.on(one) == "4-5")
         await w.quiet()
         assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
@@ -30,10 +31,10 @@ def test_the_kernel_and_the_ledger_follow_and_explain_tells(live) -> None:
             w.keeper.history.find("ns/ls")[-1].explanation.reasons[-1] == "narrowed to CPUs 4-5 by hook 10-x"
         )
         w.log.clear()
-        assert narrow(w.keeper, one, wish("4-5")) == ""
+        assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
         await w.quiet()
         assert w.log == [], "nothing is done that is so already"
-        assert narrow(w.keeper, one, Narrowing(clear=True, by="10-x")) == ""
+        assert w.keeper.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
         await w.until(lambda: w.on(one) == "0-15")
         reasons = w.keeper.history.find("ns/ls")[-1].explanation.reasons
         assert reasons[-1] == "hooks do not narrow it any more"
@@ -47,7 +48,7 @@ def test_who_is_not_there_is_not_narrowed(live, who) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         await w.stop(one)
-        words = narrow(w.keeper, one if who == "ended" else "nobody", wish("4-5"))
+        words = w.keeper.overrides.narrow(one if who == "ended" else "nobody", wish("4-5"))
         assert "it is not there" in words
 
     live(day)
@@ -57,7 +58,7 @@ def test_what_cannot_be_had_is_said_and_the_rest_is_done(live) -> None:
     async def day(w) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
         one = await w.run(await w.pod("ls", "LS"))
-        words = narrow(w.keeper, one, wish("2-3", mems=Mask((1,))))
+        words = w.keeper.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
         assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
         assert w.keeper.state.containers[one].placement.mems == Mask((1,))
         await w.quiet()
@@ -71,7 +72,7 @@ def test_an_owner_who_is_narrowed_and_loses_cpus_has_others_and_gives_them_back(
     async def day(w) -> None:
         own = await w.run(await w.pod("g"), **FOUR_CPUS)
         assert w.on(own) == "0-1,8-9"
-        assert narrow(w.keeper, own, wish("0,8")) == ""
+        assert w.keeper.overrides.narrow(own, wish("0,8")) == ""
         await w.until(lambda: w.on(own) == "0,8")
         whole, smaller = w.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
         w.machine = smaller
@@ -107,9 +108,9 @@ def test_cpus_that_hooks_have_given_to_others_are_no_partition(live) -> None:
             return shared_with(state, container, state.wanted(container))
 
         assert (shared(lse), shared(own)) == ("", "")
-        assert narrow(w.keeper, one, wish("3,6", owned=True)) == ""
+        assert w.keeper.overrides.narrow(one, wish("3,6", owned=True)) == ""
         assert shared(lse) == "a hook lets ns/ls/c run on its CPUs"
-        assert narrow(w.keeper, own, wish("4,7", owned=True)) == ""
+        assert w.keeper.overrides.narrow(own, wish("4,7", owned=True)) == ""
         assert shared(own) == "a hook has given it CPUs that are not its own"
         await w.until(lambda: (w.on(one), w.on(own)) == ("3,6", "4,7"))
         w.check()
@@ -122,15 +123,14 @@ def test_partitions_are_looked_at_again(live) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         stirred: list[bool] = []
 
-        class Partitions:
-            def stir(self) -> None:
+        class Partitions(Onlooker):
+            def given(self, container: Container) -> None:
                 stirred.append(True)
 
-        w.keeper.partitions = Partitions()
-        narrow(w.keeper, one, wish("4-5"))
-        narrow(w.keeper, one, wish("4-5"))
+        w.keeper.store.subscribe(Partitions())
+        w.keeper.overrides.narrow(one, wish("4-5"))
+        w.keeper.overrides.narrow(one, wish("4-5"))
         assert stirred == [True]
-        w.keeper.partitions = None
 
     live(day)
 
@@ -138,7 +138,7 @@ def test_partitions_are_looked_at_again(live) -> None:
 def test_somebody_who_writes_a_narrowed_set_is_put_right(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
-        narrow(w.keeper, one, wish("4-5"))
+        w.keeper.overrides.narrow(one, wish("4-5"))
         await w.until(lambda: w.on(one) == "4-5")
         w.cgroups.sets[one] = CpuSet.parse("0-15")
         await w.sync.once()
@@ -151,12 +151,12 @@ def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -
     async def day(w) -> None:
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         some, only = [await w.run(await w.pod(name, "LS")) for name in ("some", "only")]
-        assert narrow(w.keeper, some, wish("3-4", owned=True)) == ""
-        assert narrow(w.keeper, only, wish("2", owned=True)) == ""
+        assert w.keeper.overrides.narrow(some, wish("3-4", owned=True)) == ""
+        assert w.keeper.overrides.narrow(only, wish("2", owned=True)) == ""
         await w.until(lambda: (w.on(some), w.on(only)) == ("3-4", "2"))
         await w.close()
         w.boot()
-        take_back(w.keeper)
+        w.keeper.overrides.take_back()
         await w.sync.once()
         await w.until(lambda: (w.on(some), w.on(only)) == ("4", "4-15"))
         await w.quiet()
@@ -167,7 +167,7 @@ def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -
         assert any("nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in told)
         assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
         state = w.keeper.state
-        take_back(w.keeper)
+        w.keeper.overrides.take_back()
         assert w.keeper.state is state
 
     live(day)

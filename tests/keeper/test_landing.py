@@ -19,7 +19,7 @@ def jobs_of(w: Any) -> list[list[str]]:
         jobs.append(list(ids))
         return enforce(jobs[-1])
 
-    w.keeper.drift.enforce = noted
+    w.keeper.writes.write_with(noted)
     return jobs
 
 

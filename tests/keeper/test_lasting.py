@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.kernel_ports import CpusetValue
-from proxy.keeper.settle import Settler
 from proxy.keeper.systemd.masks import backwards
 from proxy.keeper.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
@@ -192,7 +191,7 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
         await join(world)
         tasks = [asyncio.create_task(world.keeper.lasting.run())]
         if settles:
-            settler = Settler(world.keeper, world.launch)
+            settler = world.make_settler()
             tasks.append(asyncio.create_task(settler.run()))
         assert scopes.version == 2
         try:

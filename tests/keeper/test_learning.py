@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.keeper.runtime_ports import RuntimeDetail
-from proxy.keeper.settle import Settler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 
@@ -22,7 +21,7 @@ async def again(world: Any, then: Callable[[], Awaitable[None]]) -> list[str]:
     await world.close()
     world.boot()
     del world.log[:]
-    settler = Settler(world.keeper, world.launch)
+    settler = world.make_settler()
     for _ in range(3):  # after that no call of the daemon before can be under way
         await world.sync.once()
         world.now += 3
@@ -136,7 +135,7 @@ def test_of_who_goes_while_the_runtime_is_asked_nothing_is_kept(live: Any) -> No
             return found
 
         async def gone() -> None:
-            world.keeper.removed([shared])
+            world.keeper.lifecycle.removed([shared])
 
         world.runtime.detail = slow
 

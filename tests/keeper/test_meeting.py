@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.settle import Settler
 from proxy.keeper.systemd.fencing import Fence, _Standing
 from proxy.keeper.systemd.ports import UnitSets
 from proxy.model.errors import RuntimeCallError
@@ -129,7 +128,7 @@ def test_who_is_settled_while_a_lost_start_is_in_flight_is_told_when_that_is_ove
         w.wire.finished(lost, None)
         await w.start(ls)  # kubelet tries again, and is answered
         assert w.keeper.state.containers[ls].phase is Phase.RUNNING
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         w.keeper.saved.pop(ls)
         w.keeper.settle_later(ls)
         await settler.finish(60)
@@ -146,7 +145,7 @@ def test_who_could_not_be_told_is_told_later(live: Live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         w.runtime.update_error = RuntimeCallError("cannot update: busy", 2)
         w.keeper.settle_later(ls)
         del w.keeper.saved[ls]
@@ -196,7 +195,7 @@ def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
         closing = asyncio.create_task(w.keeper.close())
         w.keeper.close = lambda: closing
         await closing
-        w.keeper.later(["anybody"])
+        w.keeper.writes.later(["anybody"])
         assert not w.keeper._tasks
         await asyncio.sleep(0.02)
         assert w.keeper.counters["internal_errors"] == 0

@@ -10,7 +10,6 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.kernel_ports import MemoryUse
-from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
@@ -117,7 +116,7 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[...
             before(container_id, cpus, nodes, quota)
 
         w.runtime.update_cpuset = update
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         w.keeper.saved.pop(lse)
         w.keeper.unsettled[lse] = None
         await settler.finish(30)

@@ -12,7 +12,6 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.enforce import Enforced
 from proxy.keeper.runtime_ports import RuntimeContainer
-from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
@@ -40,7 +39,7 @@ async def waits(w: Any, sandbox: str) -> asyncio.Task[Any]:
 def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         w.keeper.tend(settler.run)
         w.runtime.update_error = LATE
         w.keeper.saved.pop(ls)
@@ -66,7 +65,7 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
 def test_nobody_is_told_anew_while_the_last_may_be_under_way(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         w.runtime.update_error = LATE
         w.keeper.saved.pop(ls)
         w.keeper.settle_later(ls)
@@ -311,7 +310,7 @@ def test_an_update_that_is_refused_is_followed_by_the_kernel(live: Callable[...,
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
 
         def half(container_id: str, cpus: Any, mems: Any, quota: int = 0) -> None:
             w.runtime.update_cpuset = plain

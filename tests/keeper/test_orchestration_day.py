@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.kubelet.beside import KubeletBeside
 from proxy.kubelet.rewriting import static_state, write_text
@@ -29,7 +28,6 @@ from proxy.kubelet.settings import KubeletSettings
 from proxy.model.idset import CpuSet, union
 from proxy.model.machine import Machine
 from proxy.model.nodeobject import NodeMeta
-from proxy.model.options import TopologyOptions
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.plan.invariants import violations
 from proxy.plan.state import NodeState
@@ -122,8 +120,8 @@ class Day:
         port = KubeletBeside(
             KubeletSettings(), str(self.folder), "", lambda: self.w.keeper.state.node.topology
         )
-        keeper.beside = BesideKubelet(keeper, port)
-        keeper.prescriptions.ask(self.node_object, TopologyOptions())
+        self.w.beside(port)
+        keeper.prescriptions._source = self.node_object
 
     def write_state(self) -> None:
         write_text(self.folder, static_state(CpuSet(range(16)), self.held))

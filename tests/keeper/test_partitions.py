@@ -69,6 +69,8 @@ def with_partitions(
 ) -> tuple[OwnersPartitions, PlayedPartitions]:
     kernel = PlayedPartitions(w.log, **more)
     made = w.keeper.partitions = OwnersPartitions(w.keeper, kernel, asked)
+    w.keeper.store.subscribe(made)
+    w.sync._parts = dataclasses.replace(w.sync._parts, partitions=made)
     made.load(dict(w.ledger.entries))
     return made, kernel
 

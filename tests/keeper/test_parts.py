@@ -12,7 +12,6 @@ from proxy.keeper.flights import Flights
 from proxy.keeper.journal import Journal
 from proxy.keeper.page import node_page
 from proxy.keeper.problems import Problems
-from proxy.keeper.settle import Settler
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -205,7 +204,7 @@ def test_the_worker_keeps_order_and_reports() -> None:
 
 def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
     async def day(w) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
@@ -224,7 +223,7 @@ def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
 
 def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
     async def day(w) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         ls = await w.run(await w.pod("ls", "LS"))
         gate, inside = threading.Event(), threading.Event()
@@ -252,7 +251,7 @@ def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
 
 def test_settling_survives_errors(live) -> None:
     async def day(w) -> None:
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         task = asyncio.create_task(settler.run())
         ls = await w.run(await w.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):

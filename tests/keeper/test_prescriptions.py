@@ -8,7 +8,6 @@ from typing import Any
 
 from proxy.kubelet.node_file import NodeFile
 from proxy.model.kubelet import CpuManager
-from proxy.model.options import TopologyOptions
 from tests.testkit.cri import TWO_CPUS
 
 BIND = "node.koordinator.sh/cpu-bind-policy"
@@ -23,7 +22,7 @@ class Written:
         self.world = world
         self.path = folder / "node.json"
         file = NodeFile(self.path, lambda seconds: None)
-        world.keeper.prescriptions.ask(file, TopologyOptions())
+        world.keeper.prescriptions._source = file
 
     async def say(self, labels: Any = None, **annotations: Any) -> None:
         texts = {key: json.dumps(value) for key, value in annotations.items()}
@@ -144,7 +143,7 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
             pass
 
     async def day(w: Any) -> None:
-        w.keeper.prescriptions.ask(Broken(), TopologyOptions())
+        w.keeper.prescriptions._source = Broken()
         passes = w.keeper.counters["passes"]
         await w.sync.once()
         await w.quiet()

@@ -33,9 +33,8 @@ async def lsr(w: Any, uid: str = "db", quota: int = 200_000, **more: Any) -> str
 
 async def settled(w: Any) -> None:
     """Do what the settler does."""
-    from proxy.keeper.settle import Settler
 
-    settler = Settler(w.keeper, w.launch)
+    settler = w.make_settler()
     await settler.finish(60)
     settler.close()
 

@@ -19,7 +19,6 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeContainer
-from proxy.keeper.settle import Settler
 from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
@@ -480,7 +479,7 @@ def test_a_random_day(live, seed: int, *, wild: bool) -> None:
     """``wild``: calls for one pod overlap too, as they may when kubelet restarts in the middle."""
 
     async def day(world: Any) -> None:
-        settler = Settler(world.keeper, world.launch)
+        settler = world.make_settler()
         settling = asyncio.create_task(settler.run())
         try:
             await Play(world, seed, wild=wild).day()

@@ -13,8 +13,8 @@ import pytest
 
 import proxy
 from proxy.cri.pb import api_pb2 as pb
-from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.journal import Journal
+from proxy.keeper.onlooker import Onlooker
 from proxy.keeper.store import Change, Follow, NodeStore
 from proxy.keeper.worker import Worker
 from proxy.kubelet.beside import KubeletBeside
@@ -36,7 +36,7 @@ def kubelet_holds(w: Any, folder: Path, held: dict[str, dict[str, CpuSet]]) -> N
     """Write the state file of kubelet's CPU manager, and have the node follow it."""
     write_text(folder, static_state(ALL, held, reserved=CpuSet([15])))
     port = KubeletBeside(KubeletSettings(), str(folder), "", lambda: w.keeper.state.node.topology)
-    w.keeper.beside = BesideKubelet(w.keeper, port)
+    w.beside(port)
 
 
 async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
@@ -61,7 +61,7 @@ def test_a_create_that_recounts_the_pools_has_the_kernel_and_the_hooks_follow(
         ls = await w.run(await w.pod("ls", "LS", "burstable"))
         assert w.on(ls) == "0-1,4-15"
         stirred: list[str] = []
-        w.keeper.onlooker = Onlooker(lambda: stirred.append(str(w.keeper.state.pools.shared)))
+        w.keeper.store.subscribe(Hears(lambda: stirred.append(str(w.keeper.state.pools.shared))))
         call = await create_unannounced(w, "g", "LS")
         assert call.refused is None
         assert str(w.keeper.state.pools.shared) == "0-15"
@@ -73,20 +73,20 @@ def test_a_create_that_recounts_the_pools_has_the_kernel_and_the_hooks_follow(
     live(day, static=False)
 
 
-class Onlooker:
-    """Hears only that pools or owners changed."""
+class Hears(Onlooker):
+    """Hears that pools or owners changed."""
 
     def __init__(self, stirred: Callable[[], None]) -> None:
         self.stirred = stirred
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None
+    def changed(self, change: Change) -> None:
+        self.stirred()
 
 
 # -- the store by itself ----------------------------------------------------------------------------------
 
 
-class Observer:
+class Observer(Onlooker):
     """Notes what it is notified of, by its name."""
 
     def __init__(
@@ -207,3 +207,26 @@ def test_the_state_cannot_be_assigned() -> None:
             store.state = store.state  # type: ignore[misc]
 
     in_store(work)
+
+
+# -- the controller is above its parts --------------------------------------------------------------------
+
+
+def test_no_part_of_the_controller_knows_the_controller() -> None:
+    """Parts take the context and the parts that they use; only what shows the whole node takes the whole."""
+    folder = Path(proxy.__file__).parent / "keeper"
+    importing = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        for tree in ast.walk(ast.parse(path.read_text()))
+        if isinstance(tree, ast.ImportFrom) and tree.module == "proxy.keeper.keeper"
+    }
+    assert importing == {"page.py"}
+
+
+def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
+    async def day(w: Any) -> None:
+        names = [type(observer).__name__ for observer in w.keeper.store._observers]
+        assert names == ["KernelWrites", "HookOverrides", "Quotas"]
+
+    live(day)

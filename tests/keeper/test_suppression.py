@@ -16,7 +16,6 @@ from proxy.keeper.be.suppression import PATIENCE, Settings, Suppression
 from proxy.keeper.be.usage import asked_of
 from proxy.keeper.be.words import note_of, page
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading
-from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
@@ -99,6 +98,7 @@ class Bed:
         keeper, record = self.world.keeper, self.world.ledger.entries.get(KEY)
         self.it = Suppression(
             keeper,
+            keeper.writes,
             Settings(SuppressMode(mode), **{"period": 0.01, **settings}),
             self.meter,
             lambda worker: BeQuota(keeper, self.quotas, worker, record),
@@ -259,7 +259,7 @@ def test_a_be_pod_stays_within_its_own_limit(live: Any) -> None:
 
 def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
     async def day(w: Any) -> None:
-        bed, settler = Bed(w), Settler(w.keeper, w.launch)
+        bed, settler = Bed(w), w.make_settler()
         task = asyncio.ensure_future(settler.run())
         be = await be_pod(w)
         await w.pod("ls", "LS", "burstable")
@@ -521,6 +521,7 @@ def test_without_anybody_who_counts(live: Any) -> None:
         bed = Bed(w)
         bed.it = Suppression(
             w.keeper,
+            w.keeper.writes,
             Settings(SuppressMode.CPUSET),
             None,
             lambda worker: BeQuota(w.keeper, None, worker, {"quota": "broken"}),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from proxy.keeper import tending
-from proxy.keeper.settle import Settler
 from proxy.keeper.tending import tended
 from proxy.model.backoff import Backoff
 
@@ -93,7 +92,7 @@ def test_settling_goes_on_after_a_fault_of_ours(live: Callable[..., None]) -> No
         for container_id in (odd, good):
             w.keeper.saved.pop(container_id)
             w.keeper.settle_later(container_id)
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         w.keeper.tend(settler.run)
         await w.until(lambda: w.runtime.specs[good] == "4-15")
         assert w.keeper.counters["tasks_begun_anew"] == 1

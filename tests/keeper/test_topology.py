@@ -588,7 +588,7 @@ def test_a_fault_of_ours_refuses_only_whom_a_policy_could_have_refused(
         def broken(*_: object) -> None:
             raise RuntimeError("ours")
 
-        monkeypatch.setattr(w.keeper, "place", broken)
+        monkeypatch.setattr(w.keeper.creates, "place", broken)
         call = await w.call("CreateContainer", request)
         assert (call.refused is not None) is strict
         assert strict or call.sent == call.body

@@ -89,7 +89,7 @@ def test_other_work_goes_on_while_containers_are_taken_in(
             while len(w.keeper.state.containers) < 20:
                 await asyncio.sleep(0)
             for n in (990, 995, 0):
-                w.keeper.removed([f"c{n}"])
+                w.keeper.lifecycle.removed([f"c{n}"])
                 w.cgroups.sets.pop(f"c{n}")
                 ended.append(f"c{n}")
 

@@ -14,7 +14,7 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import watching
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeEvent, RuntimePod
-from proxy.keeper.watching import Hearing, Watching
+from proxy.keeper.watching import Hearing
 from proxy.model.backoff import Backoff
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
@@ -57,7 +57,8 @@ class Hears:
     def __init__(self, world: Any, *, start: bool = True) -> None:
         self.world, self.keeper = world, world.keeper
         self.events = PlayedEvents()
-        self.watching = self.keeper.watching = Watching(self.keeper, self.events)
+        self.watching = self.keeper.watching
+        self.watching._events, self.watching.hearing = self.events, Hearing.WAITING
         if start:
             self.watching.start()
 
@@ -470,14 +471,14 @@ def test_one_event_that_fails_costs_no_other(
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
-        phase = world.keeper.phase
+        phase = world.keeper.lifecycle.phase
 
         def fails(container_id: str, to: Phase) -> None:
             if container_id == sharer:
                 raise KeyError("odd")
             phase(container_id, to)
 
-        monkeypatch.setattr(world.keeper, "phase", fails)
+        monkeypatch.setattr(world.keeper.lifecycle, "phase", fails)
         await hears.tell(EXIT, sharer)
         await hears.tell(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED

@@ -11,7 +11,6 @@ import pytest
 
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.runtime_ports import RuntimeDetail
-from proxy.keeper.settle import Settler
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.idset import CpuSet
@@ -136,15 +135,15 @@ def test_what_is_queued_moves_nobody_any_more(live: Callable[..., None]) -> None
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", kube="burstable"))
         await w.run(await w.pod("lse", "LSE", cpus="2-3"))
-        settler = Settler(w.keeper, w.launch)
+        settler = w.make_settler()
         async with Leaving(w) as release:
             assert w.keeper.unsettled
-            w.keeper.later([ls])
+            w.keeper.writes.later([ls])
             await release.begin()
             await over(w, release)
             w.keeper.unsettled[ls] = None
             await settler.finish(10)
-            w.keeper.later([ls])
+            w.keeper.writes.later([ls])
             await w.keeper.clearing.barrier(w.keeper.state.node.machine.online)
             await w.quiet()
             assert w.on(ls) == w.runtime.specs[ls] == ALL

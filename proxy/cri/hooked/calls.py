@@ -37,7 +37,6 @@ from proxy.hooks.events import (
     PreStopPodSandbox,
 )
 from proxy.hooks.hook import Outcome
-from proxy.keeper.hooked import refused_pod
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
@@ -105,7 +104,7 @@ class Hooked:
         def decided(outcome: Outcome) -> None:
             outcome, body = self._way.written(call, adjusted_run_pod, outcome)
             if self._way.refuses(call, outcome):
-                refused_pod(self._keeper, pod, outcome.refusal)
+                self._keeper.overrides.refused_pod(pod, outcome.refusal)
                 return
             told, seen = config, pod
             if body is not call.body:
@@ -135,7 +134,7 @@ class Hooked:
                 go(call, hooked)
 
         def over() -> None:
-            self._keeper.failed(container.id)  # it never left for the runtime
+            self._keeper.lifecycle.failed(container.id)  # it never left for the runtime
 
         self._way.ask(call, event, decided, over)
 
@@ -146,7 +145,7 @@ class Hooked:
         event, state = self._creating(call.body, container), self._keeper.state
         outcome = await self._way.outcome(self._way.answers(event))
         if call.done:
-            self._keeper.failed(container.id)
+            self._keeper.lifecycle.failed(container.id)
             return None
         return self._placed(call, container, state, event.decision.cpus, outcome)
 
@@ -177,7 +176,7 @@ class Hooked:
         if outcome.refusal:
             verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", outcome.refusal)
             keeper.history.refused(token, verdict)
-            keeper.failed(token)
+            keeper.lifecycle.failed(token)
         if self._way.refuses(call, outcome):
             return None
         self._way.narrow(token, outcome, offered)

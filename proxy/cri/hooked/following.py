@@ -38,6 +38,7 @@ from proxy.hooks.events import (
     Synchronize,
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
+from proxy.keeper.onlooker import Change, Onlooker
 from proxy.model.workload import Container, Phase, Pod, Pool
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 _Entry = TypeVar("_Entry", pb.PodSandbox, pb.Container)
 
 
-class Following:
-    """Follows the keeper for hooks; implements ``proxy.keeper.onlooker.Onlooker``.
+class Following(Onlooker):
+    """Follows the node for hooks.
 
     Attributes:
         memory: What calls do not carry.
@@ -185,19 +186,18 @@ class Following:
             self.memory.created(container.id, body)
         self._tell(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
-            self.stirred()  # its CPUs have an owner with an id now
+            self._stir()  # its CPUs have an owner with an id now
 
     def failed(self, token: str) -> None:
         """See ``Onlooker``."""
         self.sent.pop(token, None)
 
-    def started(self, container: Container) -> None:
+    def entered(self, container: Container, phase: Phase) -> None:
         """See ``Onlooker``."""
-        self._tell(PostStartContainer, container)
-
-    def ended(self, container: Container) -> None:
-        """See ``Onlooker``."""
-        self._tell(PostStopContainer, container)
+        if phase is Phase.RUNNING:
+            self._tell(PostStartContainer, container)
+        elif phase is Phase.EXITED:
+            self._tell(PostStopContainer, container)
 
     def gone(self, container: Container) -> None:
         """See ``Onlooker``."""
@@ -238,8 +238,12 @@ class Following:
 
     # -- what changes on the node -------------------------------------------------------------------------
 
-    def stirred(self) -> None:
-        """See ``Onlooker``. What changes several times before the loop turns is told once."""
+    def changed(self, change: Change) -> None:
+        """See ``Onlooker``."""
+        self._stir()
+
+    def _stir(self) -> None:
+        """Compare soon. What changes several times before the loop turns is told once."""
         if not self._stirred:
             self._stirred = True
             asyncio.get_running_loop().call_soon(self._compare)

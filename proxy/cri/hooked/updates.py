@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from proxy.hooks.answers import CLEAR, LEAVE, Update
-from proxy.keeper.hooked import narrow
 from proxy.keeper.runtime_ports import Limits
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -175,7 +174,7 @@ class Updates:
                 self._lack(container.id, {"cpus": by}, f"CPUs {outside} are not among those it has")
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
-        if problem := narrow(keeper, container.id, wish):
+        if problem := keeper.overrides.narrow(container.id, wish):
             keeper.problems.note(problem)
 
     async def _tell(self, container_id: str, wanted: _Wanted) -> None:

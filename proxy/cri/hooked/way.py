@@ -10,7 +10,6 @@ from proxy.cri.trips import Call, Hold
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
-from proxy.keeper.hooked import narrow
 from proxy.model.errors import HookError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -144,7 +143,7 @@ class Way:
             owners.get("mems", ""),
             self._owned_cpus,
         )
-        if problem := narrow(self._keeper, container_id, wish, offered):
+        if problem := self._keeper.overrides.narrow(container_id, wish, offered):
             self._keeper.problems.note(problem)
 
 

@@ -187,7 +187,7 @@ class Desk:
         if container_id in self._keeper.state.containers:
             seen = await self._find.seen(container_id)
             if seen is not None and all(one.state == "EXITED" for one in seen):
-                self._keeper.phase(container_id, Phase.EXITED)
+                self._keeper.lifecycle.phase(container_id, Phase.EXITED)
             else:
                 self._keeper.attention.set()
         return container_echo(asked)

@@ -181,7 +181,7 @@ class UnderWay:
             call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
             self._keeper.saved.pop(container.id, None)  # others may have changed the request after us
             if container.state in BEGUN:  # by a start about which nobody has asked
-                self._keeper.phase(container.id, BEGUN[container.state])
-                self._keeper.later([container.id])
+                self._keeper.lifecycle.phase(container.id, BEGUN[container.state])
+                self._keeper.writes.later([container.id])
         if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
             start.over(0)  # it runs, or has run

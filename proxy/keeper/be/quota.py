@@ -11,7 +11,7 @@ import errno
 from collections.abc import Mapping
 from typing import Protocol
 
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.context import NodeContext
 from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError
 from proxy.pools.quota import UNLIMITED
@@ -36,7 +36,7 @@ class BeQuota:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeContext,
         groups: Quotas | None,
         worker: Worker,
         record: Mapping[str, object] | None,

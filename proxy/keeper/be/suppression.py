@@ -24,8 +24,9 @@ from proxy.keeper.be.quota import BeQuota
 from proxy.keeper.be.rates import rates
 from proxy.keeper.be.usage import ABOVE, Asked, asked_of, usage_of
 from proxy.keeper.be.words import quota_words, reason
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.context import NodeContext
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading, UsageSource
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.store import Follow
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
@@ -80,7 +81,8 @@ class Suppression:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeContext,
+        writes: KernelWrites,
         settings: Settings,
         usage: UsageSource | None,
         quota: Callable[[Worker], BeQuota],
@@ -89,11 +91,13 @@ class Suppression:
 
         Args:
             keeper: Whose BE containers.
+            writes: Has the kernel follow.
             settings: What is configured.
             usage: Reads CPU time; None where nobody counts it.
             quota: Makes the one who writes quotas, with the worker given.
         """
         self._keeper = keeper
+        self._writes = writes
         self.settings = settings
         self._usage = usage
         self._worker = Worker("suppress", keeper.broken)
@@ -220,7 +224,7 @@ class Suppression:
             return
         self._changed(f"CPUs {was}", f"CPUs {now}", why)
         if done.moved:
-            await keeper.follow(done.moved)
+            await self._writes.follow(done.moved)
         else:  # groups above BE containers may hold the pool too
             await keeper.kernel.run(keeper.enforcer.enforce, ())
 

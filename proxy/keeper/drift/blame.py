@@ -9,16 +9,17 @@ about for that reason is asked about later, as he may have been updated since.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from proxy.keeper.beside import BesideKubelet
+from proxy.keeper.context import NodeContext
 from proxy.keeper.drift.authors import Author, Evidence, likely
 from proxy.keeper.worker import Worker
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.runtime_ports import Runtime
     from proxy.model.workload import Container
 
@@ -34,8 +35,19 @@ PAUSE_S = 1.0
 class Blame:
     """Weighs who was seen to be at work, and asks the runtime."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(
+        self, keeper: NodeContext, beside: BesideKubelet, hints: Callable[[], Mapping[str, tuple[str, float]]]
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            keeper: Whose containers.
+            beside: Knows which sets kubelet's CPU manager would write.
+            hints: By container id, what was seen that may write its set, and when; by an empty id, all sets.
+        """
         self._keeper = keeper
+        self._beside = beside
+        self._hints = hints
         self._worker = Worker("blame", keeper.broken)
         keeper.health.watch(self._worker)
         self._asked: dict[str, float] = {}
@@ -45,7 +57,7 @@ class Blame:
     def _hinted(self, container_id: str) -> Author:
         """Tell who was seen last that may have written."""
         never = "", float("-inf")
-        hints = self._keeper.drift.hints
+        hints = self._hints()
         seen = max(hints.get(container_id, never), hints.get("", never), key=lambda hint: hint[1])
         lately = self._keeper.clock() - seen[1] <= HINT_S
         return next((author for author in Author if lately and author == seen[0]), Author.UNKNOWN)
@@ -70,7 +82,7 @@ class Blame:
 
     def _kubelets(self, container: Container) -> list[CpuSet]:
         """Give the sets that kubelet's CPU manager would write for a container."""
-        manager = self._keeper.beside.manager
+        manager = self._beside.manager
         if manager.policy != "static":
             return []
         its = manager.held.get(container.pod.uid, {}).get(container.name)

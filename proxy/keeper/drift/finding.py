@@ -21,18 +21,20 @@ from collections.abc import Container as Holder
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.beside import BesideKubelet
+from proxy.keeper.context import NodeContext
+from proxy.keeper.drift.authors import COUNTER
 from proxy.keeper.drift.watch import WriteWatch
 from proxy.keeper.enforce import Enforced
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
 
 if TYPE_CHECKING:
+    from proxy.keeper.drift.ports import Writes
     from proxy.keeper.drift.repairs import Repairs
-    from proxy.keeper.keeper import Keeper
 
-COUNTER = "drift_by_"
-"""What the names of the counters of repairs by author begin with; the author follows."""
 UNKNOWN = "unknown"
 GATHER_S = 0.02
 AT_ONCE = 64
@@ -49,9 +51,27 @@ class Drift:
         hints: By container id, who was seen that may write its set, and when; by an empty id, everybody's.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        writes: KernelWrites,
+        beside: BesideKubelet,
+        reports: Writes | None = None,
+    ) -> None:
+        """Look into nothing yet.
+
+        Args:
+            keeper: Whose containers.
+            writes: Has the kernel follow, from now on by ``enforce``.
+            beside: Knows which sets kubelet's CPU manager would write.
+            reports: Reports writes of the kernel; None where nothing does.
+        """
         self._keeper = keeper
-        self.watch = WriteWatch(keeper, lambda ids: self.suspect(UNKNOWN, ids))
+        self._writes = writes
+        self._beside = beside
+        writes.write_with(self.enforce)
+        writes.subscribe(self.note)
+        self.watch = WriteWatch(keeper, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
         self.repairs: Repairs | None = None
         self.hints: dict[str, tuple[str, float]] = {}
         self._suspected: set[str] = set()
@@ -91,7 +111,7 @@ class Drift:
             while self._suspected:
                 ids, self._suspected = list(self._suspected), set()
                 for at in range(0, len(ids), AT_ONCE):
-                    await self._keeper.follow(ids[at : at + AT_ONCE])
+                    await self._writes.follow(ids[at : at + AT_ONCE])
                 await asyncio.sleep(GATHER_S)
         finally:
             self._looks = False
@@ -176,9 +196,11 @@ class Drift:
         if not done.drifted and not done.left:
             return
         if self.repairs is None:
+            from proxy.keeper.drift.blame import Blame
             from proxy.keeper.drift.repairs import Repairs
 
-            self.repairs = Repairs(self._keeper)
+            blame = Blame(self._keeper, self._beside, lambda: self.hints)
+            self.repairs = Repairs(self._keeper, self._writes, self.watch, blame)
         self.repairs.note(done)
 
     def fought(self) -> Holder[str]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
-from typing import TYPE_CHECKING
 
-from proxy.keeper.drift.authors import NEXT, Author
+from proxy.keeper.context import NodeContext
+from proxy.keeper.drift.authors import COUNTER, NEXT, Author
 from proxy.keeper.drift.blame import Blame
-from proxy.keeper.drift.finding import COUNTER
 from proxy.keeper.drift.wars import QUIET_S, War, Wars
+from proxy.keeper.drift.watch import WriteWatch
 from proxy.keeper.enforce import Enforced
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Pool
-
-if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
 
 SOONEST_S, LATEST_S = 0.25, 1.0
 """Seconds between two looks at who is fought about."""
@@ -36,10 +34,12 @@ class Repairs:
         blame: Finds out who wrote.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: NodeContext, writes: KernelWrites, watch: WriteWatch, blame: Blame) -> None:
         self._keeper = keeper
+        self._writes = writes
+        self._watch = watch
         self.wars = Wars()
-        self.blame = Blame(keeper)
+        self.blame = blame
         self._fresh: dict[str, tuple[int, CpuSet | None]] = {}
         self._began: dict[str, War] = {}
         self._by: dict[str, Author] = {}
@@ -148,10 +148,10 @@ class Repairs:
             now = keeper.clock()
             over = self.wars.ended(now)
             for container_id, war in over.items():
-                keeper.drift.watch.drop(container_id)
+                self._watch.drop(container_id)
                 self._tell_end(container_id, war)
             fought = self.wars.all()
-            await keeper.follow([*fought, *over])  # who is over is watched again
+            await self._writes.follow([*fought, *over])  # who is over is watched again
             soon = min((war.due(urgent=True) - now for war in fought.values()), default=0.0)
             await asyncio.sleep(min(LATEST_S, max(SOONEST_S, soon)))
 

@@ -12,14 +12,14 @@ Where the kernel refuses to watch, comparisons on timers do it; that is told onc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.model.errors import CgroupError
 
 if TYPE_CHECKING:
     from proxy.keeper.drift.ports import Writes
-    from proxy.keeper.keeper import Keeper
 
 MOMENT_S = 0.02
 
@@ -32,25 +32,35 @@ class WriteWatch:
         refused: Why some are not watched; empty where all are.
     """
 
-    def __init__(self, keeper: Keeper, suspect: Callable[[Iterable[str] | None], None]) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        suspect: Callable[[Iterable[str] | None], None],
+        fought: Callable[[], Container[str]],
+        writes: Writes | None = None,
+    ) -> None:
         """Prepare; nothing is told before ``start``.
 
         Args:
             keeper: Whose containers.
             suspect: Told which containers' sets may have been written; None for all.
+            fought: Gives ids of containers that a write conflict is about.
+            writes: Reports writes of the kernel; None where nothing does.
         """
         self._keeper = keeper
         self._suspect = suspect
-        self.writes: Writes | None = None
-        self.refused = "the kernel does not tell of writes"
+        self._fought = fought
+        self._first: Callable[[Iterable[str]], bool] = lambda ids: False
+        self.writes = writes
+        self.refused = "the kernel does not tell of writes" if writes is None else ""
         self._paths: dict[str, str] = {}
         self._whom: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._later: asyncio.TimerHandle | None = None
 
-    def use(self, writes: Writes) -> None:
-        """Name who tells; before ``start``."""
-        self.writes, self.refused = writes, ""
+    def report_first(self, written: Callable[[Iterable[str]], bool]) -> None:
+        """Report writes to a part before all else; it returns whether the next reports must not wait."""
+        self._first = written
 
     # -- the kernel's worker ------------------------------------------------------------------------------
 
@@ -137,7 +147,7 @@ class WriteWatch:
         told = writes.taken()
         whose = None if told is None else self._whose(writes, told)
         there = whose if whose is not None else self._keeper.flights.confined()
-        if not self._keeper.confinement.written(there):
+        if not self._first(there):
             loop.remove_reader(writes)
             self._later = loop.call_later(MOMENT_S, self._listen)
         if whose is None:
@@ -147,7 +157,7 @@ class WriteWatch:
 
     def _whose(self, writes: Writes, told: Collection[str]) -> list[str]:
         """Give the containers whose sets a write to some groups may have changed."""
-        fought, whose = self._keeper.drift.fought(), list[str]()
+        fought, whose = self._fought(), list[str]()
         for group in told:
             own = self._whom.get(group)
             below = [own] if own is not None else [i for i, p in self._there() if p.startswith(f"{group}/")]

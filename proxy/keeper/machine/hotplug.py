@@ -21,7 +21,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.clearing import Clearing
+from proxy.keeper.context import NodeContext
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.machine.shortage import Shortage
+from proxy.keeper.mems import MemoryNodes
+from proxy.keeper.onlooker import Onlooker
 from proxy.keeper.store import Follow
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -30,7 +35,6 @@ from proxy.model.workload import Container, Phase
 from proxy.plan.standin import MissingCpus, choose_replacements, owners_missing_cpus
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.ports import Displaced, MachineEvents
     from proxy.plan.state import NodeState
 
@@ -51,17 +55,34 @@ class Hotplug:
         shortage: Who has less than he was promised.
     """
 
-    def __init__(self, keeper: Keeper, hardware: Callable[[Machine], Machine | None]) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        writes: KernelWrites,
+        mems: MemoryNodes,
+        clearing: Clearing,
+        hardware: Callable[[Machine], Machine | None],
+        events: MachineEvents | None = None,
+        displaced: Displaced | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             keeper: Whose machine.
+            writes: Has the kernel follow.
+            mems: Compares memory nodes; its worker looks at the machine.
+            clearing: Frees the CPUs that stand in for others.
             hardware: Gives the machine if it is another than the known one now; called in a thread.
+            events: What the kernel reports of CPUs and memory; None where it reports nothing.
+            displaced: Brings tasks back; None where the kernel moves none away.
         """
         self._keeper = keeper
+        self._writes = writes
+        self._mems = mems
+        self._clearing = clearing
         self._hardware = hardware
-        self.events: MachineEvents | None = None
-        self.displaced: Displaced | None = None
+        self.events = events
+        self.displaced = displaced
         self.shortage = Shortage(keeper)
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
@@ -96,7 +117,7 @@ class Hotplug:
         """Look whether the machine is another one, and follow it."""
         keeper = self._keeper
         async with self._looking:  # else an older look might overtake a newer one
-            machine = await keeper.mems.worker.run(self._hardware, keeper.state.node.machine)
+            machine = await self._mems.worker.run(self._hardware, keeper.state.node.machine)
             if machine is not None:
                 self._changed(machine)
         if self._looks or owners_missing_cpus(keeper.state) or self.shortage.known:
@@ -128,7 +149,7 @@ class Hotplug:
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Have the runtime told who has other memory nodes now: what it has saved, no kernel takes."""
         keeper, there = self._keeper, after.node.machine.memory_nodes
-        keeper.mems.changed(there - before.node.machine.memory_nodes)
+        self._mems.changed(there - before.node.machine.memory_nodes)
         for container in after.containers.values():
             if before.wanted_mems(container) != after.wanted_mems(container):
                 keeper.saved.pop(container.id, None)
@@ -144,7 +165,7 @@ class Hotplug:
             if keeper.store.mode.enforces and not keeper.store.mode.is_leaving:
                 if self._looks:
                     self._looks -= 1
-                    await keeper.mems.once()
+                    await self._mems.once()
                     if self.displaced is not None:
                         await keeper.kernel.run(self._bring_back, self.displaced)
                 for short in owners_missing_cpus(keeper.state):
@@ -177,11 +198,11 @@ class Hotplug:
             return
         ids = [container.id for container in short.containers]
         done = await keeper.kernel.run(keeper.enforcer.enforce, ids)
-        keeper.moved(done)
+        self._writes.moved(done)
         if done.refused or any(keeper.flights.of(container_id) for container_id in ids):
             return
         self._put(ids, used)
-        self._partition_anew()
+        self._given_again(ids)
 
     async def _stand_in(self, short: MissingCpus) -> None:
         """Give an owner CPUs in place of those that are away."""
@@ -199,7 +220,7 @@ class Hotplug:
             keeper.state.changed(put=(held,)), "replacement CPUs reserved", follow=Follow.CALLER
         )
         try:
-            obstacle = await keeper.clearing.barrier(cpus)
+            obstacle = await self._clearing.barrier(cpus)
         except BaseException:
             self._release(token)
             raise
@@ -213,16 +234,17 @@ class Hotplug:
         self._put(ids, short.instead | cpus, token)
         keeper.counters["stand_ins"] += 1
         await keeper.journal.flush()
-        await keeper.follow(ids)
-        self._partition_anew()
+        await self._writes.follow(ids)
+        self._given_again(ids)
 
     def _release(self, token: str) -> None:
         store = self._keeper.store
         store.change(store.state.changed(drop=(token,)), "replacement CPUs released")
 
-    def _partition_anew(self) -> None:
-        if self._keeper.partitions is not None:
-            self._keeper.partitions.stir()
+    def _given_again(self, ids: list[str]) -> None:
+        """Owners have other CPUs in effect than before."""
+        for container in self._living(ids):
+            self._keeper.store.notify(Onlooker.given, container)
 
     def _living(self, ids: list[str]) -> list[Container]:
         there = (self._keeper.state.containers.get(container_id) for container_id in ids)

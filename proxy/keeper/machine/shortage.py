@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.wording import cpus
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Phase, Pool
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.plan.state import NodeState
 
 SHOWN = 5
@@ -85,7 +85,7 @@ class Shortage:
         known: By container id, what was told of it.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: NodeContext) -> None:
         self._keeper = keeper
         self.known: dict[str, str] = {}
 

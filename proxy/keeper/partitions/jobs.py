@@ -9,7 +9,7 @@ import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.context import NodeContext
 from proxy.keeper.partitions.bell import Bell
 from proxy.keeper.partitions.ports import MEMBER, Partitions, PartitionState
 from proxy.model.errors import CgroupError
@@ -61,7 +61,7 @@ class Jobs:
         over: Ids of those that have been ended.
     """
 
-    def __init__(self, keeper: Keeper, kernel: Partitions, asked: str, bell: Bell) -> None:
+    def __init__(self, keeper: NodeContext, kernel: Partitions, asked: str, bell: Bell) -> None:
         self._keeper = keeper
         self._kernel = kernel
         self._bell = bell

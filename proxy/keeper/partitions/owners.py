@@ -24,7 +24,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.context import NodeContext
+from proxy.keeper.onlooker import Onlooker
 from proxy.keeper.partitions.bell import Bell
 from proxy.keeper.partitions.jobs import Jobs, Record, shared_with
 from proxy.keeper.partitions.ports import MEMBER, Partitions, PartitionState
@@ -35,7 +36,7 @@ from proxy.model.workload import Container, Phase, Pool
 KEY = "x/"
 
 
-class OwnersPartitions:
+class OwnersPartitions(Onlooker):
     """Makes and ends the partitions of a keeper's owners.
 
     Attributes:
@@ -43,7 +44,7 @@ class OwnersPartitions:
         why: Why a container has none, by its id, in words.
     """
 
-    def __init__(self, keeper: Keeper, kernel: Partitions, asked: str) -> None:
+    def __init__(self, keeper: NodeContext, kernel: Partitions, asked: str) -> None:
         self._keeper = keeper
         self._kernel = kernel
         self.why: dict[str, str] = {}
@@ -68,6 +69,15 @@ class OwnersPartitions:
                 self._keeper.problems.note(f"cannot use the ledger's record {key}: {error}")
 
     # -- deciding -----------------------------------------------------------------------------------------
+
+    def entered(self, container: Container, phase: Phase) -> None:
+        """See ``Onlooker``."""
+        if phase is Phase.RUNNING and container.placement.pool is Pool.OWN:
+            self.stir()
+
+    def given(self, container: Container) -> None:
+        """See ``Onlooker``."""
+        self.stir()
 
     def stir(self) -> None:
         """Something has changed: look soon."""

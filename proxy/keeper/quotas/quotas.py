@@ -22,17 +22,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.keeper.kernel_ports import CpuGroups
+from proxy.keeper.onlooker import Onlooker
 from proxy.keeper.quotas.files import Found, look, put_back, take_off
 from proxy.model.backoff import PassRetries
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.quotas import quota_is_off
 from proxy.pools.quota import UNLIMITED
-
-if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
 
 POD, CONTAINER = "q/", "qc/"
 
@@ -45,7 +43,7 @@ class Record:
     group: str = ""
 
 
-class Quotas:
+class Quotas(Onlooker):
     """Takes quotas off and puts them back.
 
     Attributes:
@@ -54,7 +52,7 @@ class Quotas:
         untold: Ids of containers whose quota the runtime must still be told.
     """
 
-    def __init__(self, keeper: Keeper, groups: CpuGroups | None = None) -> None:
+    def __init__(self, keeper: NodeContext, groups: CpuGroups | None = None) -> None:
         self._keeper = keeper
         self.groups = groups
         self.records: dict[str, Record] = {}
@@ -104,13 +102,25 @@ class Quotas:
 
     # -- what calls tell ----------------------------------------------------------------------------------
 
-    def created(self, container: Container) -> None:
-        """A container has been made; where its request's quota was left out, that is remembered."""
+    def created(self, token: str, container: Container) -> None:
+        """See ``Onlooker``. Where the request's quota was left out, that is remembered."""
         asked = container.request.cpu_quota
         # Another of its pod may have come since the request went on: then it is put back at once.
         owns = container.placement.pool is Pool.OWN
         if owns and asked > 0 and self.active and (container.placement.unlimited or self.off(container)):
             self._keep(CONTAINER + container.id, Record(asked))
+        self.stir()
+
+    def failed(self, token: str) -> None:
+        """See ``Onlooker``."""
+        self.stir()
+
+    def entered(self, container: Container, phase: Phase) -> None:
+        """See ``Onlooker``."""
+        self.stir()
+
+    def gone(self, container: Container) -> None:
+        """See ``Onlooker``."""
         self.stir()
 
     def asked(self, container: Container, quota: int) -> int:

@@ -21,14 +21,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.keeper.context import NodeContext
 from proxy.keeper.flights import Flight
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase
 
 if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
     from proxy.keeper.systemd.lasting import Lasting
 
 _POD = re.compile(r"-pod[^-/]+\.slice")
@@ -60,15 +61,19 @@ class _Standing:
 class Fencing:
     """The fences of a keeper."""
 
-    def __init__(self, keeper: Keeper, lasting: Lasting, fences: Fences | None = None) -> None:
+    def __init__(
+        self, keeper: NodeContext, writes: KernelWrites, lasting: Lasting, fences: Fences | None = None
+    ) -> None:
         """Put up none.
 
         Args:
             keeper: Whose containers.
+            writes: Takes note of what is written.
             lasting: Knows what the runtime tells systemd, and puts it right.
             fences: Writes the lists; nobody does if None.
         """
         self._keeper = keeper
+        self._writes = writes
         self._lasting = lasting
         self._fenced: dict[Flight, Fence] = {}
         self.fences = fences
@@ -241,7 +246,7 @@ class Fencing:
             keeper.broken(error)
         try:
             # Who set the property has seen the file written; where nobody could, it is written here.
-            keeper.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
+            self._writes.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
         except Exception as error:  # noqa: BLE001  as above
             keeper.broken(error)
         try:

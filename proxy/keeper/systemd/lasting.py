@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from proxy.keeper.context import NodeContext
 from proxy.keeper.drift.authors import Author
 from proxy.keeper.flights import Flight
+from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.systemd.fencing import Fencing
 from proxy.keeper.systemd.masks import Found, Masks
 from proxy.keeper.systemd.ports import Fences, UnitNews, Units, UnitSets
@@ -37,9 +38,6 @@ from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Pool
-
-if TYPE_CHECKING:
-    from proxy.keeper.keeper import Keeper
 
 PER_SECOND = 50.0
 """So many units are set a second in the background; each costs systemd a small file."""
@@ -58,13 +56,32 @@ class Lasting:
         masks: Whether the runtime tells systemd right sets.
     """
 
-    def __init__(self, keeper: Keeper, units: Units | None = None, fences: Fences | None = None) -> None:
+    def __init__(
+        self,
+        keeper: NodeContext,
+        writes: KernelWrites,
+        suspect: Callable[[str], None],
+        units: Units | None = None,
+        fences: Fences | None = None,
+    ) -> None:
+        """Compare nothing yet.
+
+        Args:
+            keeper: Whose containers.
+            writes: Has the kernel follow, and reports what was written.
+            suspect: Has all containers compared, with the name of what may have written.
+            units: systemd; None where there is none.
+            fences: Narrows groups above containers; None where nothing can.
+        """
         self._keeper = keeper
+        self._writes = writes
+        self._suspect = suspect
         self._worker = Worker("units", keeper.broken, threads=2)
         keeper.health.watch(self._worker)
         self._loop = asyncio.get_running_loop()
         self.units = units
-        self.fencing = Fencing(keeper, self, fences)
+        self.fencing = Fencing(keeper, writes, self, fences)
+        writes.subscribe(lambda done: self.changed(done.written))
         self.connected = False
         self.masks = Masks()
         self._watches = False
@@ -102,7 +119,7 @@ class Lasting:
                 return
         else:
             keeper.counters["systemd_reloads"] += 1
-        keeper.drift.suspect(Author.SYSTEMD)
+        self._suspect(Author.SYSTEMD)
 
     # -- what the runtime tells systemd ------------------------------------------------------------------
 
@@ -250,7 +267,7 @@ class Lasting:
         finally:
             if own is not None:
                 keeper.flights.land(own)
-                keeper.later([container_id])
+                self._writes.later([container_id])
         return True
 
     def _caught_up(self) -> None:
@@ -258,7 +275,7 @@ class Lasting:
         late, self._late = self._late, []
         for flight in late:
             self._keeper.flights.land(flight)
-            self._keeper.later([flight.container_id])
+            self._writes.later([flight.container_id])
 
     def _is_passing(self, container: Container, has: CpuSet) -> bool:
         """Tell whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
