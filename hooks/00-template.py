@@ -47,7 +47,7 @@ class Settings:
     longest: int = field(default=256, metadata={"help": "Longer notes are refused."})
 
     def __post_init__(self) -> None:
-        """Check what the types do not say: ValueError is told to the operator."""
+        """Check what the types cannot express: a ValueError is reported to the operator."""
         if self.longest < 1:
             raise ValueError("longest must be at least 1")
 

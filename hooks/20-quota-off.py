@@ -1,8 +1,8 @@
 """No CFS quota for containers that own CPUs, chosen by class or by an annotation of their pod.
 
-A quota holds a container back that may use all of its CPUs anyway: it is throttled for moments although
-nobody else wants them. topoproxy itself takes the quota off all containers that own CPUs, and gives it back
-when they own none any more (``koordinator.keepCFSQuota: never``, the default). Use this hook where that is
+A quota throttles a container that may use all of its CPUs anyway, although no other container wants them.
+topoproxy itself lifts the quota of all containers that own CPUs, and restores it when they own none any more
+(``koordinator.keepCFSQuota: never``, the default). Use this hook where that is
 too much or too coarse: with ``keepCFSQuota: always`` (or ``several-containers``) everybody keeps the quota
 but those that are chosen here.
 
@@ -39,7 +39,7 @@ API_VERSION = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """Whose quota goes."""
+    """The containers whose quota is lifted."""
 
     classes: tuple[str, ...] = field(
         default=("LSE", "LSR", "Guaranteed"),

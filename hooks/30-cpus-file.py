@@ -1,8 +1,8 @@
 """A container's CPUs and memory nodes as variables of its environment, and in a file that is kept true.
 
-What is told, in the environment and in the file::
+What is written, to the environment and to the file::
 
-    EXCLUSIVE_CPUS=2-5        CPUs that nobody else runs on; empty if it owns none
+    EXCLUSIVE_CPUS=2-5        CPUs that no other container runs on; empty if it owns none
     SHARED_CPUS=              the other CPUs that it may run on
     MEMORY_NODES=0            its memory nodes; empty: any
 
@@ -16,8 +16,8 @@ lines for a shell::
 
     . /run/topoproxy/cpus; exec taskset --cpu-list "$EXCLUSIVE_CPUS" program
 
-The file is exact after each create, start and update of the container. In between, one that shares a pool is
-told its pool; for one that has been narrowed to a part of its pool that is the part without CPUs that got an
+The file is exact after each create, start and update of the container. In between, a container that shares a
+pool sees its pool; one that has been narrowed to a part of its pool sees that part without CPUs that got an
 owner. What other hooks narrow is in the file, but not in the environment. Variables that the container sets
 itself, and its own mounts at that path, stay as they are.
 
@@ -72,7 +72,7 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Settings:
-    """Which containers are told, where, and under which names."""
+    """Which containers get a file, where, and under which names."""
 
     which: Literal["owners", "annotated", "all"] = field(
         default="owners",
@@ -85,9 +85,9 @@ class Settings:
     exclusive: str = field(default="EXCLUSIVE_CPUS", metadata={"help": "Name of the variable; empty: none."})
     shared: str = field(default="SHARED_CPUS", metadata={"help": "Name of the variable; empty: none."})
     memory: str = field(default="MEMORY_NODES", metadata={"help": "Name of the variable; empty: none."})
-    peers: bool = field(default=False, metadata={"help": "Tell the CPUs of the pod's other containers."})
+    peers: bool = field(default=False, metadata={"help": "Write the CPUs of the pod's other containers."})
     peer_prefix: str = field(default="PEER_CPUS_", metadata={"help": "What a peer's variable begins with."})
-    env: bool = field(default=True, metadata={"help": "Tell in the environment."})
+    env: bool = field(default=True, metadata={"help": "Write them to the environment."})
     mount: str = field(
         default="/run/topoproxy",
         metadata={"help": "Directory in the container that has the file; empty: no file."},
@@ -121,7 +121,7 @@ def configure(event: Configure) -> None:
 def synchronize(event: Synchronize) -> None:
     """Make the files of all containers true, and remove those of containers that are gone."""
     there = _known.hear(event)
-    _tell(there)
+    _write_all(there)
     _sweep({directory for one in there if (directory := _directory(one.uid, one.name, one.attempt))})
 
 
@@ -148,39 +148,39 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
 
 
 def post_create_container(event: PostCreateContainer) -> None:
-    """Know the container by its id, and tell its peers."""
-    _tell(_known.hear(event))
+    """Record the container's id, and update its peers."""
+    _write_all(_known.hear(event))
 
 
 def post_start_container(event: PostStartContainer) -> None:
     """Return what it has now: pools may have changed since the create."""
-    _tell(_known.hear(event))
+    _write_all(_known.hear(event))
 
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
     """Return what it has now."""
-    _tell(_known.hear(event))
+    _write_all(_known.hear(event))
 
 
 def pools_changed(event: PoolsChanged) -> None:
-    """Tell all whose CPUs have changed."""
-    _tell(_known.hear(event))
+    """Update all containers whose CPUs have changed."""
+    _write_all(_known.hear(event))
 
 
 def post_stop_container(event: PostStopContainer) -> None:
-    """Tell its peers."""
-    _tell(_known.hear(event))
+    """Update its peers."""
+    _write_all(_known.hear(event))
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
-    """Remove the container's directory, and tell its peers."""
+    """Remove the container's directory, and update its peers."""
     gone = _known.hear(event)
     directory = _directory(event.pod.uid, event.container.name, event.container.attempt)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             directory.parent.rmdir()  # the last one of its pod
-    _tell(gone)
+    _write_all(gone)
 
 
 def post_remove_pod_sandbox(event: PostRemovePodSandbox) -> None:
@@ -218,8 +218,8 @@ def _lines(own: CpuSet, cpus: CpuSet, mems: Mask | None, peers: Mapping[str, Cpu
     return {name: value for name, value in lines.items() if name}
 
 
-def _tell(changed: Iterable[Member]) -> None:
-    """Write the files of these containers, and of their peers where those are told of them."""
+def _write_all(changed: Iterable[Member]) -> None:
+    """Write the files of these containers, and of their peers where those show them."""
     keys = {(one.uid, one.name, one.attempt) for one in changed}
     for uid in {uid for uid, _, _ in keys}:
         with _writing:  # what is written last is what is known last

@@ -1,22 +1,22 @@
 """Interrupts of devices away from CPUs that containers own.
 
-The kernel may deliver the interrupts of disks and network cards to any CPU, and so to those that a container
-owns, whose program then waits for a few microseconds. This hook takes owned CPUs out of the affinity of all
-interrupts (``/proc/irq/*/smp_affinity_list``) and out of that of interrupts to come
-(``/proc/irq/default_smp_affinity``); what they held comes back when nobody owns those CPUs any more, and when
-the daemon stops or the hook is removed (``give_back``).
+The kernel may deliver the interrupts of disks and network cards to any CPU, including exclusive CPUs of a
+container, whose program then stalls for a few microseconds. This hook removes exclusive CPUs from the
+affinity of all interrupts (``/proc/irq/*/smp_affinity_list``) and from the default for new interrupts
+(``/proc/irq/default_smp_affinity``). The original values are restored when no container owns those CPUs any
+more, and when the daemon stops or the hook is removed (``give_back``).
 
 It needs the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
 ``/proc/irq`` read-only.
 
 What it cannot do:
 
-- Interrupts whose affinity the kernel manages itself, as those of NVMe queues: they stay, and are counted in
-  the log. ``isolcpus=managed_irq,...`` on the kernel's command line keeps such off CPUs.
-- Timers and interrupts between CPUs: they belong to each CPU.
-- irqbalance, where it runs, moves interrupts as it likes. Stop it, or tell it the CPUs that may be owned:
-  ``IRQBALANCE_BANNED_CPULIST=2-31``. What it has moved is moved again with the next owner that comes or goes.
-- Who removes this hook while the daemon does not run keeps the affinities until the next boot.
+- Interrupts whose affinity the kernel manages itself, such as those of NVMe queues: they stay, and the log
+  has their number. ``isolcpus=managed_irq,...`` on the kernel's command line keeps them off CPUs.
+- Timers and interprocessor interrupts: they belong to each CPU.
+- irqbalance, where it runs, moves interrupts on its own. Stop it, or configure the CPUs that may be owned:
+  ``IRQBALANCE_BANNED_CPULIST=2-31``. What it has moved is moved again when an owner comes or goes.
+- If this hook is removed while the daemon is stopped, the affinities remain until the next boot.
 
 Everything happens beside the calls; nothing waits for it. A container is usually rid of interrupts before its
 program starts.
@@ -55,7 +55,7 @@ AGAIN_S = 30.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Whose CPUs are kept free of interrupts."""
+    """The containers whose CPUs are kept free of interrupts."""
 
     annotation: str = field(
         default="",
@@ -100,7 +100,7 @@ def configure(event: Configure) -> None:
 
 
 def synchronize(event: Synchronize) -> None:
-    """Keep interrupts off the CPUs of all owners that there are, and off nobody else's."""
+    """Keep interrupts off the CPUs of all current owners, and off no others."""
     _follow(event)
 
 
@@ -110,7 +110,7 @@ def machine_changed(event: MachineChanged) -> None:
 
 
 def pools_changed(event: PoolsChanged) -> None:
-    """Follow owners whose CPUs have changed."""
+    """React to owners whose CPUs have changed."""
     _follow(event)
 
 

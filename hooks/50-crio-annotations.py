@@ -19,11 +19,11 @@ own CPUs, as there, and are said by the pod:
     is turned off once it runs; that has an effect only if the groups above it are not balanced either, which
     is not a hook's to change, and the log names those that are.
 ``cpu-shared.crio.io/NAME: enable``
-    Not done, and told in the log: a hook cannot add CPUs to what was decided.
+    Not supported, and logged: a hook cannot add CPUs to the decision.
 
-As in CRI-O, ``true`` means ``disable`` in the first two and in load balancing. Values that mean nothing are
-told in the log and left. With CRI-O itself as the runtime leave this hook disabled: it does all of that. The
-hook 20-quota-off sets the same field: of a container that both choose, only its answer is taken.
+As in CRI-O, ``true`` means ``disable`` in the first two and in load balancing. Invalid values are logged and
+ignored. With CRI-O itself as the runtime leave this hook disabled: CRI-O does all of that. The hook
+20-quota-off sets the same field: of a container that both choose, only its answer is taken.
 
 Interrupts, sleep and governors get back what they had when the container ends, and when the daemon stops.
 They need the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
@@ -70,7 +70,7 @@ TIMEOUT = 10.0  # a machine may have thousands of interrupts; those are moved be
 
 @dataclass(frozen=True)
 class Settings:
-    """For whom annotations count, and where the kernel's files are."""
+    """The containers whose annotations count, and where the kernel's files are."""
 
     handlers: tuple[str, ...] = field(
         default=(), metadata={"help": "Only pods of these runtime classes' handlers. Empty: all pods."}
@@ -128,7 +128,7 @@ def configure(event: Configure) -> None:
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
-    """Make the container without a quota, and tell it its housekeeping CPUs."""
+    """Remove the container's quota, and set its housekeeping CPUs."""
     wish = _wish(event.pod, event.decision)
     if wish is None:
         return None
@@ -167,7 +167,7 @@ def machine_changed(event: MachineChanged) -> None:
 
 
 def pools_changed(event: PoolsChanged) -> None:
-    """Follow owners whose CPUs have changed."""
+    """React to owners whose CPUs have changed."""
     _follow(event)
 
 

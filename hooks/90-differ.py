@@ -108,13 +108,13 @@ def _changes(adjustment: Adjustment, asked: Resources) -> Iterator[tuple[str, st
 
 def _of_others(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
     for container, update in adjustment.updates.items():
-        whose = f"updates[{container}]"
+        about = f"updates[{container}]"
         for item in fields(update):
             value = getattr(update, item.name)
             if item.name == "unified":
-                yield from ((f"{whose}.unified[{file}]", f"{whose}.unified[{file}]") for file in value)
+                yield from ((f"{about}.unified[{file}]", f"{about}.unified[{file}]") for file in value)
             elif value is not LEAVE:
-                yield f"{whose}.{item.name}", f"{whose}.{item.name} {_shown(value)}"
+                yield f"{about}.{item.name}", f"{about}.{item.name} {_shown(value)}"
 
 
 def _entry(name: str, value: object) -> str:

@@ -95,7 +95,7 @@ def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[in
 
 
 def refuse(source: str, problems: list[str]) -> ConfigError:
-    """Return the error that tells all problems of a configuration, one a line."""
+    """Return the error that lists all problems of a configuration, one a line."""
     if len(problems) == 1:
         return ConfigError(f"cannot use the configuration {source}: {problems[0]}")
     listed = "".join(f"\n  {problem}" for problem in problems)
@@ -224,7 +224,7 @@ def _reported(look: Callable[[], None]) -> Iterator[str]:
 def usable_memory(node: NumaNode) -> dict[str, int]:
     """Return what a node can keep or promise: bytes by resource, memory without its huge pages.
 
-    Memory is left out where the machine does not tell its size.
+    Memory is left out where the machine does not report its size.
     """
     pages = {
         f"hugepages-{show_quantity(kib << 10)}": (kib << 10) * p.nr

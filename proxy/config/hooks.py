@@ -153,7 +153,7 @@ class HooksConfig:
         metadata=key(
             "serverUsers",
             USERS,
-            "Numbers of users whose processes may answer as hook servers, beside root. The directories of "
+            "User ids whose processes may answer as hook servers, beside root. The directories of "
             "the socket may belong to them, too.",
         ),
     )

@@ -34,7 +34,7 @@ class Kind:
         show: Value to a text that reads back as the same value; lists and dictionaries of texts and whole
             numbers for the kinds that are more than a text.
         tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
-        bounded: True when ``wants`` tells more than the key's explanation does.
+        bounded: True when ``wants`` says more than the key's explanation does.
     """
 
     wants: str

@@ -247,7 +247,7 @@ class Config:
         metadata=key(
             "explainHistory",
             whole(0, 100_000),
-            'How many decisions about containers that are gone "topoproxy explain" still tells.',
+            'How many decisions about containers that are gone "topoproxy explain" still shows.',
         ),
     )
     kubelet: KubeletConfig = field(

@@ -74,7 +74,7 @@ class KubeletConfig:
         metadata=key(
             "podResources",
             OPTIONAL_SOCKET,
-            "The socket of kubelet's pod-resources API, which tells devices. Empty: not asked.",
+            "The socket of kubelet's pod-resources API, which lists devices. Empty: not asked.",
         ),
     )
     configz: str = field(
@@ -99,7 +99,7 @@ class KubeletConfig:
         metadata=key(
             "stateDir",
             FOLDER,
-            "Where kubelet keeps the state file of its CPU manager: whom it gave CPUs.",
+            "Where kubelet keeps the state file of its CPU manager, with the CPUs that it assigned.",
         ),
     )
     token_file: Path | None = field(
@@ -144,7 +144,7 @@ class KoordinatorConfig:
         metadata=key("systemCPUs", CPUS, "CPUs for class SYSTEM; empty: its pods run on the shared pool."),
     )
     system_exclusive: bool = field(
-        default=True, metadata=key("systemCPUsExclusive", TRUTH, "Nobody else runs on systemCPUs.")
+        default=True, metadata=key("systemCPUsExclusive", TRUTH, "Nothing else runs on systemCPUs.")
     )
 
     bind_policy: NodeBindPolicy = field(
@@ -169,7 +169,7 @@ class KoordinatorConfig:
         metadata=key(
             "keepCFSQuota",
             choice(KeepQuota),
-            "Owners of CPUs have no CFS quota. Who keeps it: nobody, pods of several containers, all.",
+            "Owners of CPUs have no CFS quota. Which keep it: none, pods of several containers, all.",
         ),
     )
     be_cpuset: BeCpuset = field(
@@ -252,7 +252,7 @@ class SettleConfig:
         metadata=key(
             "enabled",
             TRUTH,
-            "Tell the runtime each new cpuset too, so that it does not write an old one back.",
+            "Send the runtime each new cpuset too, so that it does not write an old one back.",
         ),
     )
     per_second: int = field(

@@ -6,7 +6,7 @@ import enum
 
 
 class CpuManagerPolicy(enum.StrEnum):
-    """Who gives exclusive CPUs to Guaranteed containers."""
+    """Whether topoproxy gives exclusive CPUs to Guaranteed containers."""
 
     NONE = "none"
     STATIC = "static"

@@ -1,8 +1,8 @@
 """What a hook may answer: an adjustment, a veto, or nothing.
 
-Nothing that a hook is given can be changed; what it wants is said in an answer. Of each field an answer says
-one of three things: nothing (``LEAVE``, the default), a value, or ``CLEAR``: as if the client had not asked
-for it. In maps a key that is not there is left, and a key whose value is ``CLEAR`` is removed.
+A hook cannot change what it receives; it sets fields in an answer. For each field there are three cases:
+nothing (``LEAVE``, the default), a value, or ``CLEAR``: as if the client had not requested it. In maps a
+missing key is left as it is, and a key whose value is ``CLEAR`` is removed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Veto:
     """A refusal: the call is answered with FAILED_PRECONDITION, the hook's name, and the reason.
 
     Attributes:
-        reason: For who reads the event of the pod.
+        reason: For the reader of the pod's event.
     """
 
     reason: str
@@ -119,6 +119,6 @@ Answer: TypeAlias = Adjustment | Veto | None
 FIELDS: Final = tuple(item.name for item in fields(Adjustment))
 """All fields of an adjustment."""
 MAPS: Final = frozenset(("unified", "annotations", "labels", "envs", "devices", "mounts", "updates"))
-"""Those whose keys are owned one by one."""
+"""Those whose keys are owned individually."""
 NOTHING: Final = Adjustment()
 """An adjustment that says nothing."""

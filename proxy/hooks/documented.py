@@ -50,7 +50,7 @@ def documented(cls: type) -> Documented:
     if missing := types.keys() - said:
         raise ValueError(f"cannot describe {cls.__name__}: {', '.join(sorted(missing))} not documented")
     prose = _joined(before.split("\n\n"))
-    if not prose or prose[0].startswith(f"{cls.__name__}("):  # what dataclass writes where nobody has
+    if not prose or prose[0].startswith(f"{cls.__name__}("):  # the docstring that dataclass generates
         raise ValueError(f"cannot describe {cls.__name__}: its docstring does not say what it is")
     return Documented(cls.__name__, prose, tuple(rows), _joined(after))
 
@@ -80,14 +80,14 @@ def _row(cls: type, text: str, types: Mapping[str, str]) -> Row:
 
 
 def type_words(text: str, link: Callable[[str], str]) -> str:
-    """Say an annotation in words: ``Mapping[str, Mount | _Clear]`` as ``map of str to Mount or CLEAR``.
+    """Describe an annotation: ``Mapping[str, Mount | _Clear]`` is ``map of str to Mount or CLEAR``.
 
     Args:
         text: The annotation as it is written.
-        link: Gives a name as it is to be shown.
+        link: Formats the name of a type.
 
     Raises:
-        ValueError: Nobody has said how to read such an annotation.
+        ValueError: The annotation has a form that is not supported.
     """
     return _said(ast.parse(text, mode="eval").body, link)
 

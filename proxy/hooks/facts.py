@@ -1,7 +1,8 @@
-"""What a hook is told: the engine's facts as plain values.
+"""What a hook receives: the engine's facts as plain values.
 
-Maps and lists of a request may be read from the message only when somebody looks at them, so hand them on or
-copy them, and expect only what ``Mapping`` and ``Sequence`` promise.
+QoS classes are Koordinator's: LSE (latency-sensitive exclusive), LSR (latency-sensitive reserved), LS
+(latency-sensitive), BE (best effort) and SYSTEM. Maps and lists of a request may be read from the message
+lazily, so hand them on or copy them, and rely only on what ``Mapping`` and ``Sequence`` promise.
 """
 
 from __future__ import annotations
@@ -142,13 +143,13 @@ class Decision:
     Attributes:
         pool: ``own``, ``shared``, ``be`` or ``system``: where its CPUs are taken from.
         cpus: The CPUs that it runs on now.
-        own: Those of them that nobody else runs on; empty unless ``pool`` is ``own``.
-        mems: Its memory nodes; None where the engine leaves them.
+        own: Its exclusive CPUs; empty unless ``pool`` is ``own``.
+        mems: Its NUMA nodes for memory; None where the engine leaves them.
         unlimited: Its CFS quota is off.
         reasons: Why, in sentences.
         allowed: CPUs that a hook may choose from: what the container has if no hook narrows it. Where the
-            configuration lets hooks give owned CPUs away, all that are online, but for reserved ones.
-        allowed_mems: Memory nodes that a hook may choose from.
+            configuration lets hooks reassign exclusive CPUs, all online CPUs except reserved ones.
+        allowed_mems: NUMA nodes that a hook may choose from.
     """
 
     pool: str = "shared"
@@ -163,13 +164,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The node's CPUs by who may use them.
+    """The node's CPUs by what may use them.
 
     Attributes:
-        shared: What LS and Burstable run on.
-        be: What BE and BestEffort run on.
-        owned: Those that have owners.
-        owners: Runtime's container id to those of its own CPUs that it runs on: ``Decision.own``.
+        shared: The shared pool: what LS and Burstable pods run on.
+        be: The BE pool: what BE and BestEffort pods run on.
+        owned: Exclusive CPUs.
+        owners: Runtime's container id to the exclusive CPUs that it runs on: ``Decision.own``.
     """
 
     shared: CpuSet = field(default_factory=CpuSet)

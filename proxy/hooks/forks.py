@@ -1,14 +1,14 @@
-"""Children that a hook makes with ``os.fork``.
+"""Child processes that a hook creates with ``os.fork``.
 
-Such a child is a copy of the daemon: one thread, the hook's, and all that the daemon has open. Left alone it
-keeps the daemon's lock and its connections, so that the next daemon cannot start and kubelet waits for
-answers that nobody gives; it takes wake-ups from the event loop, with which it shares an epoll; and it goes
-on where the hook returns, as if it were the daemon.
+Such a child is a copy of the daemon: one thread, the hook's, and all open descriptors. Left alone it keeps
+the daemon's lock and its connections, so the next daemon cannot start and kubelet waits for answers that
+never come; it takes wake-ups from the event loop, with which it shares an epoll instance; and where the hook
+returns, it continues as if it were the daemon.
 
-So what it must not share is closed in it at once, which is sockets, epoll and its like, and files that are
-locked; and it ends where it comes out of the hook's code. Pipes and files stay: children write into those.
+So descriptors that it must not share are closed in it at once: sockets, epoll instances and the like, and
+locked files. The child ends where it leaves the hook's code. Pipes and files stay open: children write there.
 
-Programs that are started (``subprocess``) are no such children: the daemon's descriptors are not handed on.
+Programs started with ``subprocess`` are not affected: they do not inherit the daemon's descriptors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHARED = ("socket:", "anon_inode:")
 
 
 class _Here:
-    """What is known of this process: who forks, and whether it is a child of a hook."""
+    """What is known of this process: which thread may fork, and whether it is a child of a hook."""
 
     watched = False
     by_hook = False
@@ -30,7 +30,7 @@ class _Here:
 
 
 def watch() -> None:
-    """See to children from now on; the daemon itself makes none, so who forks is a hook."""
+    """Handle children from now on; the daemon itself never forks, so a forking thread runs a hook."""
     if not _Here.watched:
         _Here.watched = True
         os.register_at_fork(before=_before, after_in_child=_after)
@@ -58,7 +58,7 @@ def _after() -> None:
 
 
 def _is_shared(entry: Path) -> bool:
-    """Tell of a descriptor whether what the child does with it, or that it has it, is felt by the daemon."""
+    """Return whether the daemon is affected if the child holds or uses a descriptor."""
     if str(entry.readlink()).startswith(_SHARED):
         return True
     said = Path("/proc/self/fdinfo", entry.name).read_text()

@@ -1,4 +1,4 @@
-"""What a hook is told when it comes, and when it goes."""
+"""The events that a hook receives when it is loaded and when it is removed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Asked(Protocol):
         """Ask these from now on."""
 
     def tell_one(self, hook: Hook, event: Point) -> Awaitable[object]:
-        """Tell one hook, in use or not, within its deadline; gives the error, or None."""
+        """Send an event to one hook, in use or not, within its deadline; return the error, or None."""
 
 
 class Handover:
-    """Tells hooks of their beginning and their end."""
+    """Sends hooks their first and last events."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Handover:
         self._complain = complain
 
     async def introduce(self, new: Version) -> None:
-        """Configure a hook, and tell it all that exists.
+        """Configure a hook, and send it the whole state.
 
         Raises:
             HookError: It cannot be configured.
@@ -49,13 +49,13 @@ class Handover:
         if Synchronize.NAME in hook.handlers and (event := self._everything()) is not None:
             error = await self._engine.tell_one(hook, event)
             if error is not None:
-                self._complain(f"cannot tell hook {hook.source} what exists: {error}")
+                self._complain(f"cannot send hook {hook.source} the state of the node: {error}")
 
     async def shut(self, old: Version, reason: str) -> None:
-        """Tell a version that it ends, and forget it.
+        """Notify a version of a hook that it is removed, and forget it.
 
         Args:
-            old: It is not in use any more; calls that it was asked in may still be on their way.
+            old: It is not in use any more; calls that include it may still be running.
             reason: As ``Shutdown.reason``.
         """
         hook = old.loaded.hook
@@ -70,5 +70,5 @@ class Handover:
         try:
             return self._synchronize()
         except Exception as error:  # noqa: BLE001 - a hook that lacks it is better than none
-            self._complain(f"cannot tell hooks what exists: {type(error).__name__}: {error}")
+            self._complain(f"cannot send hooks the state of the node: {type(error).__name__}: {error}")
             return None

@@ -12,7 +12,7 @@ from proxy.hooks.events import Point
 from proxy.model.admission import EVERYWHERE, Namespaces
 
 TIMEOUT_S = 0.5
-"""How long a hook may take for one answer, if nobody says otherwise."""
+"""The default of how long a hook may take for one answer."""
 LONGEST_S = 100.0
 """The longest that may be configured, and the most that all hooks of one call have together: kubelet gives a
 call two minutes."""
@@ -36,12 +36,13 @@ class Hook:
             it is a coroutine function. It answers an ``Answer``, or anything, if it lies.
         policy: What becomes of a call when it fails.
         timeout: Seconds for one answer.
-        remote: It is a server: a file of it in tracebacks says nothing, and exceptions are its gRPC errors.
-        echoes: It is told what hooks before it have set (Koordinator's servers are: they answer with all that
-            they were told): its handlers are called with the event and the adjustment so far.
-        pure: It only computes, may be asked twice, and is called on the event loop itself.
-        skip: Tells of a pod's labels that the hook is not asked about this pod.
-        skip_in: Namespaces in which ``skip`` counts; else every author of a pod could hide it from a hook.
+        remote: It is a server: a traceback does not help, and exceptions are its gRPC errors.
+        echoes: It receives the fields that hooks before it have set (Koordinator's servers do: they answer
+            with everything that they received): its handlers are called with the event and the adjustment so
+            far.
+        pure: It only computes, may be called twice, and is called on the event loop itself.
+        skip: Decides by a pod's labels whether the hook is not called for this pod.
+        skip_in: Namespaces in which ``skip`` counts; otherwise any author of a pod could hide it from a hook.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Outcome:
 
 
 AS_IT_IS = Outcome()
-"""Nobody wants anything."""
+"""No hook wants a change."""
 
 
 class Answers(Protocol):
@@ -87,7 +88,7 @@ class Answers(Protocol):
 
 
 class Asking(Protocol):
-    """Who asks hooks; all methods on the event loop's thread."""
+    """The interface that calls hooks; all methods are called on the event loop's thread."""
 
     points: frozenset[str]
     """Points that some hook handles now; changes as hooks come and go."""
@@ -96,4 +97,4 @@ class Asking(Protocol):
         """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
 
     def tell(self, event: Point) -> None:
-        """Tell all hooks of an event's point beside everything else; their updates are applied, too."""
+        """Send an event to all hooks of its point in the background; their updates are applied, too."""

@@ -1,15 +1,15 @@
-"""The hooks of a node: files that come, change and go while the daemon runs.
+"""The registry of a node's hooks: files that appear, change and disappear while the daemon runs.
 
-The directories are looked at again and again (events of the kernel would be cheaper and are not enough:
-directories that come later, links to elsewhere, network file systems). What differs from the last look is
-brought into use, each file by a task of its own, so that one that hangs keeps nobody waiting::
+The directories are scanned periodically (inotify would be cheaper but is not enough: directories that are
+created later, links to elsewhere, network file systems). Each changed file is loaded by its own task, so one
+that hangs does not delay others::
 
-    read -> load -> configure -> synchronize -> use -> shut the version before down
+    read -> load -> configure -> synchronize -> use -> shut down the previous version
 
-Until ``use`` the version before answers; where one of the steps fails it goes on, and the file's entry says
-why. A file that is being written is looked at again a moment later. Where the reason may pass although the
-file stays as it is (the machine lacks something, or what the hook wants when it is configured is not there
-yet) it is tried again, after longer and longer.
+Until ``use`` the previous version answers; if a step fails it stays in use, and the file's entry has the
+reason. A file that is being written is checked again shortly after. If the reason may disappear without a
+change of the file (a resource of the machine is missing, or something that the hook needs is not there yet)
+loading is retried, at growing intervals.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SOON_S: Final = 0.1
 AGAIN = Backoff(5.0, 300.0)
 """Seconds before what has failed is tried again."""
 PATIENCE_S: Final = 2.0
-"""After so long it is told of a file that it is still being written."""
+"""After this time a file that is still being written is reported."""
 END_S: Final = 2.0
 _THREADS: Final = 4
 
@@ -73,16 +73,16 @@ class Library:
         clock: Callable[[], float] = time.monotonic,
         marks: Path | None = None,
     ) -> None:
-        """Nothing is looked at yet.
+        """Make it; nothing is scanned yet.
 
         Args:
-            config: Where, and how.
-            engine: Who asks hooks.
-            synchronize: Gives all that exists, or None as long as that is not known.
-            complain: Takes a sentence about what is wrong.
-            say: Takes a sentence about what is right.
+            config: The directories and settings.
+            engine: The engine that calls hooks.
+            synchronize: Returns the whole state, or None as long as that is not known.
+            complain: Takes a message about a failure.
+            say: Takes a message about a success.
             clock: Seconds.
-            marks: Where it is noted what is being brought into use (``files.trials``); None: nowhere.
+            marks: Records which files are being loaded (``files.trials``); None: nowhere.
         """
         self._config = config
         self._engine = engine
@@ -127,12 +127,12 @@ class Library:
             self._wake.clear()
 
     async def look_once(self, timeout: float = 2 * LOAD_S) -> None:
-        """Look, and wait until what differs has been brought into use, or has failed.
+        """Scan, and wait until changed files are in use or have failed.
 
-        A file that was written a moment ago is waited for, one that somebody goes on writing is not.
+        A file that was just written is waited for; one that is written continuously is not.
 
         Args:
-            timeout: Seconds; what takes longer goes on.
+            timeout: Seconds; what takes longer continues in the background.
         """
         until = self._clock() + timeout
         while True:
@@ -162,7 +162,7 @@ class Library:
             found = await self._worker.run(survey, self._config)
             self._masked = found.masked
             for sentence in found.strange:
-                self._tell_once(sentence)
+                self._report_once(sentence)
             for name, candidate in found.candidates.items():
                 known = self._known.get(name)
                 if name not in self._busy and (
@@ -226,7 +226,7 @@ class Library:
                 await self._replace(name, new)
 
     async def _forget(self, name: str) -> None:
-        """End a hook whose file is gone."""
+        """Shut down a hook whose file is gone."""
         del self._known[name]
         await self._replace(name, None)
 
@@ -250,7 +250,7 @@ class Library:
         if now - known.unsettled > PATIENCE_S:
             what = "hook server" if known.candidate.server else "hook"
             known.error = f"cannot read {what} {known.candidate.path}: {error}"
-            self._tell_once(known.error)
+            self._report_once(known.error)
 
     def _put_off(self, known: _Known, before: _Known | None) -> None:
         """Try a file again that may be right by then."""
@@ -287,20 +287,20 @@ class Library:
         )
 
     def _check_settings(self, found: Survey) -> None:
-        """Tell of settings that nobody reads."""
+        """Report settings that no hook reads."""
         if found.unreadable:
             return
         for name, settings in self._config.settings.items():
             candidate = found.candidates.get(name)
             if candidate is None:
                 hint = meant(name, found.candidates)
-                self._tell_once(f"hooks.settings.{name}: there is no such hook{hint}")
+                self._report_once(f"hooks.settings.{name}: there is no such hook{hint}")
             elif candidate.server and settings.config is not None:
-                self._tell_once(
+                self._report_once(
                     f"hooks.settings.{name}.config: it is a server, which is configured elsewhere"
                 )
 
-    def _tell_once(self, sentence: str) -> None:
+    def _report_once(self, sentence: str) -> None:
         if sentence not in self._reported and len(self._reported) < 1000:
             self._reported.add(sentence)
             self._complain(sentence)

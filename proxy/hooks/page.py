@@ -1,4 +1,4 @@
-"""What the daemon tells of its hooks, as plain data: files and servers, and how each does."""
+"""The status of the daemon's hooks as plain data: files and servers, and their statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAID: Final = tuple(
     for item in dataclasses.fields(HookReport)
     if item.name not in {"name", "points", "policy", "timeout", "state"}
 )
-"""Fields of a report that are told under their own name."""
+"""Fields of a report that keep their name."""
 
 
 def hooks_page(entries: Iterable[Entry], reports: Iterable[HookReport]) -> list[dict[str, Any]]:

@@ -31,9 +31,10 @@ A hook is a file with functions of these names; each is given one event and answ
 [`Adjustment`](#adjustment), with a [`Veto`](#veto) where the point may be refused, or with `None`. Everything
 that is named here is imported from `proxy.hooks.api`, the classes of the machine from `proxy.model.machine`.
 
-- Points **before** a call (`pre_...`) hold it until all their hooks have answered or are out of time.
-- Points **after** a call (`post_...`) are told beside it, and only if the call has done what it was to do.
-- Points that **validate** see what all hooks together want before any of it is done, and may only veto.
+- Points **before** a call (`pre_...`) hold it until all their hooks have answered or timed out.
+- Points **after** a call (`post_...`) run beside it, and only if the call succeeded.
+- Points that **validate** receive what all hooks together want before any of it is applied, and may only
+  veto.
 - Points of the **node** and of the **hook** itself belong to no call.
 """
 _GROUPS = (
@@ -43,9 +44,9 @@ _GROUPS = (
     ("Of the hook", lambda name: name in ("configure", "shutdown")),
 )
 _ANSWERS = """\
-Of each field an answer says nothing (`LEAVE`, which is what a field is that one does not name), a value, or
-`CLEAR`: as if the client had not asked for it. In maps a key that is not there is left, and a key whose value
-is `CLEAR` is removed. Two hooks that answer the same field, or the same key of a map, are in conflict.
+For each field an answer has nothing (`LEAVE`, the default), a value, or `CLEAR`: as if the client had not
+requested it. In maps a missing key is left as it is, and a key whose value is `CLEAR` is removed. Two hooks
+that set the same field, or the same key of a map, are in conflict.
 """
 _SETS = """\
 `CpuSet` and `Mask` are sets of CPUs and of NUMA nodes that cannot be changed. They are made by
@@ -64,7 +65,7 @@ def reference() -> str:
     for title, belongs in _GROUPS:
         parts.append(f"\n## {title}\n")
         parts += [point_text(point) for name, point in POINTS.items() if belongs(name)]
-    parts.append("\n## What is told\n")
+    parts.append("\n## What hooks receive\n")
     parts += [_class_text(cls, "") for cls in FACTS]
     parts += ["\n## What may be answered\n\n", _ANSWERS]
     parts += [_class_text(cls, "") for cls in ANSWERS[:1]]

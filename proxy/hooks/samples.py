@@ -184,7 +184,7 @@ def _synchronize() -> Synchronize:
 
 
 def _plain(name: str, point: Any) -> Point:
-    """Make an event that tells of a pod, or of a container and what was decided."""
+    """Make a sample event of a pod, or of a container and its decision."""
     fields = {field.name for field in dataclasses.fields(point)}
     facts: dict[str, Any] = {"pod": POD}
     if name == "pre_run_pod_sandbox":

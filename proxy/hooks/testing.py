@@ -98,14 +98,14 @@ Hooks: TypeAlias = Loaded | Hook | Sequence[Loaded | Hook]
 
 
 def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
-    """Load a hook file as the daemon does, whoever owns it, and configure it.
+    """Load a hook file as the daemon does, whatever user owns it, and configure it.
 
     Args:
-        path: The file; the hook has its name.
-        config: What would stand in ``hooks.settings.NAME.config``.
+        path: The file; the hook gets its name.
+        config: What ``hooks.settings.NAME.config`` would contain.
 
     Raises:
-        HookError: It is no hook, or does not take this configuration; in the words of the daemon's log.
+        HookError: It is not a hook, or rejects this configuration; the text is that of the daemon's log.
     """
     path = Path(path)
     mine = HookSettings(config=None if config is None else _fixed(config))
@@ -117,15 +117,15 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
 
 
 def run(hooks: Hooks, event: Point, *, allow_failures: bool = False) -> Outcome:
-    """Ask hooks about an event, in order of their names, and those that validate after them.
+    """Call hooks with an event, in order of their names, and then the validating ones.
 
     Args:
         hooks: One or several.
-        event: What they are told.
-        allow_failures: Give what comes of it when hooks fail, by their policy, as the daemon would.
+        event: The event that they receive.
+        allow_failures: If hooks fail, return the outcome by their policy, as the daemon would.
 
     Raises:
-        AssertionError: A hook failed: it raised, was too late, or its answer cannot be.
+        AssertionError: A hook failed: it raised, was too late, or its answer is invalid.
     """
     several: Sequence[Loaded | Hook] = [hooks] if isinstance(hooks, Loaded | Hook) else hooks
     outcome, failure = _asked([one.hook if isinstance(one, Loaded) else one for one in several], event)

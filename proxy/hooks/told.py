@@ -1,8 +1,8 @@
-"""Events as the daemon tells them, for tests and rehearsals.
+"""Read-only events, as the daemon sends them, for tests and dry runs.
 
-In the daemon maps of an event are read from messages, cannot be changed, and promise what ``Mapping`` does
-and no more. A hook that changes one, joins two by ``|`` or hands one to ``json.dumps`` must fail where it is
-tried, and not first on a node.
+In the daemon the maps of an event are read from messages, are immutable, and have only the methods of
+``Mapping``. A hook that changes one, joins two with ``|`` or passes one to ``json.dumps`` must fail in a test
+already, not first on a node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.config.fixed import Fixed
 from proxy.hooks.answers import Adjustment
 
 _T = TypeVar("_T")
-CANNOT_CHANGE: Final = "what a hook is told cannot be changed: answer with an Adjustment"
+CANNOT_CHANGE: Final = "an event cannot be changed: answer with an Adjustment"
 
 
 class ReadOnlyMap(Fixed[str, Any]):

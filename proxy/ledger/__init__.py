@@ -1,4 +1,4 @@
-"""Durable state: what was given to whom, kept through restarts and crashes."""
+"""Durable state: the placement of each container, kept through restarts and crashes."""
 
 from proxy.ledger.journal import FileLedger
 from proxy.ledger.opening import open_ledger, read_entries

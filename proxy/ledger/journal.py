@@ -143,7 +143,7 @@ class FileLedger:
         """Take over what the file holds, or begin a new one; used by ``open_ledger``.
 
         Returns:
-            What has to be told about it.
+            Messages for the operator.
 
         Raises:
             OSError: The file cannot be read or written.

@@ -27,7 +27,7 @@ def open_ledger(
         now: Clock, seconds since the epoch.
 
     Returns:
-        The ledger, and what has to be told loudly, in sentences.
+        The ledger, and warnings for the operator, in sentences.
 
     Raises:
         CannotCreateError: The directory or the file cannot be made, read or renamed.
@@ -56,7 +56,7 @@ def open_ledger(
 
 
 def read_entries(state_dir: Path, machine: str) -> dict[str, Mapping[str, object]]:
-    """Return what a ledger tells that cannot be opened for writing; nothing where it tells nothing.
+    """Return the contents of a ledger that cannot be opened for writing; nothing where it has none.
 
     Args:
         state_dir: The directory.

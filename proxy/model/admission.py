@@ -1,4 +1,4 @@
-"""Who may own CPUs: the rules as values, and the names of the rules.
+"""Which pods may own CPUs: the rules as values, and the names of the rules.
 
 A value made without arguments allows everything, as a node without a configuration does. The bounds that a
 configuration has by default are in ``proxy.config.admission``.

@@ -31,7 +31,7 @@ class UsageError(TopoproxyError):
 
 
 class UnavailableError(TopoproxyError):
-    """Somebody else (runtime, daemon) does not answer (sysexits EX_UNAVAILABLE)."""
+    """Another process (runtime, daemon) does not answer (sysexits EX_UNAVAILABLE)."""
 
     exit_code = 69
 

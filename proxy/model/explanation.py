@@ -58,7 +58,7 @@ class Merge:
 
     Attributes:
         policy: kubelet's name of the policy.
-        scope: ``container`` or ``pod``: for whom it was decided.
+        scope: ``container`` or ``pod``.
         best: The hint that won; its affinity is None where any node will do.
         runner_up: The best with other nodes, if there is one.
         decided: What decided between the two, in words.
@@ -88,7 +88,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Somebody who had to leave CPUs.
+    """A container that had to leave CPUs.
 
     Attributes:
         ref: ``namespace/pod/container``.
@@ -138,7 +138,7 @@ class Explanation:
         mems: The memory nodes; None where they are left alone.
         devices: Names of devices.
         reasons: The decision in sentences.
-        moved: Who had to leave CPUs for it; the first of them.
+        moved: Containers that had to leave CPUs for it; the first of them.
         more_moved: How many more had to.
         lacks: On a refusal, what would have made it fit, where that is known.
     """

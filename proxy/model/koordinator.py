@@ -24,7 +24,7 @@ class BindPolicy(enum.StrEnum):
 
 
 class ExclusivePolicy(enum.StrEnum):
-    """Whom a pod would rather not meet: pods of the same policy on its cores, or on its NUMA nodes."""
+    """The pods of the same policy that a pod would rather not share cores, or NUMA nodes, with."""
 
     NONE = ""
     DEFAULT = "Default"

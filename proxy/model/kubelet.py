@@ -1,4 +1,4 @@
-"""What kubelet's CPU manager does on a node, as far as somebody could find out."""
+"""What kubelet's CPU manager does on a node, as far as that could be determined."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class CpuManager:
     """Settings and allocations of kubelet's CPU manager.
 
     Attributes:
-        policy: ``none`` or ``static``; empty where nobody tells.
+        policy: ``none`` or ``static``; empty where it is unknown.
         options: The policy's options that are set, by name.
         reserved: CPUs that it keeps back.
-        topology_policy, topology_scope: Of its topology manager; empty where nobody tells.
+        topology_policy, topology_scope: Of its topology manager; empty where unknown.
         default: What containers without CPUs of their own run on, by its account.
-        held: Whom it gave CPUs.
+        held: The containers that it gave CPUs, and the CPUs.
         sources: Name of an attribute to where its value came from, in words.
         problems: What could not be found out, or contradicts itself, one sentence each.
     """

@@ -40,7 +40,7 @@ class Cpu:
     Attributes:
         id: Kernel id of the logical processor.
         core, package, die, cluster, llc: Group names (lowest online CPU id of the group); None where the
-            kernel does not tell the level.
+            kernel does not report the level.
         numa: NUMA node id, or None where the CPU is in no node.
         core_id, package_id: Raw kernel ids (package_id may be -1), None where missing.
     """
@@ -72,9 +72,9 @@ class NumaNode:
     Attributes:
         id: Kernel id.
         cpus: Online CPUs of the node; empty for a memory-only node.
-        mem_bytes: MemTotal in bytes; 0 for a memoryless node, None where it is not told.
+        mem_bytes: MemTotal in bytes; 0 for a memoryless node, None where it is unknown.
         hugepages: Page size in kB to counts; None where the kernel has no directory.
-        distance: Distances to the nodes of ``Machine.nodes``, in their order; empty where not told.
+        distance: Distances to the nodes of ``Machine.nodes``, in their order; empty where unknown.
     """
 
     id: int
@@ -101,7 +101,7 @@ class Machine:
     Attributes:
         cpus: Online CPUs, ascending by id.
         nodes: Online NUMA nodes, ascending by id; a machine without node directories has the one node 0.
-        online, present, possible, isolated: CPU sets as the kernel tells them.
+        online, present, possible, isolated: CPU sets as the kernel reports them.
         caches: Last-level cache groups by name.
         extra: Facts that placement does not read but ``topoproxy topology`` shows (JSON-ready); machines
             that differ in nothing else are equal.
@@ -122,7 +122,7 @@ class Machine:
 
     @property
     def architecture(self) -> str:
-        """What the kernel calls the architecture, such as ``aarch64``; empty where nobody tells."""
+        """The kernel's name of the architecture, such as ``aarch64``; empty where unknown."""
         reported = self.extra.get("arch")
         return reported if isinstance(reported, str) else ""
 
@@ -180,7 +180,7 @@ class Machine:
 
     @functools.cached_property
     def memory_nodes(self) -> Mask:
-        """Nodes that hold memory (a node whose size is not told counts)."""
+        """Nodes that hold memory (a node of unknown size counts)."""
         return Mask(n.id for n in self.nodes if n.mem_bytes != 0)
 
     def nodes_of(self, cpus: CpuSet) -> Mask:
@@ -193,7 +193,7 @@ class Machine:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A short name of the hardware, to tell whether saved state belongs to this machine.
+        """A short name of the hardware, to check whether saved state belongs to this machine.
 
         Only what could be there: CPUs and NUMA nodes come and go while a machine runs, some for good, and
         its containers go on.

@@ -166,13 +166,13 @@ def check_cpu_options(options: CpuOptions, policy: Policy, sockets: int, nodes: 
 
 
 def check_topology_options(options: TopologyOptions, policy: Policy, nodes: int, *, distances: bool) -> None:
-    """Hold the topology options against the machine.
+    """Check the topology options against the machine.
 
     Args:
         options: The options.
-        policy: The topology policy; under ``none`` no option is looked at.
+        policy: The topology policy; under ``none`` no option is checked.
         nodes: How many NUMA nodes the machine has.
-        distances: Whether it tells the distances between them.
+        distances: Whether it reports the distances between them.
 
     Raises:
         ConfigError: They do not go together.
@@ -188,7 +188,7 @@ def check_topology_options(options: TopologyOptions, policy: Policy, nodes: int,
     if options.prefer_closest_numa_nodes and not distances:
         raise ConfigError(
             f"cannot use {_TOPOLOGY}: prefer-closest-numa-nodes needs the distances between all NUMA nodes, "
-            "this machine does not tell them"
+            "this machine does not report them"
         )
 
 

@@ -69,7 +69,7 @@ class Table(Mapping[str, V]):
 
     # A view of the standard library looks every key up again; these are read for every decision.
 
-    def values(self) -> list[V]:  # type: ignore[override]  # a list is all that anybody needs
+    def values(self) -> list[V]:  # type: ignore[override]  # all callers need a list only
         """Return all values."""
         return [value for bucket in self._buckets for value in bucket.values()]
 

@@ -65,7 +65,7 @@ class Fault(str):
 
 
 class Phase(enum.StrEnum):
-    """Where a container is in its life, as far as the calls that passed tell.
+    """The phase of a container's life, as far as it is known from the calls that passed.
 
     CREATING and STARTING are calls in flight at the runtime: a container in these phases may get a cgroup
     at any moment, with the cpuset that the call or the runtime's spec carries.
@@ -95,7 +95,7 @@ class SetAside:
     Attributes:
         affinity: NUMA nodes that all its containers follow; None for any.
         preferred: Whether the hint was preferred.
-        cpus: CPUs that nobody else is given while the sandbox is there.
+        cpus: CPUs that no other pod gets while the sandbox exists.
         blocks: Memory of the pod as a whole; empty where it is known by container.
         parts: What each container gets; empty where the containers are not known yet.
         shares: Other resources of the pod as a whole; empty where they are known by container.
@@ -123,8 +123,8 @@ class Pod:
         problem: What is wrong with the annotation, in words; empty if nothing is.
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
         bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
-        exclusive: Whom it would rather not meet on its cores or NUMA nodes (the same).
-        asks: What its containers ask for, where kubelet told; None where only the CRI is known.
+        exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
+        asks: What its containers request, from kubelet; None where only the CRI is known.
         source: Where ``asks`` came from, in words.
         chosen: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
         aside: What was decided for the pod as a whole; None where each container is decided by itself.
@@ -170,21 +170,21 @@ class Pod:
 
     @property
     def key(self) -> str:
-        """What tells this pod from others: its uid; where a client gives none, its sandbox."""
+        """The identity of this pod: its uid; where a client sends none, its sandbox."""
         return self.uid or f"sandbox {self.sandbox_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A device that somebody gave to a container, and where it is.
+    """A device of a container, and where it is.
 
     Attributes:
         name: As users know it: a path such as ``/dev/nvidia0``, a CDI name, or an id of a plugin.
         resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
-        nodes: NUMA nodes that it is near to; None where it is near to none, or nobody tells.
+        nodes: NUMA nodes that it is near to; None where it is near to none, or that is unknown.
         source: Where the nodes came from, in words.
-        least: On how few NUMA nodes all that the container has of this resource could lie, if nobody else had
-            any; 0 where that is not known.
+        least: The smallest number of NUMA nodes that could hold all devices of this resource that the
+            container has, if none were in use; 0 where that is not known.
     """
 
     name: str
@@ -235,7 +235,7 @@ class Placement:
         mems: Memory nodes.
         reasons: Sentences that say why.
         hard: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not LSR).
-        blocks: Memory that it was given by node; empty where nobody counts it.
+        blocks: Memory that it was given by node; empty where memory is not tracked.
         devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
         within: CPUs to which its pool is narrowed for it; None where it is not.
         nodes: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is not.
@@ -274,8 +274,8 @@ class Container:
 
     Attributes:
         id: The runtime's id; while it is being created, the token of the call.
-        owner: Who owns exclusive CPUs: the pod's key for CPUs of a pod, ``key/container name`` for those of
-            a container. Attempts of one container share an owner, so a restart keeps its CPUs.
+        owner: The owner of exclusive CPUs: the pod's key for CPUs of a pod, ``key/container name`` for those
+            of a container. Attempts of one container share an owner, so a restart keeps its CPUs.
         cgroup: Path of the container's cgroup below the hierarchy's root, once it is known.
     """
 

@@ -49,7 +49,7 @@ class ResourceSpec:
     Attributes:
         required: A policy without which the pod must not run.
         preferred: A policy that it would like.
-        exclusive: Whom it would rather not meet.
+        exclusive: The pods that it would rather not share with.
     """
 
     required: BindPolicy = BindPolicy.NONE

@@ -49,7 +49,7 @@ class Responses(Direction):
         return self._limit if self.follower.size > self._limit else None
 
     def passes(self, flags: int, stream: int, length: int) -> bool:
-        """Let DATA pass that nobody reads; its windows are end to end."""
+        """Let DATA pass that is not observed; its windows are end to end."""
         streams = self.streams
         if stream in streams.tracked or stream in streams.dead:
             return False

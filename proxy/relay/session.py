@@ -2,7 +2,7 @@
 
 Theory of operation. For each connection that a client makes there is one to the runtime, and nothing
 terminates in between: stream ids, SETTINGS, PING, GOAWAY, header tables and the flow control of the response
-direction are end to end, and what nobody asks about leaves as the bytes that came. Four parts share the work:
+direction are end to end, and requests that are not intercepted leave as the bytes that came. Four parts:
 ``walker`` cuts a direction into frames (``direction`` checks them), ``requests`` and ``responses`` say what
 the frames of each direction mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted
 streams and ``flow`` the books of the request direction.
@@ -40,8 +40,8 @@ class Session:
         """Begin at the start of a connection.
 
         Args:
-            handler: Is asked about requests and told of answers.
-            intercepts: Says for a ``:path`` whether its requests are to be held.
+            handler: Decides on requests and is notified of answers.
+            intercepts: Returns for a ``:path`` whether its requests are held.
             room: What all connections hold; one of its own if None.
         """
         self._requests = requests = Requests(intercepts)
@@ -123,7 +123,7 @@ class Session:
         streams = self._streams
         streams.open.clear()
         for stream in list(streams.tracked.values()):
-            if stream.id in streams.tracked:  # what was told of one call may have ended another
+            if stream.id in streams.tracked:  # the notification of one call may have ended another
                 streams.forget(stream, None)
         streams.books.queue.clear()
 

@@ -11,7 +11,7 @@ goes through
 ``WAITING`` is the only state in which ``release`` and ``refuse`` do something; anywhere else they come too
 late and are ignored. From every state the stream can end early: the runtime answers or resets it before it
 has the request, the client resets it, the runtime goes away (GOAWAY), the connection is lost. ``finished`` is
-then told, once, if ``request`` was.
+then called, once, if ``request`` was.
 
 A stream that ended while the client may still be sending is *dead*: the client's DATA for it is dropped (the
 window comes back by the rule in ``flow``). If it was we who refused it, what the runtime still sends for it
@@ -80,11 +80,11 @@ class Streams:
         resize: Callable[[], int | None],
         room: Room,
     ) -> None:
-        """Wire a connection's state.
+        """Set up a connection's state.
 
         Args:
-            handler: Whom to tell.
-            to_client: Sends frames of our own to the client.
+            handler: The handler to notify.
+            to_client: Sends our own frames to the client.
             to_server: The same to the runtime.
             resize: The header table size that a refusal must announce, if any.
             room: What all connections hold.
@@ -339,7 +339,7 @@ class Streams:
         self.open.discard(stream.id)
         resize = self._resize()
         answer = frames.refusal(stream.id, code, message, answered=stream.answered, resize=resize)
-        # The reset tells a client that still sends to stop, and makes late frames of the runtime legal.
+        # The reset asks a client that still sends to stop, and makes late frames of the runtime legal.
         self.to_client(answer, frames.rst_stream(stream.id, frames.NO_ERROR))
         self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
         self.forget(stream, None)

@@ -23,7 +23,7 @@ from proxy.topology.groups import each, lowest, partition
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The last-level cache that one CPU sees: sharing CPUs as bits, level, and the directory that tells."""
+    """The last-level cache that one CPU sees: sharing CPUs as bits, level, and its directory."""
 
     bits: int
     level: int
@@ -51,7 +51,7 @@ def _last_level(tree: Tree, cpu: int, core: int) -> _Found | None:
 
 
 def _sharing(tree: Tree, path: str) -> int | None:
-    """Read who shares a cache; the mask's list is not named after it, so ``Tree.id_set`` does not fit."""
+    """Read which CPUs share a cache; the mask's list has another name, so ``Tree.id_set`` does not fit."""
     bits = tree.mask(f"{path}/shared_cpu_map")
     return tree.id_list(f"{path}/shared_cpu_list") if bits is None else bits
 

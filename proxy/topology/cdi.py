@@ -1,15 +1,15 @@
 """CDI specs: from a device's name to its device files.
 
 A vendor's tool, a device plugin or a DRA driver writes spec files (JSON or YAML) into ``/etc/cdi`` (static)
-or ``/var/run/cdi`` (made while the node runs). A spec has a kind, ``vendor.com/class``, and devices with
+or ``/var/run/cdi`` (generated while the node runs). A spec has a kind, ``vendor.com/class``, and devices with
 names; a container is given ``vendor.com/class=name``, and the runtime makes the edits that the spec lists for
-it. Those of the spec as a whole are made for each of its devices (control nodes), so they say nothing about a
-place and are not read here. A device in a later directory stands for one of the same name in an earlier
-directory; the same name twice in one directory is a conflict, and then it stands for nothing (CDI
+it. Edits of the spec as a whole apply to each of its devices (control nodes), so they say nothing about a
+location and are not read here. A device in a later directory replaces one of the same name in an earlier
+directory; the same name twice in one directory is a conflict, and the name then resolves to nothing (CDI
 specification 1.1).
 
-Specs are read when somebody asks and they have changed since. What is read has bounds, and what is broken is
-told once and left out: the runtime, not we, decides what such a spec means for the container.
+Specs are read on demand, if they have changed since. The amount read is bounded, and an invalid spec is
+reported once and ignored: the runtime, not we, decides what such a spec means for the container.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CdiSpecs:
 
     Args:
         roots: The directories, a later one before an earlier one.
-        complain: Is told what is wrong, once for each version of a file.
+        complain: Takes a message about an invalid file, once for each version of the file.
     """
 
     def __init__(self, roots: Sequence[Path], complain: Callable[[str], None]) -> None:
@@ -61,7 +61,7 @@ class CdiSpecs:
         self._devices: dict[str, CdiDevice] = {}
 
     def device(self, name: str) -> CdiDevice | None:
-        """Return what ``vendor.com/class=name`` stands for; None where no spec tells."""
+        """Return the device of ``vendor.com/class=name``; None where no spec defines it."""
         listing = self._list()
         if listing != self._listing:
             self._load(listing)
@@ -107,7 +107,9 @@ class CdiSpecs:
             for name, paths in devices.items():
                 other = found.get(name)
                 if other is not None and other.spec:
-                    self._complain(f"cannot tell which CDI device {name} is: {other.spec} and {path} name it")
+                    self._complain(
+                        f"cannot resolve CDI device {name}: both {other.spec} and {path} define it"
+                    )
                 found[name] = CdiDevice(paths, path) if other is None else CdiDevice((), "")
         return found
 

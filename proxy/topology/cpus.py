@@ -38,12 +38,13 @@ class CpuLists:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What the ``topology`` directories tell.
+    """The contents of the ``topology`` directories.
 
     Attributes:
-        groups: Level to CPU to group (bits). A level that is not told is an empty mapping, but for ``core``.
+        groups: Level to CPU to group (bits). A level without data is an empty mapping, except ``core``.
         core_id, package_id: Raw kernel ids by CPU.
-        missing: Levels that every machine has and that are not told, in the words of the machine facts.
+        missing: Levels that every machine has but that the kernel does not report, under their names in the
+            machine facts.
     """
 
     groups: Mapping[str, Mapping[int, int]]

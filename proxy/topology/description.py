@@ -72,10 +72,10 @@ def machine_from_json(data: object) -> Machine:
 def _machine(data: Mapping[str, object]) -> Machine:
     rows = _rows(data)
     numa = _object(data.get("numa") or {"source": "none"}, "numa")
-    told = _object(data.get("cpus") or {}, "cpus")
+    cpu_facts = _object(data.get("cpus") or {}, "cpus")
     online = CpuSet(cpu.id for cpu in rows)
-    if "online" in told and _cpus(told["online"], "cpus.online") != online:
-        raise ValueError(f"cpus.online is {told['online']!r}, cpu_rows hold {str(online)!r}")
+    if "online" in cpu_facts and _cpus(cpu_facts["online"], "cpus.online") != online:
+        raise ValueError(f"cpus.online is {cpu_facts['online']!r}, cpu_rows hold {str(online)!r}")
     claimed: dict[str, str] = {}
     if numa.get("source") == "none":
         nodes = _fallback(data, numa, online)
@@ -85,17 +85,17 @@ def _machine(data: Mapping[str, object]) -> Machine:
     missing = _missing(data, rows)
     if "package siblings" in missing:
         rows = [dataclasses.replace(cpu, package=rows[0].id) for cpu in rows]
-    present = online | _reported(told, "present") | _reported(told, "offline")
+    present = online | _cpu_set(cpu_facts, "present") | _cpu_set(cpu_facts, "offline")
     raw_numa = {key: value for key, value in numa.items() if key not in _NUMA_DERIVED}
     kept = {key: value for key, value in data.items() if key not in _DERIVED}
-    reported = {key: value for key, value in told.items() if key not in ("online", "offline", "absent")}
+    reported = {key: value for key, value in cpu_facts.items() if key not in ("online", "offline", "absent")}
     numa_extra = {"numa": {**raw_numa, **({"claimed": claimed} if claimed else {})}}
     machine = Machine(
         cpus=tuple(rows),
         nodes=nodes,
         present=present,
-        possible=present | _reported(told, "possible"),
-        isolated=_reported(told, "isolated") & present,
+        possible=present | _cpu_set(cpu_facts, "possible"),
+        isolated=_cpu_set(cpu_facts, "isolated") & present,
         caches=_caches(data, rows),
         extra={**kept, "cpus": reported, **numa_extra, **_smt(data), "missing": missing},
     )
@@ -126,13 +126,13 @@ def _rows(data: Mapping[str, object]) -> list[Cpu]:
 
 
 def _missing(data: Mapping[str, object], rows: list[Cpu]) -> list[str]:
-    """Return the levels that were not told; packages also when the description does not list them."""
+    """Return the levels that were not reported; packages also when the description does not list them."""
     missing = data.get("missing")
     names = [str(name) for name in missing] if isinstance(missing, list) else []
     if all(cpu.package < 0 for cpu in rows):
         return names if "package siblings" in names else [*names, "package siblings"]
     if any(cpu.package < 0 for cpu in rows):
-        raise ValueError("cpu_rows must tell a package for every CPU or for none")
+        raise ValueError("cpu_rows must name a package for every CPU or for none")
     return [name for name in names if name != "package siblings"]
 
 
@@ -148,11 +148,11 @@ def _nodes(numa: Mapping[str, object], rows: list[Cpu]) -> tuple[tuple[NumaNode,
     table = numa.get("nodes")
     if not isinstance(table, list) or not table:
         raise ValueError("numa.nodes must be a list with one object per node (or numa.source 'none')")
-    told = [_object(entry, f"numa.nodes[{number}]") for number, entry in enumerate(table)]
+    entries = [_object(entry, f"numa.nodes[{number}]") for number, entry in enumerate(table)]
     claims = {
-        _number(entry, "id"): _cpus(entry.get("cpus"), f"node {entry.get('id')}: cpus") for entry in told
+        _number(entry, "id"): _cpus(entry.get("cpus"), f"node {entry.get('id')}: cpus") for entry in entries
     }
-    ids = [_number(entry, "id") for entry in told]
+    ids = [_number(entry, "id") for entry in entries]
     if ids != sorted(claims):
         raise ValueError("numa.nodes must be in ascending order of id, each id once")
     by_row = dict.fromkeys(ids, CpuSet())
@@ -164,7 +164,7 @@ def _nodes(numa: Mapping[str, object], rows: list[Cpu]) -> tuple[tuple[NumaNode,
     bad = [node for node in ids if claims[node] != by_row[node]]
     if bad and not numa.get("overlapping"):
         raise ValueError(f"node {bad[0]} has CPUs {claims[bad[0]]}, cpu_rows put {by_row[bad[0]]} there")
-    nodes = tuple(_node(entry, by_row[_number(entry, "id")]) for entry in told)
+    nodes = tuple(_node(entry, by_row[_number(entry, "id")]) for entry in entries)
     for node in nodes:
         if len(node.distance) not in (0, len(nodes)):
             raise ValueError(f"node {node.id} must have as many distances as there are nodes, or none")
@@ -228,10 +228,10 @@ def _check_groups(data: Mapping[str, object], machine: Machine) -> None:
             if name != cpus.first():
                 raise ValueError(f"{level} {name} has CPUs {cpus}: a group is named by its lowest CPU")
     for key, level in _LEVEL_OF.items():
-        if not (told := data.get(key)):
+        if not (listed := data.get(key)):
             continue
         groups = {str(name): cpus for name, cpus in machine.groups(level).items()}
-        if {name: _cpus(v, f"{key}: {name}") for name, v in _object(told, key).items()} != groups:
+        if {name: _cpus(v, f"{key}: {name}") for name, v in _object(listed, key).items()} != groups:
             raise ValueError(f"{key} and the column {level} of cpu_rows do not agree")
 
 
@@ -254,6 +254,6 @@ def _cpus(value: object, what: str) -> CpuSet:
     return CpuSet.parse(value)
 
 
-def _reported(told: Mapping[str, object], name: str) -> CpuSet:
-    value = told.get(name)
+def _cpu_set(facts: Mapping[str, object], name: str) -> CpuSet:
+    value = facts.get(name)
     return CpuSet() if value is None else _cpus(value, f"cpus.{name}")

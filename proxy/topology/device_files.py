@@ -1,9 +1,9 @@
-"""Which paths of a host may stand for a device that is somewhere.
+"""Which host paths may be a device with a location.
 
-Most containers are given files below ``/dev`` or ``/sys`` that say nothing about a place: ``/dev/null``,
-``/dev/shm``, the control node of a driver (``/dev/nvidiactl``), the cgroup tree. They are told apart by name
-here, before anybody looks at a disk. ``/dev`` and ``/sys`` themselves are no device either: who is given all
-of them (a privileged container) is near to everything, and so to nothing.
+Most containers are given files below ``/dev`` or ``/sys`` that have no location: ``/dev/null``, ``/dev/shm``,
+the control node of a driver (``/dev/nvidiactl``), the cgroup tree. They are recognized here by name, without
+disk access. ``/dev`` and ``/sys`` themselves are not devices either: a (privileged) container that gets all
+of them is near to everything, and so to nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which NUMA nodes the devices of a container are near to.
 
-What a create request shows of devices are paths of the host and CDI names. A path is a device
-file, or a directory that stands for all device files in it; a CDI name stands for the device files that its
-spec lists. Where each is, ``places`` finds in sysfs. A path that says nothing about a place by its very name
-(``device_files``) is left out of the answer, and a directory in which nothing has a place is one entry.
+In a create request devices are paths of the host and CDI names. A path is a device file, or a directory,
+which means all device files in it; a CDI name means the device files that its spec lists. ``places`` finds
+their location in sysfs. A path without a location, judging by its name (``device_files``), is left out of the
+answer, and a directory in which nothing has a location is one entry.
 
-Nothing here fails: a device that cannot be found is one that nobody tells the nodes of.
+Nothing here fails: a device that cannot be found is one whose NUMA nodes are unknown.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class SysfsDevices:
     """Finds devices in sysfs.
 
     Args:
-        sysfs_root: What stands for ``/sys``.
-        dev_root: What stands for ``/dev``.
+        sysfs_root: The root of sysfs, usually ``/sys``.
+        dev_root: The directory of device files, usually ``/dev``.
         cdi_roots: Directories of CDI specs, a later one before an earlier one.
-        procfs_root: What stands for ``/proc``.
-        stat: Tells what a file is, as ``os.stat``.
-        complain: Is told what is wrong with CDI specs, once for each version of a file.
+        procfs_root: The root of procfs, usually ``/proc``.
+        stat: Returns the type of a file, as ``os.stat``.
+        complain: Takes a message about an invalid CDI spec, once for each version of a file.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SysfsDevices:
             return []
         found = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
         known = [(name, place) for name, place in found if place.nodes is not None]
-        return known or [(f"/dev/{directory}", Place(None, "no device in it tells a NUMA node"))]
+        return known or [(f"/dev/{directory}", Place(None, "no device in it has a NUMA node"))]
 
     def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
         """List the device files in a directory and in those below; links lead elsewhere and are left out."""

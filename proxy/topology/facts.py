@@ -1,8 +1,8 @@
 """``Machine`` to JSON, with the field names of the machine facts (schema ``machine-facts/1``).
 
-Sets are Linux lists, groups are named by their lowest online CPU, sizes are bytes. What the kernel did not
-tell is null, although ``Machine`` holds a workable value for it (one package, node 0): the JSON says what
-was read, the ``Machine`` says what to do.
+Sets are Linux lists, groups are named by their lowest online CPU, sizes are bytes. A value that the kernel
+did not report is null, although ``Machine`` has a workable default for it (one package, node 0): the JSON is
+what was read, the ``Machine`` is what placement uses.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def section(extra: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def has_packages(machine: Machine) -> bool:
-    """Return whether the packages were told; else the one package of all CPUs is our assumption."""
+    """Return whether the kernel reported packages; otherwise one package with all CPUs is our assumption."""
     missing = machine.extra.get("missing")
     return not (isinstance(missing, list) and "package siblings" in missing)
 
 
 def has_nodes(machine: Machine) -> bool:
-    """Return whether NUMA nodes were told; else node 0 is our assumption."""
+    """Return whether the kernel reported NUMA nodes; otherwise node 0 is our assumption."""
     return section(machine.extra, "numa").get("source", "sysfs") != "none"
 
 
@@ -112,8 +112,8 @@ def _rows(machine: Machine) -> list[list[int | None]]:
 
 def _claimed(machine: Machine) -> dict[int, str]:
     """Return the CPUs of each node as its map has them; they differ from ours where maps overlap."""
-    told = section(section(machine.extra, "numa"), "claimed")
-    return {node.id: str(told.get(str(node.id), node.cpus)) for node in machine.nodes}
+    claimed = section(section(machine.extra, "numa"), "claimed")
+    return {node.id: str(claimed.get(str(node.id), node.cpus)) for node in machine.nodes}
 
 
 def _numa(machine: Machine) -> dict[str, object]:
@@ -142,7 +142,7 @@ def _numa(machine: Machine) -> dict[str, object]:
 
 
 def _use(has_cpus: bool, mem_bytes: int | None) -> str:
-    """Name what a node lacks; a node whose memory is not told counts as one with memory."""
+    """Name what a node lacks; a node whose memory size is unknown counts as one with memory."""
     if has_cpus:
         return "cpu_only" if mem_bytes == 0 else ""
     return "empty" if mem_bytes == 0 else "memory_only"

@@ -1,11 +1,11 @@
-"""From what every CPU says about its group to groups that partition the CPUs.
+"""From the group that every CPU reports to groups that partition the CPUs.
 
-The kernel tells a level (core, package, last-level cache ...) by one set per CPU: "these CPUs share it
-with me". On a live kernel those sets agree: all members of a set name that same set, and the sets are the
-groups. They disagree while CPUs come and go, on some firmware, and in edited snapshots. Then a set counts
-as many votes as members that name it, and each CPU goes with the set, out of those that hold it, that has
-most votes; among equals with its own, else with the one of the lowest CPU (machine facts, rule 6). The
-CPUs that went with one set are a group.
+The kernel reports a level (core, package, last-level cache ...) as one set per CPU: the CPUs that share it
+with this CPU. On a live kernel those sets agree: all members of a set report that same set, and the sets are
+the groups. They disagree while CPUs come and go, on some firmware, and in edited snapshots. Then a set has as
+many votes as members that report it, and each CPU joins the set with most votes among those that contain it;
+among equals its own, else the one of the lowest CPU (machine facts, rule 6). The CPUs that joined one set are
+a group.
 
 Groups are named by their lowest CPU: kernel ids restart in every package, or are -1.
 """

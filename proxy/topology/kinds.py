@@ -1,4 +1,4 @@
-"""What is told about a machine that placement does not read: kinds of CPUs, kinds of files, SMT, versions.
+"""Facts about a machine that placement does not use: kinds of CPUs, kinds of files, SMT, versions.
 
 Everything here is JSON-ready and shaped as ``topoproxy topology --json`` shows it.
 """
@@ -47,7 +47,7 @@ def read_kinds(tree: Tree, cores: Mapping[int, int]) -> dict[str, dict[str, str]
         cores: CPU to its core, as bits. A core is of one kind, so that one read a core is enough.
 
     Returns:
-        Criterion to value to CPUs, for each criterion that tells CPUs apart; None where none does.
+        Criterion to value to CPUs, for each criterion in which CPUs differ; None where there is none.
     """
     kinds: dict[str, dict[str, str]] = {}
     devices = {name: tree.id_list(f"devices/{name}/cpus") for name in _HYBRID_DEVICES}
@@ -93,16 +93,17 @@ def read_smt(tree: Tree) -> dict[str, object]:
 
 
 def read_node_masks(tree: Tree) -> dict[str, object]:
-    """Read the node sets that the kernel tells, as texts; those without a file are left out."""
+    """Read the node sets that the kernel lists, as texts; those without a file are left out."""
     texts = {name: tree.text(f"{NODE_DIR}/{name}") for name in _NODE_MASKS}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def read_versions(proc: Tree | None) -> dict[str, str | None]:
-    """Read architecture and kernel release from proc; None where it does not tell.
+    """Read architecture and kernel release from proc; None where it has none.
 
     Kernels before 6.1 have no file for the architecture. ARM, on which not every bind policy is offered, is
-    told by ``cpuinfo``: only there a CPU has an implementer. Its beginning is read, one CPU is enough.
+    recognized by ``cpuinfo``: only there a CPU has an implementer. Only its beginning is read, one CPU is
+    enough.
     """
     if proc is None:
         return {"arch": None, "kernel": None}

@@ -2,7 +2,7 @@
 
 ``MemTotal`` of a node's meminfo is what the kernel manages there, in kB of 1024 bytes. Huge pages come as
 one directory per page size, ``hugepages-2048kB``, below a node and below ``kernel/mm``; kernels before those
-directories tell one size in ``/proc/meminfo``.
+directories report one size in ``/proc/meminfo``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def meminfo(tree: Tree, path: str) -> dict[str, int]:
 
 
 def mem_total(fields: dict[str, int]) -> int | None:
-    """Return the total memory in bytes, None where meminfo does not tell it."""
+    """Return the total memory in bytes, None where meminfo does not have it."""
     total = fields.get("MemTotal")
     return None if total is None else total * _KB
 

@@ -1,9 +1,9 @@
-"""Where a device is, as sysfs tells it.
+"""The location of a device according to sysfs.
 
 A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to its directory below
 ``/sys/devices``. Such a directory lies in that of the device that carries it, up to the PCI function, which
-has a file ``numa_node``. So the nearest directory above with that file tells the node. -1 means that the
-firmware did not tell; a node that the machine does not have means that it told nonsense; both mean: near to
+has a file ``numa_node``. So the nearest ancestor directory with that file has the node. -1 means that the
+firmware did not report one; a node that the machine does not have is a firmware error; both mean: near to
 none.
 
 A few devices are not found that way:
@@ -41,7 +41,7 @@ class Place:
     """Where a device is.
 
     Attributes:
-        nodes: NUMA nodes; None where it is near to none, or nobody tells.
+        nodes: NUMA nodes; None where it is near to none, or that is unknown.
         source: Where that came from, in words.
     """
 
@@ -88,7 +88,7 @@ class Places:
         return self.at(f"dev/{kind}/{major}:{minor}")
 
     def iommu_group(self, group: int) -> Place | None:
-        """Find the members of an IOMMU group; None where there is no such group, or nobody in it."""
+        """Find the members of an IOMMU group; None where there is no such group, or it is empty."""
         directory = f"kernel/iommu_groups/{group}/devices"
         return joined(self._all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS]))
 
@@ -150,14 +150,14 @@ class Places:
             directory = directory.rpartition("/")[0]
         if real.startswith(_VIRTUAL):
             return Place(None, "a device without hardware of its own")
-        return Place(None, f"sysfs tells no NUMA node for {real}")
+        return Place(None, f"sysfs has no NUMA node for {real}")
 
     def _reported(self, name: str, text: str) -> Place:
         device = f"PCI device {name}" if _PCI.fullmatch(name) else f"device {name}"
         if text == "-1":
-            return Place(None, f"{device} tells no NUMA node")
+            return Place(None, f"{device} has no NUMA node")
         node = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
         # A kernel without NUMA has no node directories: all there is, is node 0.
         if node in (self._sys.numbered("devices/system/node", "node") or [0]):
             return Place(Mask((node,)), f"numa_node of {device}")
-        return Place(None, f"{device} tells NUMA node {text[:20]!r}, which this machine does not have")
+        return Place(None, f"{device} has NUMA node {text[:20]!r}, which this machine does not have")

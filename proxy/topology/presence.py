@@ -1,11 +1,11 @@
-"""Whether a machine is still what it was: quick enough to be asked every now and then.
+"""Whether a machine is still as it was read: quick enough for a periodic check.
 
-What comes and goes while a machine runs: CPUs (offline, or a thread of each core where SMT is switched off),
-whole NUMA nodes, and the memory of a node, block by block. ``meminfo`` of the nodes tells the last two: a
-node whose memory is offline stays, with ``MemTotal`` 0, and is gone only when its memory is taken out.
+What comes and goes while a machine runs: CPUs (offline, or a thread of each core when SMT is switched off),
+whole NUMA nodes, and the memory of a node, block by block. ``meminfo`` of the nodes shows the last two: a
+node whose memory is offline stays, with ``MemTotal`` 0, and disappears only when its memory is removed.
 
-A size changes a little all the time where a balloon takes memory away, so only a change by half of the
-smallest block that a kernel takes offline at once (128 MiB) counts, or one from or to nothing.
+A size changes a little all the time where a balloon driver takes memory away. So a change counts only from
+half of the smallest block that a kernel takes offline at once (128 MiB), or from or to nothing.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _texts(sets: dict[str, CpuSet | None]) -> dict[str, str | None]:
 
 
 def pages_json(pages: dict[int, HugePages] | None) -> dict[str, dict[str, int]] | None:
-    """Write huge page counts as JSON; counts that are not told are left out."""
+    """Write huge page counts as JSON; unknown counts are left out."""
     if pages is None:
         return None
     named = {size: {"nr": p.nr, "free": p.free, "surplus": p.surplus} for size, p in pages.items()}
@@ -159,7 +159,7 @@ def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tup
     names = {
         level: {cpu: lowest(bits) for cpu, bits in groups.items()} for level, groups in levels.groups.items()
     }
-    # A machine that tells no package is one package (machine facts, 2ps3-2t).
+    # A machine that reports no package is one package (machine facts, 2ps3-2t).
     packages = names["package"] or dict.fromkeys(CpuSet.from_bits(online), lowest(online))
     return tuple(
         Cpu(

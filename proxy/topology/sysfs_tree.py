@@ -1,8 +1,8 @@
 """``Machine`` to a sysfs tree in a directory: something for ``--sysfs-root`` to read.
 
-Written is what the reader reads, in today's file names, as masks and as lists. What the kernel did not tell
-about the machine (packages, node directories, the list of present CPUs) is left out again, so that a tree
-written from a machine reads back as an equal machine with equal gaps.
+It contains what the reader reads, in current file names, as masks and as lists. What the kernel did not
+report about the machine (packages, node directories, the list of present CPUs) is left out again, so that a
+tree written from a machine reads back as an equal machine with equal gaps.
 """
 
 from __future__ import annotations

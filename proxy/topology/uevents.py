@@ -1,12 +1,12 @@
-r"""The kernel's own word of hardware that comes and goes: uevents, by netlink.
+r"""Hardware hot-plug events from the kernel: uevents over netlink.
 
-sysfs cannot be watched (inotify tells nothing of it), but each CPU, block of memory and NUMA node that comes
-or goes is told to whoever listens to group 1 of NETLINK_KOBJECT_UEVENT, which needs no privilege:
+sysfs cannot be watched (inotify does not report its changes), but the kernel sends an event for each CPU,
+memory block and NUMA node that comes or goes to group 1 of NETLINK_KOBJECT_UEVENT, which needs no privilege:
 
     offline@/devices/system/cpu/cpu3\0ACTION=offline\0DEVPATH=...
 
-All devices are told there, also those of each container's network, so only the first line is looked at. It
-says *that* something changed; what there is now is read again.
+The group carries events of all devices, also those of each container's network, so only the first line is
+parsed. It says *that* something changed; the new state is read from sysfs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 KOBJECT_UEVENT = 15
 """NETLINK_KOBJECT_UEVENT of linux/netlink.h."""
 FROM_THE_KERNEL = 1
-"""The group of what the kernel tells; udev tells what it made of that in another."""
+"""The group of the kernel's own events; udev sends its processed ones to another."""
 ACTIONS = (b"online", b"offline", b"add", b"remove")
 FOLDERS = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
 LONGEST = 8192
@@ -37,7 +37,7 @@ class Uevents:
         """Subscribe.
 
         Raises:
-            OSError: The kernel, or who started us, lets nobody listen.
+            OSError: The kernel, or the sandbox that we run in, denies it.
         """
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, kind, KOBJECT_UEVENT)
@@ -48,14 +48,14 @@ class Uevents:
             raise
 
     def fileno(self) -> int:
-        """The descriptor that is readable when something was told."""
+        """The descriptor that is readable when an event has arrived."""
         return self._socket.fileno()
 
     def heard(self) -> bool:
-        """Take what was told; True where some of it is about CPUs or memory, or where some was lost.
+        """Read all events; return whether one is about CPUs or memory, or events were lost.
 
         Raises:
-            OSError: Nothing more can be heard.
+            OSError: No further events can be received.
         """
         found = False
         for _ in range(AT_ONCE):

@@ -1,10 +1,10 @@
-"""Reading a small YAML file that somebody else wrote, late in the life of the process.
+"""Reading a small YAML file of another program, long after the start of the process.
 
-The usual way (``yaml.load``) has two faults for that. Its C loader recurses on the C stack, so that a file of
-nothing but brackets ends the process. And the daemon forgets ``yaml`` once it has its configuration
-(``lean``); when it is imported again, its C part still makes nodes of the classes that were forgotten, which
-its Python part then does not recognise. The parser below both has neither: it gives a flat row of events,
-which are told apart by name here. Every scalar stays text; tags are not looked at.
+``yaml.load`` has two faults for that. Its C loader recurses on the C stack, so a file of nothing but brackets
+ends the process. And the daemon unloads ``yaml`` once it has its configuration (``lean``); when it is
+imported again, its C part still creates nodes of the unloaded classes, which its Python part then does not
+recognise. The parser below both has neither fault: it returns a flat sequence of events, which are
+distinguished by name here. Every scalar stays text; tags are ignored.
 """
 
 from __future__ import annotations

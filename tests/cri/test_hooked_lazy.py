@@ -64,7 +64,7 @@ def test_a_map_compares_and_prints_as_a_dict() -> None:
 
 def test_who_changes_a_map_is_told_what_to_do_instead() -> None:
     lazy = LazyMap(lambda _: {"a": "1"}, None)
-    with pytest.raises(TypeError, match="what a hook is told cannot be changed: answer with an Adjustment"):
+    with pytest.raises(TypeError, match="an event cannot be changed: answer with an Adjustment"):
         lazy["a"] = "2"
     with pytest.raises(TypeError, match="cannot be changed"):
         del lazy["a"]

@@ -253,7 +253,7 @@ def test_nothing_is_told_of_all_that_exists_as_long_as_it_is_not_known(scene: Sc
         scene.write("20-b.py", hook("two", LIFE))
         await scene.look()
         assert scene.engine.answers() == ["one", "two"]
-        assert scene.told == ["cannot tell hooks what exists: ZeroDivisionError: division by zero"]
+        assert scene.told == ["cannot send hooks the state of the node: ZeroDivisionError: division by zero"]
         await scene.library.close()
 
     play(story)
@@ -266,7 +266,7 @@ def test_a_hook_that_fails_to_see_what_exists_or_to_end_is_told_and_no_more(scen
         path = scene.write("10-a.py", hook("one", more))
         await scene.look()
         assert scene.engine.answers() == ["one"]
-        assert scene.told == [f"cannot tell hook {path} what exists: ValueError: s"]
+        assert scene.told == [f"cannot send hook {path} the state of the node: ValueError: s"]
         path.unlink()
         await scene.look()
         assert scene.told[1:] == [f"cannot shut hook {path} down: ValueError: e"]
@@ -391,7 +391,7 @@ def test_a_file_is_not_taken_while_it_is_written(scene: Scene) -> None:
                 await asyncio.sleep(0.5)
                 assert scene.engine.answers() == ["one"]
                 await scene.until(lambda: scene.told != [])
-                words = f"cannot read hook {scene.etc}/10-a.py: somebody has it open for writing"
+                words = f"cannot read hook {scene.etc}/10-a.py: another process has it open for writing"
                 assert scene.told == [words]
                 assert scene.entry("10-a").error == words
             await scene.until(lambda: scene.engine.answers() == ["two"])

@@ -45,9 +45,11 @@ def test_an_old_time_does_not_make_a_fresh_file_settled(file: Path) -> None:
 def test_a_file_that_somebody_has_open_for_writing_waits_for_him(file: Path) -> None:
     with file.open("a"):
         settle()
-        with pytest.raises(Unsettled, match="somebody has it open for writing"):
+        with pytest.raises(Unsettled, match="another process has it open for writing"):
             read(file)
-        with pytest.raises(HookError, match=f"cannot read hook {file}: somebody has it open for writing"):
+        with pytest.raises(
+            HookError, match=f"cannot read hook {file}: another process has it open for writing"
+        ):
             read_settled(file, patience=0.1)
     assert read(file).data == b"one"
 

@@ -102,7 +102,7 @@ def test_one_name_twice_in_a_folder_stands_for_nothing(folders: Folders) -> None
     assert folders.paths("a.com/b=x") is None
     assert folders.paths("a.com/b=y") == ("/dev/y",)
     a, b = folders.static / "a.json", folders.static / "b.json"
-    assert folders.complaints == [f"cannot tell which CDI device a.com/b=x is: {a} and {b} name it"]
+    assert folders.complaints == [f"cannot resolve CDI device a.com/b=x: both {a} and {b} define it"]
 
 
 def test_specs_are_read_once_and_again_when_they_change(

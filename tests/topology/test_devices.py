@@ -109,10 +109,10 @@ def test_block_and_character_devices_of_one_number_are_two(host: Host) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("-1", "PCI device 0000:3b:00.0 tells no NUMA node"),
-        ("7", "PCI device 0000:3b:00.0 tells NUMA node '7', which this machine does not have"),
-        ("x", "PCI device 0000:3b:00.0 tells NUMA node 'x', which this machine does not have"),
-        ("9" * 30, f"PCI device 0000:3b:00.0 tells NUMA node '{'9' * 20}', which this machine does not have"),
+        ("-1", "PCI device 0000:3b:00.0 has no NUMA node"),
+        ("7", "PCI device 0000:3b:00.0 has NUMA node '7', which this machine does not have"),
+        ("x", "PCI device 0000:3b:00.0 has NUMA node 'x', which this machine does not have"),
+        ("9" * 30, f"PCI device 0000:3b:00.0 has NUMA node '{'9' * 20}', which this machine does not have"),
     ],
 )
 def test_a_node_that_is_none(host: Host, text: str, words: str) -> None:
@@ -179,7 +179,7 @@ def test_a_folder_in_which_nothing_has_a_place_is_one_entry_or_none(host: Host) 
     host.device("infiniband/rdma_cm", 3)
     (host.dev / "empty").mkdir()
     (near,) = host.devices().near(Given(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
-    assert near == Near("/dev/snd", "", None, "no device in it tells a NUMA node")
+    assert near == Near("/dev/snd", "", None, "no device in it has a NUMA node")
 
 
 def test_a_folder_of_thousands_is_cut(host: Host) -> None:
@@ -231,7 +231,7 @@ def test_a_vfio_group_is_where_its_members_are(host: Host) -> None:
             Mask((0, 1)),
             "numa_node of PCI device 0000:3b:00.0, numa_node of PCI device 0000:5e:00.0",
         ),
-        ("/dev/vfio/noiommu-13", None, "PCI device 0000:81:00.0 tells no NUMA node"),
+        ("/dev/vfio/noiommu-13", None, "PCI device 0000:81:00.0 has no NUMA node"),
         ("/dev/vfio/14", None, "its IOMMU group has no members"),
     ]
 

@@ -1,1 +1,1 @@
-"""Hooks that are files of Python: which count, who may write them, reading, loading, their own settings."""
+"""Hooks that are Python files: which files count, their permissions, reading, loading, their settings."""

@@ -73,7 +73,7 @@ def _handlers(module: ModuleType) -> dict[str, Callable[..., Any]]:
         if name in POINTS:
             handlers[name] = _handler(name, value)
         elif isinstance(value, FunctionType) and value.__module__ == module.__name__ and name[0] != "_":
-            # ``PreCreateContainer`` is the event; who defines a function of that name means its handler.
+            # ``PreCreateContainer`` is the event; a function of that name is probably meant as its handler.
             plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
             near = _NEAR_EVENT if plain.startswith(("pre_", "post_")) else _NEAR
             if close := difflib.get_close_matches(plain, POINTS, n=1, cutoff=near):

@@ -1,4 +1,4 @@
-"""What is told of hook files: for ``topoproxy hooks list`` and the status page."""
+"""The state of each hook file, for ``topoproxy hooks list`` and the status page."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def _words(error: BaseException) -> str:
     try:
         words = str(error).strip()
     except BaseException:  # noqa: BLE001 - its own words are the hook's code, too
-        return f"{name}, whose words cannot be had"
+        return f"{name}, whose message cannot be read"
     first = words.splitlines()[0][:_LONGEST].rstrip() if words else ""
     return f"{name}: {first}" if first else name
 

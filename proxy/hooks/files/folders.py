@@ -1,9 +1,9 @@
-"""Which files count: names, masks, links to /dev/null; looked at twice a second, so as cheaply as can be.
+"""Which hook files count: names, masks, links to /dev/null; checked twice a second, so it must be cheap.
 
-A file of the first directory goes before one of the same name in the second, whatever is in it. What is no
-hook file by its name or its type (dot-files, directories, sockets, backups of editors) is left alone. Of
-servers every entry counts whose name ends with ``json`` and that is no directory (Koordinator v1.8.0
-pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
+A file in the first directory takes precedence over one of the same name in the second, whatever is in it.
+Files that are not hook files by name or type (dot-files, directories, sockets, editor backups) are ignored.
+Of server files every entry counts whose name ends with ``json`` and that is not a directory (Koordinator
+v1.8.0 pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def alone(path: Path) -> Candidate:
 
 
 def _put(found: Survey, candidate: Candidate) -> None:
-    """Take a file, if none of that name has been taken.
+    """Take a file, if no file of that name has been taken.
 
-    Who can write to a directory that is not trusted could mask a hook that forbids something: such files give
-    way.
+    A user with write access to an untrusted directory could mask a hook that forbids something, so such files
+    do not take precedence.
     """
     taken = found.candidates.get(candidate.name)
     if taken is None:

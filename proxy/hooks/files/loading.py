@@ -107,7 +107,7 @@ class Attempt:
 
     def __init__(self, name: str, path: Path, data: bytes, config: HooksConfig) -> None:
         self.future: Future[Loaded] = Future()
-        self.future.set_running_or_notify_cancel()  # from here on nobody cancels it
+        self.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
         self._path = path
         self._make = functools.partial(_loaded, name, path, data, config)
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""Whether a file only computes, as it says of itself (``PURE = True``).
+"""Whether a file only computes, as it declares with ``PURE = True``.
 
-Such a hook is called on the daemon's own loop (``engine.alarm``), so it must not be able to stay there. A
-call that takes too long is interrupted by an exception, and made again in a thread. So a pure file has
-nothing that could catch the exception, loop without an end, or wait; and nothing whose doing twice matters.
+Such a hook is called on the daemon's own loop (``engine.alarm``), so it must not be able to block it. A call
+that takes too long is interrupted by an exception, and made again in a thread. So a pure file must contain
+nothing that could catch the exception, loop endlessly or wait, and nothing with effects that must not repeat.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Reading a file that others write: never half, and never another one than was looked at.
+"""Reading a file that other processes write: never half, and never another file than the checked one.
 
-A file that is being written looks like any other. Three signs tell: its inode has changed a moment ago;
-somebody has it open for writing, which the kernel tells who asks for a read lease (fcntl(2), F_SETLEASE:
-granted only if nobody has; whoever wants to write then waits until it is given back); it has changed while it
-was read. Any of them means: later. Where a file system knows no leases, the other two count.
+A file that is being written looks like any other. Three signs reveal a writer: the inode changed just now;
+a process has the file open for writing, which a read lease detects (fcntl(2), F_SETLEASE: it is granted only
+if there is no writer, and a new writer then waits until it is released); the file changed during the read. In
+each case it is read later. On file systems without leases the other two signs count.
 
-All is done on one descriptor, so what was checked is what is read.
+Everything is done on one descriptor, so the checked file is the one that is read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Unsettled(Exception):  # noqa: N818 - reads as what it is
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in a file.
+    """The contents of a file.
 
     Attributes:
         data: All of it.
-        version: Equal for the same content of the same file that nobody has written again.
+        version: Equal for the same content of the same file, if it has not been written again.
     """
 
     data: bytes
@@ -58,8 +58,8 @@ def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
         trusted: Only root may have written it.
 
     Raises:
-        Unsettled: It is being written; try again a moment later.
-        UntrustedError: Somebody else could have written it.
+        Unsettled: It is being written; try again shortly.
+        UntrustedError: A user other than root could have written it.
         HookError: It cannot be read, or is too large.
     """
     try:
@@ -129,7 +129,7 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
 
 
 def _all(descriptor: int, size: int) -> bytes:
-    """Read to the end, or to where it should have ended: who goes on writing keeps nobody busy."""
+    """Read to the end, or to the size seen first: a process that keeps writing must not block the reader."""
     data = b""
     while len(data) <= size and (part := os.read(descriptor, size + 1 - len(data))):
         data += part
@@ -142,10 +142,10 @@ def _seen(found: os.stat_result) -> tuple[int, ...]:
 
 @contextmanager
 def _only_root_writes(descriptor: int) -> Iterator[None]:
-    """Keep writers away for a moment.
+    """Block writers for a short time.
 
     Raises:
-        Unsettled: Somebody has it open for writing.
+        Unsettled: Another process has it open for writing.
     """
     leased = False
     try:
@@ -155,7 +155,7 @@ def _only_root_writes(descriptor: int) -> Iterator[None]:
         leased = True
     except OSError as error:
         if error.errno == errno.EAGAIN:
-            raise Unsettled("somebody has it open for writing") from error
+            raise Unsettled("another process has it open for writing") from error
     try:
         yield
     finally:

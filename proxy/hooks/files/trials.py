@@ -1,10 +1,10 @@
-"""Files that end the daemon: what was being brought into use when an earlier one ended.
+"""Files that crash the daemon: which files were being loaded when an earlier daemon died.
 
-Theory. A hook shares the process, so one that ends it (``os._exit``, a crash in C) while it is loaded,
-configured or told what exists would do so again at each start, and the node would have no runtime. So a mark
-lies in the state directory for as long as a file is brought into use. A content that was marked at two deaths
-is left out. Two, as the daemon may have been killed just then by somebody else, and as files are brought into
-use side by side: who has a mark at a start is *suspected*, and tried alone: the second death has one cause.
+Theory. A hook shares the process. One that ends it (``os._exit``, a crash in C code) while it is loaded,
+configured or synchronized would do so again at each start, and the node would have no runtime. So a mark lies
+in the state directory for as long as a file is being loaded. A file content that was marked at two deaths is
+left out. Two, because the daemon may have been killed for another reason just then, and files are loaded in
+parallel: a file with a mark at a start is *suspected* and tried alone, so a second death has one cause.
 """
 
 from __future__ import annotations

@@ -81,12 +81,12 @@ class Maker:
     def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
         from proxy.hooks.remote.servers import OurselvesError, server_of
 
-        def tell(sentence: str) -> None:
+        def report(sentence: str) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._complain, sentence)
 
         try:
-            return server_of(name, path, data, self._config, tell)
+            return server_of(name, path, data, self._config, report)
         except OurselvesError:
             return None
 

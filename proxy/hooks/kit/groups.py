@@ -1,14 +1,14 @@
-"""Cgroups of a pod and its containers: the pod's CFS quota off, a container out of load balancing.
+"""Cgroups of a pod and its containers: lift the pod's CFS quota, take a container out of load balancing.
 
-Theory. A quota holds for a group and all below it, so a container without one is still held back by its
-pod's, which kubelet sets to the sum of its containers' limits. Taking it off frees nobody else: the other
-containers have their own. The pod's group goes with the pod, so nothing needs to be put back.
+Theory. A quota applies to a group and everything below it, so a container without a quota is still throttled
+by its pod's, which kubelet sets to the sum of its containers' limits. Lifting it does not affect the other
+containers: they have their own quotas. The pod's group disappears with the pod, so nothing is restored.
 
-On cgroup v1 ``cpuset.sched_load_balance`` of a group says whether the scheduler balances among its CPUs, and
-a CPU is balanced as long as any group that has it says so (cpusets(7)). Off for a container alone it does
-nothing while its ancestors are balanced, and those are not a hook's: turning the root off would leave
-everything on the node that is in no other group without balancing. On v2 the same is a partition, which is
-the engine's to make (``apply.partitions: isolated``).
+On cgroup v1 ``cpuset.sched_load_balance`` of a group controls whether the scheduler balances among its CPUs,
+and a CPU is balanced as long as any group with that CPU enables it (cpusets(7)). Disabling it for a container
+alone has no effect while its ancestors are balanced, and those are not a hook's to change: disabling the root
+would leave everything that is in no other group without balancing. On v2 the equivalent is a partition, which
+the engine makes (``apply.partitions: isolated``).
 """
 
 from __future__ import annotations

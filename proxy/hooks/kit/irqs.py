@@ -5,12 +5,12 @@ of that; where nothing would be left, it may go to all online CPUs but those. In
 driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well, and what
 such an interrupt shall have once the CPUs are free again is the default as it was.
 
-What cannot be moved: interrupts whose affinity the kernel manages itself (queues of many NVMe and network
-drivers; it refuses the write with EIO), and those of one CPU alone (timers, which are not in the list).
+Interrupts that cannot be moved: those whose affinity the kernel manages itself (queues of many NVMe and
+network drivers; a write fails with EIO), and per-CPU ones (timers, which are not in the list).
 
 Several hooks may want CPUs kept clear. They claim them under their names, and interrupts stay off all that is
-claimed; one state holds what the files held before. irqbalance, where it runs, moves interrupts as it thinks
-best: it has to be told on its own (``IRQBALANCE_BANNED_CPULIST``).
+claimed; a state file holds the original values. irqbalance, where it runs, moves interrupts on its own: it
+has to be configured separately (``IRQBALANCE_BANNED_CPULIST``).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Moved:
 
 
 class Irqs:
-    """The interrupts of a machine. Calls from several threads wait for each other; see ``shared_irqs``.
+    """The interrupts of a machine. Calls from several threads are serialized; see ``shared_irqs``.
 
     Args:
-        proc: Where the kernel tells of processes and interrupts: ``/proc``.
-        state: Where is remembered what the files held.
+        proc: The proc file system: ``/proc``.
+        state: The file that stores the original values.
         put: Writes a file of the kernel.
     """
 
@@ -66,12 +66,12 @@ class Irqs:
         """Keep interrupts off CPUs from now on, instead of those that were claimed under that name before.
 
         Args:
-            name: Whose claim it is.
+            name: The name of the claim.
             cpus: An empty set ends the claim.
             online: The CPUs that are online.
 
         Raises:
-            HookError: The files cannot be written at all, or what they held cannot be remembered.
+            HookError: The files cannot be written at all, or the original values cannot be stored.
         """
         with self._lock:
             if cpus:
@@ -119,7 +119,7 @@ class Irqs:
 
 @functools.cache
 def shared_irqs(proc: Path, state: Path) -> Irqs:
-    """Return the one for a state: whoever names the same has the same, so that claims add up."""
+    """Return the instance of a state file: users of one file share it, so that claims add up."""
     return Irqs(proc, state)
 
 

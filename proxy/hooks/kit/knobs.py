@@ -1,13 +1,13 @@
-"""Files of the kernel that are set for a while, and get back what they held.
+"""Kernel files that are set temporarily, and get their original values back.
 
-Theory. Of each file three values are known: what it holds, what we have written (if we have), and what it
-held before: its *own* value. When it holds what we have written, its own value is the remembered one;
-otherwise somebody has written since, and what he wrote is its own value from then on. So giving back never
-undoes what somebody else has set meanwhile.
+Theory. Three values of each file are known: the current one, the one that we have written (if any), and its
+*own* value from before. If the current value is the one that we have written, the remembered own value
+counts; otherwise another process has written since, and its value is the own value from then on. So restoring
+never undoes what another process has set meanwhile.
 
-What is remembered is in a file, written before the kernel's files are, with the value of before and the one
-to come as both ours: a crash in between loses nothing. The state belongs below ``/run``: what it tells of is
-gone after a boot too.
+The own values are stored in a file, which is written before the kernel's files are, with both the previous
+value and the next one as ours: a crash in between loses nothing. The file belongs below ``/run``: a reboot
+resets the kernel's files as well.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The CPUs that each container has, followed by what a hook is told.
+"""The CPUs of each container, tracked from the events that a hook receives.
 
-Theory. What a container has is exact whenever an event about itself comes (create, start, update, all that
-exists). In between only the pools change: an owner is told of by its id; who had all of a pool goes on having
-all of it; who had a part of one (aligned to a NUMA node, narrowed by a hook) has what is still in the pool of
-that part, or all of the pool where nothing is.
+Theory. A container's CPUs are exact whenever an event about it arrives (create, start, update, synchronize).
+In between only the pools change. An owner is listed by its id. A container that had all of a pool still has
+all of it. A container that had a part of one (aligned to a NUMA node, narrowed by a hook) has the CPUs of
+that part that are still in the pool, or the whole pool if there are none.
 
-Feed it ``synchronize``, ``post_create_container``, ``post_start_container``,
+Pass it ``synchronize``, ``post_create_container``, ``post_start_container``,
 ``post_update_container_resources``, ``pools_changed``, ``post_stop_container`` and ``post_remove_container``.
 """
 
@@ -33,11 +33,11 @@ class Member:
     """A container and its CPUs.
 
     Attributes:
-        uid, name, attempt: Its pod's uid; its own name and attempt.
-        pool: As in ``Decision``.
-        cpus: Those that it has now; ``own`` those of them that nobody else runs on.
-        mems: Its memory nodes, None for any.
-        part: What it had of its pool where that was not all of it; None where it was.
+            uid, name, attempt: Its pod's uid; its own name and attempt.
+            pool: As in ``Decision``.
+            cpus: Its current CPUs; ``own`` are the exclusive ones among them.
+            mems: Its NUMA nodes for memory, None for any.
+            part: The part of its pool that it had; None where it had all of it.
     """
 
     uid: str
@@ -59,7 +59,7 @@ class Known:
         self._lock = threading.Lock()
 
     def hear(self, event: Point) -> list[Member]:
-        """Take in what an event says, and give those who are new, or have other CPUs, or are gone."""
+        """Process an event; return the containers that are new, have other CPUs, or are gone."""
         with self._lock:
             match event:
                 case Synchronize():

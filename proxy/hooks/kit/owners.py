@@ -1,7 +1,7 @@
-"""Who owns which CPUs, as a hook is told: the containers that it cares for, kept by their events.
+"""The owners of exclusive CPUs that a hook is interested in, tracked from the events that it receives.
 
-Feed it ``synchronize``, ``post_create_container``, ``post_start_container``, ``pools_changed``,
-``post_stop_container`` and ``post_remove_container``; all of these are told beside the calls.
+Pass it ``synchronize``, ``post_create_container``, ``post_start_container``, ``pools_changed``,
+``post_stop_container`` and ``post_remove_container``; all of these are sent in the background.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Wish = TypeVar("Wish")
 
 
 class Owners(Generic[Wish]):
-    """Containers that own CPUs and whose pods wish something.
+    """Containers that own CPUs and whose pods have a wish for the hook.
 
     Args:
-        wish: Says what a pod wishes; None for nothing.
+        wish: Returns the wish of a pod; None for nothing.
     """
 
     def __init__(self, wish: Callable[[PodFacts], Wish | None]) -> None:
@@ -66,14 +66,14 @@ class Owners(Generic[Wish]):
             self._owners[container_id] = (own, wish)
 
     def _follow(self, event: PoolsChanged) -> None:
-        """Take over what owners have. Who is not named may be newer than the event: he goes at his end."""
+        """Update the CPUs of owners. One that is not listed may be newer than the event."""
         for container_id, (own, wish) in self._owners.items():
             now = event.after.owners.get(container_id, own & event.after.owned)
             self._owners[container_id] = (now, wish)
 
     @property
     def online(self) -> CpuSet:
-        """The machine's CPUs that are online, as last told."""
+        """The machine's online CPUs, from the last event."""
         return self._online
 
     def cpus(self, chosen: Callable[[Wish, CpuSet], CpuSet] = lambda _, own: own) -> CpuSet:

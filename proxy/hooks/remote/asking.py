@@ -1,4 +1,4 @@
-"""The handlers of a remote hook: an event is told to a server, and what it wants comes back."""
+"""The handlers of a remote hook: they send an event to a server and convert its answer."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _SANDBOX = (PreRunPodSandbox, PostStopPodSandbox)
 
 @dataclass(slots=True)
 class Remote:
-    """One server and what it has been found to want in vain.
+    """One server, and the fields that it tries to set in vain.
 
     Attributes:
         name: The hook's name.
         client: Its socket.
-        tell: Takes a sentence for people; called from the hooks' threads.
-        told: What was told before: each matter once.
+        report: Takes a message for the log; called from the hooks' threads.
+        reported: What has been reported: each matter once.
     """
 
     name: str
     client: Client
-    tell: Callable[[str], object]
+    report: Callable[[str], object]
     reported: set[tuple[str, str]]
 
     def handler(self, point: type[Point]) -> Callable[..., Adjustment | None]:
@@ -79,7 +79,7 @@ class Remote:
             answer = decoded(kind, self.client.call(method, request))
             claims = claims_of(event, so_far, reported, merge_answer(reported, answer))
             for field, what in claims.dropped.items():
-                self._tell_once(point.NAME, field, what)
+                self._report_once(point.NAME, field, what)
             return claims.adjustment or None
 
         return ask
@@ -88,11 +88,11 @@ class Remote:
         """Let go of the server; handler of the point of this name."""
         self.client.close()
 
-    def _tell_once(self, point: str, field: str, what: str) -> None:
+    def _report_once(self, point: str, field: str, what: str) -> None:
         if (point, field) not in self.reported:
             self.reported.add((point, field))
             with contextlib.suppress(RuntimeError):  # the loop that would take it has ended
-                self.tell(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
+                self.report(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
 
 
 def decoded(kind: type[Any], content: bytes) -> Any:

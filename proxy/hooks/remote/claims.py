@@ -1,8 +1,8 @@
 """What of a server's answer becomes an adjustment.
 
-The protocol says nothing by presence: a server gives back all that it was told, with what it wants to be
-otherwise changed. So what it *wants* is where the merged answer (``merge``) differs from what it was told;
-an answer that changes nothing claims nothing, and meets no other hook. Where Koordinator's merge does harm,
+The protocol has no field presence: a server returns everything that it received, with its changes. So what it
+*wants* is the difference between the merged answer (``merge``) and the request; an answer that changes
+nothing claims nothing, and conflicts with no other hook. Where Koordinator's merge does harm,
 we do not follow it:
 
 - An OOM score adjustment of 0 is what a server answers that never sets one (Koordinator v1.8.0
@@ -11,8 +11,8 @@ we do not follow it:
   kubelet wrote (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet). It is
   ``CLEAR`` then, never a container without CPUs, and nothing at all where the client asked for none or a hook
   before has chosen.
-- CPUs and nodes that hooks may not give are left out of the answer and told, and the rest of it counts:
-  koordlet reckons pools by itself, and would otherwise lose every answer. A set that holds all of what the
+- CPUs and nodes that hooks may not give are left out of the answer and reported, and the rest of it counts:
+  koordlet computes pools by itself, and would otherwise lose every answer. A set that holds all of what the
   container has (or of what a hook before has chosen) narrows nothing, so it claims nothing.
 - The pod's cgroup is there before its containers, so an answer for a container cannot move it.
 - Environment variables are set in place, so their order stays (Koordinator's transferToCRIContainerEnvs loses

@@ -1,11 +1,11 @@
 """Calls at one hook server on a unix socket.
 
-The channel is opened with the first call. Messages are made and read by the caller and not
-by grpc, which would write what it cannot decode to a log of its own.
+The channel is opened by the first call. The caller encodes and decodes messages, not grpc, which would log
+messages that it cannot decode.
 
-A call does not wait for a server to come: a socket without a server is an error at once. A server that comes
-back is seen within a second. The deadline is the hook's own; who asks waits a little longer than that, so
-that it is the call that ends, with a reason, and not the thread that waits for it.
+A call does not wait for a server to appear: a socket without a server is an error at once. A server that
+returns is noticed within a second. The deadline is the hook's own; the engine waits a little longer than
+that, so that the call ends first, with a reason.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Client:
     """A hook server, called from several threads; its channel is closed when the last call is done."""
 
     def __init__(self, path: Path, timeout: float, users: Collection[int] = ()) -> None:
-        """Take note of the socket; nothing is dialled before the first call.
+        """Prepare a client; nothing is dialled before the first call.
 
         Args:
             path: Of the socket.
             timeout: Seconds for one answer.
-            users: Whose processes may answer there, beside root's.
+            users: Users whose processes may answer there, beside root.
         """
         self.path = path
         self._peer = Peer(path, users)
@@ -101,7 +101,7 @@ class Client:
         try:
             lack = self._peer.lack(self._timeout)
         except OSError as error:
-            cause = f"nobody answers there ({error.strerror or error})"
+            cause = f"no process answers there ({error.strerror or error})"
             raise HookError(f"cannot ask {method} at {self.path}: {cause}") from None
         if lack:
             raise HookError(f"cannot ask {method} at {self.path}: {lack}")
@@ -120,7 +120,7 @@ class Client:
         name = error.code().name
         details = " ".join((error.details() or "no reason given").split())
         if name == "UNAVAILABLE":
-            return f"nobody answers there ({details.rpartition(': ')[2][:_LONGEST_WORDS]})"
+            return f"no process answers there ({details.rpartition(': ')[2][:_LONGEST_WORDS]})"
         if name == "DEADLINE_EXCEEDED":
             return f"no answer within {self._timeout:g} s"
         if name == "UNIMPLEMENTED":

@@ -1,11 +1,11 @@
-"""What a server is told of an event: the engine's facts as messages of Koordinator's protocol.
+"""Requests to a hook server: the engine's facts as messages of Koordinator's protocol.
 
-Servers answer with all that they were told and change some of it, so they are told what will be, not what the
-client asks for: the CPUs and nodes that the engine has chosen, a quota that it turns off, and what hooks
-before have set. What is told of an update is all that was ever asked for and the update over it.
+Servers answer with everything that they received, with some changes, so they receive what will be in effect,
+not what the client requests: the CPUs and nodes that the engine has chosen, a quota that it lifts, and what
+previous hooks have set. For an update they receive the sum of all earlier requests with the update applied.
 
-A map of the protocol holds text only. What is no text (a variable of the environment may be any bytes) is not
-told, and stays what it is.
+A map of the protocol holds text only. Other values (an environment variable may be any bytes) are not sent,
+and stay as they are.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ NUMBERS = {
 
 
 def sandbox_request(event: SandboxEvent, so_far: Adjustment = NOTHING) -> pb.PodSandboxHookRequest:
-    """Tell of a sandbox.
+    """Make the request for a sandbox.
 
     Args:
-        event: What happens.
-        so_far: What hooks before have set.
+        event: The event.
+        so_far: The fields that previous hooks have set.
     """
     pod = event.pod
     request = pb.PodSandboxHookRequest(runtime_handler=pod.runtime_handler)
@@ -67,11 +67,11 @@ def sandbox_request(event: SandboxEvent, so_far: Adjustment = NOTHING) -> pb.Pod
 
 
 def container_request(event: ContainerEvent, so_far: Adjustment = NOTHING) -> pb.ContainerResourceHookRequest:
-    """Tell of a container.
+    """Make the request for a container.
 
     Args:
-        event: What happens.
-        so_far: What hooks before have set.
+        event: The event.
+        so_far: The fields that previous hooks have set.
     """
     pod, container = event.pod, event.container
     request = pb.ContainerResourceHookRequest(pod_cgroup_parent=pod.cgroup_parent)
@@ -147,7 +147,7 @@ def _decided(resources: pb.LinuxContainerResources, decision: Decision) -> None:
 
 
 def _adjusted(resources: pb.LinuxContainerResources, so_far: Adjustment) -> None:
-    """Put in what hooks before have set; a cleared field is as if nobody had said it."""
+    """Apply what previous hooks have set; a cleared field is as if it had never been set."""
     for ours, theirs in NUMBERS.items():
         if (value := getattr(so_far, ours)) is not LEAVE:
             setattr(resources, theirs, 0 if value is CLEAR else value)

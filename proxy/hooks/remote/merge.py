@@ -1,16 +1,15 @@
-"""How Koordinator's runtime proxy merges: a server's answer into what it was told, updates into what is kept.
+"""The merge rules of Koordinator's runtime proxy: an answer into its request, an update into earlier ones.
 
 Pure functions on messages that give new ones; the rules are those of Koordinator v1.8.0
 pkg/runtimeproxy/resexecutor/cri (updateResource in utils.go, UpdateRequest in pod.go and container.go). The
 protocol has no presence, so each field has a rule of its own for what "not said" is. Those rules do harm in
-places, and what of an answer becomes an adjustment is decided in ``claims``, which knows what the server was
-told.
+places; ``claims``, which has the request, decides which part of an answer becomes an adjustment.
 
 | field | an answer | an update of kubelet's |
 |---|---|---|
 | cpu_period, cpu_shares, both memory limits | counts if above 0 | counts if above 0 |
 | cpu_quota | counts if not 0 (-1: no limit) | counts if not 0 |
-| oom_score_adj | counts if -1000 to 1000, thus also a 0 that nobody has set | never |
+| oom_score_adj | counts if -1000 to 1000, thus also a 0 that was never set | never |
 | cpuset_cpus, cpuset_mems | always count, empty ones too | count if not empty |
 | unified, annotations, labels | what is there is added or replaced, nothing is removed | the same |
 | hugepage_limits | never | never |

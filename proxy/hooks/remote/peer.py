@@ -1,13 +1,13 @@
-"""What answers at a hook server's socket: only a process of a trusted user is asked.
+"""The process at a hook server's socket: only one of a trusted user is called.
 
-A hook server sees every pod, and its answers change containers. Two things say which process answers: the
-directories on the way to the socket, which decide whose socket is there, and the credentials that the kernel
-noted when the process began to listen (SO_PEERCRED, unix(7)). gRPC connects by itself, again after a failure,
-and shows no credentials. So before a call the socket is looked at, and where it is another one than before, a
-connection of our own is made first. Between that and gRPC's connection only a trusted user could replace it,
-because no other user can write to its directories.
+A hook server sees every pod, and its answers change containers. Two things identify the process that answers:
+the directories on the path of the socket, which decide who can put a socket there, and the credentials that
+the kernel recorded when the process began to listen (SO_PEERCRED, unix(7)). gRPC connects by itself, again
+after a failure, and does not expose credentials. So the socket is checked before a call, and if it is another
+one than before, we first make a connection of our own. Between that and gRPC's connection only a trusted user
+could replace it, because no other user can write to its directories.
 
-A look at a socket that is known costs one stat.
+The check of a known socket costs one stat.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Each has a JSON file::
      "failure-policy": "Ignore",
      "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer"]}
 
-What is no such file is refused with a reason; what Koordinator's proxy overlooks is told and overlooked.
+A file of another form is refused with a reason; what Koordinator's proxy ignores is reported and ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
 
 
 class OurselvesError(HookError):
-    """The server is us: the file is there for others who ask in this directory, too."""
+    """The server is this daemon: the file is there for other clients of this directory."""
 
 
 class _FlawError(Exception):
@@ -41,7 +41,7 @@ def _log(sentence: str) -> None:
 
 
 def server_of(
-    name: str, path: Path, data: bytes, config: HooksConfig, tell: Callable[[str], object] = _log
+    name: str, path: Path, data: bytes, config: HooksConfig, report: Callable[[str], object] = _log
 ) -> Hook:
     """Make a hook of a server's file.
 
@@ -51,7 +51,7 @@ def server_of(
         data: What is in it.
         config: Timeout, label of pods that are left out, and settings by hook's name, which go before the
             file.
-        tell: Takes a sentence for people about what is overlooked, now and later, from any thread.
+        report: Takes a message about what is ignored, now and later, from any thread.
 
     Raises:
         OurselvesError: It names our own socket.
@@ -70,13 +70,13 @@ def server_of(
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
     strange = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
     if strange:
-        tell(f"hook {name}: {path} wants hooks that there are not: {', '.join(map(repr, strange))[:300]}")
+        report(f"hook {name}: {path} wants unknown hooks: {', '.join(map(repr, strange))[:300]}")
     if said not in ("", *Policy):
-        tell(f"hook {name}: {path} has the failure-policy {said!r}, which is taken for Ignore")
+        report(f"hook {name}: {path} has the failure-policy {said!r}, which is taken for Ignore")
     settings = config.settings.get(name)
     own = Policy.FAIL if said == Policy.FAIL else Policy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
-    remote = Remote(name, Client(endpoint, timeout, config.server_users), tell, set())
+    remote = Remote(name, Client(endpoint, timeout, config.server_users), report, set())
     handlers = {POINTS[hook].NAME: remote.handler(POINTS[hook]) for hook in wanted if hook in POINTS}
     return Hook(
         name=name,

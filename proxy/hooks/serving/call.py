@@ -1,4 +1,4 @@
-"""A call that somebody else makes at the runtime, as those who decide on calls see it."""
+"""A call that another proxy makes to the runtime, with the interface of one that passes through us."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RefusedError(TopoproxyError):
 
 
 class Wire(Protocol):
-    """Who decides on calls: ``proxy.cri.interceptors``."""
+    """What decides on calls: ``proxy.cri.interceptors``."""
 
     def request(self, call: ForeignCall) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""
@@ -36,8 +36,8 @@ class Wire(Protocol):
 class ForeignCall:
     """One call; attributes as ``proxy.cri.call.Call``, and ``original``: the body before any change.
 
-    It is released to whoever has asked about it, and goes on at the runtime; ``answered``, ``over`` and
-    ``lost`` say what became of it there.
+    Releasing it answers the peer, which then makes the call; ``answered``, ``over`` and ``lost`` are set by
+    what happened to it at the runtime.
     """
 
     __slots__ = (
@@ -68,10 +68,10 @@ class ForeignCall:
             self._wire.request(self)
             return await self._outcome
         except asyncio.CancelledError:
-            self.lost()  # whoever has asked waits no more
+            self.lost()  # the peer does not wait any more
             raise
 
-    # -- who decides calls these --------------------------------------------------------------------------
+    # -- called by what decides calls ---------------------------------------------------------------------
 
     def change(self, body: bytes) -> None:
         """Have another message from now on."""
@@ -102,7 +102,7 @@ class ForeignCall:
         self._end(status)
 
     def lost(self) -> None:
-        """Nobody will tell what becomes of it."""
+        """The outcome of the call will never be known."""
         self._end(None)
 
     @contextlib.contextmanager

@@ -43,9 +43,9 @@ class Desk:
         """Prepare to answer.
 
         Args:
-            keeper: Whose node it is.
-            launch: Who asks the runtime in the way of a call.
-            wire: Who decides on calls.
+            keeper: The node.
+            launch: Makes calls to the runtime on behalf of a call.
+            wire: Decides on calls.
         """
         self._keeper = keeper
         self._launch = launch
@@ -97,7 +97,7 @@ class Desk:
         if self._keeper.store.mode.is_leaving:
             return container_echo(asked)  # the node is released
         try:
-            await self.under_way.settle_creates()  # who was made may run already, where others are to leave
+            await self.under_way.settle_creates()  # the container may run already: others leave its CPUs
             found = await self._find.sandbox(asked.pod_meta)
         except (UnavailableError, RuntimeCallError) as error:
             return self._undecided(asked, str(error))
@@ -178,7 +178,7 @@ class Desk:
         request = update_request(asked, quota=not ours)
         call = ForeignCall(self._wire, "UpdateContainerResources", request.SerializeToString())
         body = await call.decide()
-        call.lost()  # nobody tells when it has been done; the runtime is told today's set after it
+        call.lost()  # its end is never seen; afterwards the runtime gets the current set again
         return update_answer(asked, call.original, body)
 
     async def post_stop_container(self, asked: Container) -> ContainerAnswer:

@@ -32,13 +32,13 @@ class Finder:
         return [i for i, pod in keeper.state.pods.items() if pod.uid == uid != "" and i not in arriving]
 
     async def sandbox(self, meta: pb.PodSandboxMetadata) -> tuple[str, int] | None:
-        """Find the sandbox that a container is about to be made in: the pod's newest one that is ready.
+        """Find the sandbox that a container is about to be created in: the pod's newest one that is ready.
 
         Returns:
             Its id and attempt; None where there is none.
 
         Raises:
-            UnavailableError, RuntimeCallError: The runtime does not tell.
+            UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         keeper, new = self._keeper, meta.uid in self._under_way.pods
         known = self.sandboxes(meta.uid)
@@ -57,9 +57,9 @@ class Finder:
         return None
 
     async def name(self, container_id: str) -> None:
-        """See which container it is that somebody names, if it was made by an answer of ours.
+        """Identify the container that the peer names, if it was created after an answer of ours.
 
-        What the runtime has saved for it is what it says itself.
+        The peer's own data show what the runtime has saved for it.
         """
         keeper = self._keeper
         if container_id not in keeper.state.containers and self._under_way.creates:
@@ -72,13 +72,13 @@ class Finder:
             detail = await self._launch.lookups.run(keeper.runtime.detail, container_id)
             saved = CpuSet.parse(detail.cpuset_cpus)
         except (UnavailableError, RuntimeCallError, ValueError):
-            return  # it is told today's set, whatever it has
+            return  # the runtime gets the current set in any case
         keeper.saved[container_id] = saved
         if detail.cpu_quota > 0 > keeper.quotas.carried(container):
             keeper.quotas.untold.add(container_id)
 
     async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
-        """Ask the runtime for one container: none, or one; None where it does not tell."""
+        """Ask the runtime for one container: none, or one; None if it does not answer."""
         keeper = self._keeper
         try:
             return list(await self._launch.lookups.run(keeper.runtime.list_containers, container_id))
@@ -87,6 +87,6 @@ class Finder:
             return None
 
     def look_later(self, error: Exception) -> None:
-        """The runtime has not told: say so, and compare with it soon."""
+        """The runtime does not answer: report it, and reconcile with it soon."""
         self._keeper.problems.note(str(error))
         self._keeper.attention.set()

@@ -72,9 +72,9 @@ def update_request(
 ) -> cri.UpdateContainerResourcesRequest:
     """Make an UpdateContainerResources of what is asked before one.
 
-    The peer sends all that was ever set, so the sets in it are as likely ours as the client's
-    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out: nobody goes by them,
-    and they must not count as the client's wish.
+    The peer sends everything that was ever set, so the sets in it are as likely ours as the client's
+    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out: nothing depends on
+    them, and they must not count as the client's request.
 
     Args:
         asked: What is asked.

@@ -1,9 +1,9 @@
-"""Where the server listens: a path that nobody but our own user can open, at any moment.
+"""Where the server listens: a path that no other user can open, at any time.
 
-The library binds a path by itself, with whatever mode the process gives to new files, and takes away what
-stands there, whosever it is. So it binds in a directory that is ours alone, and the socket moves to its place
-when it has its mode. What stands at the place is looked at first, as at the place of the socket for kubelet:
-a dead socket is replaced, anything else is left alone.
+The gRPC library binds a path by itself, with the mode that the process's umask gives, and replaces whatever
+is there. So it binds in a directory that only we can access, and the socket is moved to its path when it has
+its mode. What exists at the path is checked first, as for the socket for kubelet: a dead socket is replaced,
+anything else is left alone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Place:
         self._identity: tuple[int, int] | None = None
 
     def take(self, bind: Callable[[str], int]) -> None:
-        """Have a socket bound, and moved to the path.
+        """Have a socket bound, and move it to the path.
 
         Args:
-            bind: Binds and listens at the path that it is given; gives 0 if that failed.
+            bind: Binds and listens at the given path; returns 0 if that failed.
 
         Raises:
-            CannotCreateError: Somebody answers there, something else stands there, or it cannot be bound.
+            CannotCreateError: A process answers there, something else is there, or it cannot be bound.
             PermissionDeniedError: The process may not write there.
         """
         path = self._path

@@ -26,7 +26,7 @@ STAGES: Final = (
 def registration(config: Config) -> str:
     """Return what is to be written into the peer's directory, as ``topoproxy.json``.
 
-    The policy is Fail: a container that we have refused, or that nobody has placed, is not to run anywhere.
+    The policy is Fail: a container that we have refused or not placed must not run anywhere.
 
     Raises:
         ConfigError: Nothing is served.

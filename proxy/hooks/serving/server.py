@@ -42,7 +42,7 @@ Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 def questions(desk: Desk) -> dict[str, tuple[type[Any], Answer]]:
-    """Return what is answered: RPC to the request's class and who answers."""
+    """Return the methods: RPC to the request's class and its handler."""
     pod, container = pb.PodSandboxHookRequest, pb.ContainerResourceHookRequest
     return {
         "PreRunPodSandboxHook": (pod, desk.pre_run_pod_sandbox),
@@ -67,8 +67,8 @@ class Server:
 
         Args:
             path: Where to listen.
-            keeper: Is told of faults.
-            desk: Who answers.
+            keeper: Takes faults.
+            desk: Answers the requests.
             limit: Seconds that one answer may take.
         """
         self._keeper = keeper
@@ -141,7 +141,7 @@ class Server:
             except RefusedError as error:
                 _refuse(context, error.code, str(error))
             except concurrent.futures.CancelledError:
-                _refuse(context, GrpcStatus.CANCELLED, "cannot answer: nobody waits any more")
+                _refuse(context, GrpcStatus.CANCELLED, "cannot answer: the client does not wait any more")
             except TimeoutError:
                 job.cancel()
                 _refuse(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")

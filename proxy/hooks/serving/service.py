@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxy.keeper.launch import Launch
 
 PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0)
-"""Before the socket is tried again, the last again and again: who has it may be just leaving."""
+"""Delays before the socket is tried again, the last one repeatedly: its current user may be stopping."""
 
 
 class Serving:
@@ -29,10 +29,10 @@ class Serving:
 
         Args:
             path: Where to listen.
-            keeper: Whose node it is.
-            launch: Who asks the runtime in the way of a call.
-            wire: Who decides on calls: the interceptors of the calls that pass through us, so that the same
-                hooks are asked.
+            keeper: The node.
+            launch: Makes calls to the runtime on behalf of a call.
+            wire: Decides on calls: the interceptors of the calls that pass through us, so that the same hooks
+                are called.
         """
         self.path = path
         self.listening = False

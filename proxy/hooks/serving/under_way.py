@@ -1,15 +1,15 @@
-"""What the peer is at, at the runtime, after we have answered it.
+"""Calls that the peer makes to the runtime after we have answered it.
 
-Theory. A call that passes through us ends with an answer that we see. A peer's call ends somewhere else, so
-each is remembered, and resolved by the first of these that comes:
+Theory. A call that passes through us ends with an answer that we see. A peer's call ends elsewhere, so each
+is remembered, and resolved by the first of these events:
 
-- a later question that names what has come of it: a start names the container that a create has made;
-- the runtime's own list, which is asked now and then while something is under way, soon at first;
-- the end of our patience. Then the call is lost, as one whose client went away (``keeper.uncertain``): what
-  it has taken is given back, unless the list shows that it came to something after all. Whatever turns up
-  later is taken in as what somebody has made behind our back, and has its CPUs before its start.
+- a later request that names its result: a start names the container that a create has created;
+- the runtime's own list, which is polled while a call is pending, at short intervals at first;
+- a timeout. Then the call is lost, like one whose client disconnected (``keeper.uncertain``): the CPUs that
+  it took are returned, unless the list shows that it succeeded after all. A container that appears later is
+  adopted like any container created without us, and gets its CPUs before its start.
 
-A question that comes again while the first is under way takes its place: the peer is at one at a time.
+A repeated request replaces the pending one: the peer makes one call at a time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Calls(Generic[K]):
         return key in self._open
 
     def add(self, key: K, call: ForeignCall) -> None:
-        """A call is under way; what was before it comes to nothing."""
+        """A call is pending; an earlier one for the same target is given up."""
         before = self._open.pop(key, None)
         if before is None and len(self._open) >= LIMIT:
             before = self._open.pop(next(iter(self._open)))
@@ -83,7 +83,7 @@ class Calls(Generic[K]):
         return None if entry is None else entry.call
 
     def lose(self, key: K) -> None:
-        """Nobody will tell what becomes of a call."""
+        """The outcome of a call will never be known."""
         if (call := self.take(key)) is not None:
             call.lost()
 
@@ -137,7 +137,7 @@ class UnderWay:
             await self.look()
 
     async def look(self) -> None:
-        """Ask the runtime what has become of what is under way; who is out of time is lost."""
+        """Ask the runtime for the outcome of pending calls; those past their timeout are lost."""
         keeper, ask = self._keeper, self._launch.lookups.run
         try:
             await self.settle_creates()
@@ -153,10 +153,10 @@ class UnderWay:
             calls.expire()
 
     async def settle_creates(self) -> None:
-        """Ask what has become of creates.
+        """Ask for the outcome of creates.
 
         Raises:
-            UnavailableError, RuntimeCallError: The runtime does not tell.
+            UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         if self.creates:
             for container in await self._launch.lookups.run(self._keeper.runtime.list_containers):
@@ -180,7 +180,7 @@ class UnderWay:
         elif call is not None:
             call.answered(cri.CreateContainerResponse(container_id=container.id).SerializeToString())
             self._keeper.saved.pop(container.id, None)  # others may have changed the request after us
-            if container.state in BEGUN:  # by a start about which nobody has asked
+            if container.state in BEGUN:  # started without a request to us
                 self._keeper.lifecycle.phase(container.id, BEGUN[container.state])
                 self._keeper.writes.later([container.id])
         if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
