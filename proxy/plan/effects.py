@@ -116,6 +116,8 @@ class EndDeadline:
 class AppendLedger:
     """Record the placements of the containers, and wait until that is durable.
 
+    Of a replacement it is recorded what they are to have.
+
     Attributes:
         may_run_on: CPUs to which a move is under way; empty where none is. Where it is not empty, the record
             of the move names the CPUs that the containers had before, too: those count until it is deleted.

@@ -21,7 +21,7 @@ stands last, so one result at most is outstanding.
                      +-------- PLACING <---------+ not free, CREATE: other CPUs, at most ``ELSEWHERE`` times
 
     free: CREATE, START   COMMITTED
-          REPLACEMENT     CONFIRMING -> HANDING_OVER -> COMMITTED
+          REPLACEMENT     SECURING -> HANDING_OVER -> COMMITTED
           MOVE            DRAINING -> MOVING -> CHECKING -> CONFIRMING -> COMMITTED
 
 The barrier is WAITING to READING. Calls in flight that could bring the CPUs to another container are waited
@@ -32,6 +32,10 @@ is read (READING): only a container that still runs on the reserved CPUs is in t
 barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release what they
 hold, and whatever had moved for them grows back.
 
+A REPLACEMENT goes on: the ledger gets it (SECURING), and only then it is the owner's in the state and in the
+kernel (HANDING_OVER). A daemon that found no record would give the CPUs to the pools while the owner is on
+them.
+
 A MOVE goes on: the containers are placed on the new CPUs, and their old ones are held (``AssignOwn``); calls
 in flight for them that carry other CPUs are waited for (DRAINING); they are written (MOVING) and read back
 (CHECKING); the ledger gets the new placement (CONFIRMING). Only then is the hold on the old CPUs released, so
@@ -39,11 +43,13 @@ the other containers never run on CPUs that the owner may be on. The runtime and
 critical path, as after every write of a cpuset.
 
 From DRAINING on a move aborts by way of its restoration, which takes the same steps towards the old CPUs. It
-is repeated, with growing pauses, until it succeeds or the containers have exited:
+is repeated, with growing pauses, until it succeeds or the containers have exited. It begins with the record
+of the move, as the one of the new placement may become durable late:
 
-    RESTORING -> REWRITING -> RECHECKING -> UNRECORDING -> ABORTED
-        ^            |             |             |
-        +------- BACKING_OFF <-----+-------------+
+    RERECORDING -> RESTORING -> REWRITING -> RECHECKING -> UNRECORDING -> ABORTED
+      ^  |             |            |             |             |
+      |  v             v            v             v             |
+      +--+-------- BACKING_OFF <----+-------------+-------------+
 
 A crash. The write-ahead record of a move names the old and the new CPUs, and is deleted in the step that
 makes the new placement durable. Where the next daemon finds it, the old placement counts, whatever else the
@@ -202,7 +208,7 @@ def _free(one: Reservation) -> Step:
     """No other container runs on the CPUs."""
     end = to_do.EndDeadline()
     if one.kind is _Kind.REPLACEMENT:
-        return _to(one, _Phase.CONFIRMING, end, to_do.AssignReplacement(), to_do.AppendLedger())
+        return _to(one, _Phase.SECURING, end, to_do.AppendLedger())
     if one.kind is _Kind.MOVE:
         assign = to_do.AssignOwn(one.cpus, hold=one.previous)
         return _to(one, _Phase.DRAINING, end, assign, to_do.AwaitOwnInflight(one.cpus))
@@ -246,6 +252,8 @@ def _abort(one: Reservation) -> Step:
         undone = (to_do.WithdrawPlacement(),)
     elif one.kind is _Kind.REPLACEMENT:
         undone = (to_do.ReleaseHold(),)
+        if one.phase is _Phase.SECURING:
+            undone = to_do.RecordSoon(), to_do.ReleaseHold()
     elif one.kind is _Kind.MOVE:
         undone = to_do.RecordSoon(), to_do.ReleaseHold()
     return _to(one, _Phase.ABORTED, *undone, to_do.Abort(one.reason))
@@ -254,18 +262,8 @@ def _abort(one: Reservation) -> Step:
 # -- a replacement, once it is free -------------------------------------------------------------------------
 
 
-def _confirmed(one: Reservation, event: seen.LedgerWritten) -> Step:
-    if one.kind is _Kind.MOVE:
-        return _to(one, _Phase.COMMITTED, to_do.ReleaseHold(), to_do.Commit())
-    return _to(one, _Phase.HANDING_OVER, to_do.WriteOwners())
-
-
-def _unconfirmed(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
-    if one.kind is _Kind.MOVE:
-        return _restore(one, f"cannot record the placement: {event.cause}")
-    # The CPUs are the owner's in the state; a daemon that does not find that gives them to the pools again.
-    report = to_do.ReportProblem(f"cannot record the CPUs of {one.ref}: {event.cause}")
-    return _to(one, _Phase.HANDING_OVER, report, to_do.WriteOwners())
+def _secured(one: Reservation, event: seen.LedgerWritten) -> Step:
+    return _to(one, _Phase.HANDING_OVER, to_do.AssignReplacement(), to_do.WriteOwners())
 
 
 def _handed_over(one: Reservation, event: seen.CpusetsWritten) -> Step:
@@ -306,18 +304,27 @@ def _are_on(cpus: CpuSet, one: Reservation, event: seen.CpusetsRead) -> bool:
     return on.issuperset(one.containers)
 
 
+def _confirmed(one: Reservation, event: seen.LedgerWritten) -> Step:
+    return _to(one, _Phase.COMMITTED, to_do.ReleaseHold(), to_do.Commit())
+
+
+def _unconfirmed(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+    return _restore(one, f"cannot record the placement: {event.cause}")
+
+
 def _move_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
     return _restore(one, "the kernel does not take its CPUs in time")
 
 
 def _restore(one: Reservation, message: str) -> Step:
     """Place the containers on their old CPUs again, and see to it that they are there."""
-    wanted = (
-        to_do.EndDeadline(),
-        to_do.AssignOwn(one.previous, hold=one.cpus),
-        to_do.AwaitOwnInflight(one.previous),
-    )
-    return _to(one, _Phase.RESTORING, *wanted, reason=AbortReason(message, one.cpus), tries=0)
+    wanted = to_do.EndDeadline(), to_do.AppendLedger(may_run_on=one.cpus)
+    return _to(one, _Phase.RERECORDING, *wanted, reason=AbortReason(message, one.cpus), tries=0)
+
+
+def _rerecorded(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
+    assign = to_do.AssignOwn(one.previous, hold=one.cpus)
+    return _to(one, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(one.previous))
 
 
 def _restoring(one: Reservation, event: seen.InflightLanded) -> Step:
@@ -361,8 +368,7 @@ def _back_off(one: Reservation, message: str) -> Step:
 
 
 def _restore_again(one: Reservation, event: seen.PauseOver | seen.ReservationRequested) -> Step:
-    wanted = to_do.AssignOwn(one.previous, hold=one.cpus), to_do.AwaitOwnInflight(one.previous)
-    return _to(one, _Phase.RESTORING, *wanted)
+    return _to(one, _Phase.RERECORDING, to_do.AppendLedger(may_run_on=one.cpus))
 
 
 # -- at any time --------------------------------------------------------------------------------------------
@@ -416,6 +422,9 @@ _TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], S
     (_Phase.PLACING, seen.PlacedElsewhere): _placed,
     (_Phase.PLACING, seen.NoOtherPlacement): _nowhere_else,
     (_Phase.PLACING, seen.PlacementWithdrawn): _withdrawn,
+    (_Phase.SECURING, seen.LedgerWritten): _secured,
+    (_Phase.SECURING, seen.LedgerLate): _unrecorded,
+    (_Phase.SECURING, seen.LedgerRejected): _unrecorded,
     (_Phase.DRAINING, seen.InflightLanded): _drained,
     (_Phase.DRAINING, seen.InflightLate): _own_inflight_late,
     (_Phase.MOVING, seen.CpusetsWritten): _moved,
@@ -426,6 +435,9 @@ _TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], S
     (_Phase.CONFIRMING, seen.LedgerLate): _unconfirmed,
     (_Phase.CONFIRMING, seen.LedgerRejected): _unconfirmed,
     (_Phase.HANDING_OVER, seen.CpusetsWritten): _handed_over,
+    (_Phase.RERECORDING, seen.LedgerWritten): _rerecorded,
+    (_Phase.RERECORDING, seen.LedgerRejected): _rerecorded,
+    (_Phase.RERECORDING, seen.LedgerLate): _restoration_unrecorded,
     (_Phase.RESTORING, seen.InflightLanded): _restoring,
     (_Phase.RESTORING, seen.InflightLate): _restoration_late,
     (_Phase.REWRITING, seen.CpusetsWritten): _rewritten,

@@ -30,11 +30,13 @@ class ReservationPhase(StrEnum):
     PAUSING = "pausing"
     READING = "reading"
     PLACING = "placing"
+    SECURING = "securing"
     DRAINING = "draining"
     MOVING = "moving"
     CHECKING = "checking"
     CONFIRMING = "confirming"
     HANDING_OVER = "handing over"
+    RERECORDING = "rerecording"
     RESTORING = "restoring"
     REWRITING = "rewriting"
     RECHECKING = "rechecking"
@@ -47,7 +49,7 @@ class ReservationPhase(StrEnum):
 _Phase = ReservationPhase
 OVER = (_Phase.COMMITTED, _Phase.ABORTED)
 BARRIER = (_Phase.WAITING, _Phase.SHRINKING, _Phase.PAUSING, _Phase.READING)
-BEFORE_ASSIGNED = (_Phase.REQUESTED, _Phase.RECORDING, *BARRIER, _Phase.PLACING)
+BEFORE_ASSIGNED = (_Phase.REQUESTED, _Phase.RECORDING, *BARRIER, _Phase.PLACING, _Phase.SECURING)
 """The containers are placed as they were before."""
 
 

@@ -279,8 +279,8 @@ class TestReplacement:
     def test_the_plain_way(self) -> None:
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
-            >> CpusetsWritten() << EndDeadline() << AssignReplacement() << AppendLedger()
-            >> LedgerWritten() << WriteOwners()
+            >> CpusetsWritten() << EndDeadline() << AppendLedger()
+            >> LedgerWritten() << AssignReplacement() << WriteOwners()
             >> CpusetsWritten() << Commit()
         )  # fmt: skip
 
@@ -296,18 +296,28 @@ class TestReplacement:
     def test_what_is_held_is_released_when_it_ends_early(self, event: Interrupted) -> None:
         assert at_barrier(ReservationKind.REPLACEMENT) >> event << ReleaseHold() << Abort()
 
-    def test_a_ledger_or_a_write_that_fails_is_reported_only(self) -> None:
+    @pytest.mark.parametrize("event", [LedgerLate("slow"), LedgerRejected("slow")])
+    def test_without_a_record_it_is_not_handed_over(self, event: LedgerLate) -> None:
+        reason = AbortReason("cannot record the placement: slow", NEW, final=True)
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
-            >> CpusetsWritten() << EndDeadline() << AssignReplacement() << AppendLedger()
-            >> LedgerLate("slow") << ReportProblem("cannot record the CPUs of ns/p/c: slow") << WriteOwners()
+            >> CpusetsWritten() << EndDeadline() << AppendLedger()
+            >> event << RecordSoon() << ReleaseHold() << Abort(reason)
+        )  # fmt: skip
+
+    def test_an_owner_that_cannot_be_written_is_reported_only(self) -> None:
+        assert (
+            at_barrier(ReservationKind.REPLACEMENT)
+            >> CpusetsWritten() << EndDeadline() << AppendLedger()
+            >> LedgerWritten() << AssignReplacement() << WriteOwners()
             >> refused(errno.EACCES) << ReportProblem("refused 13") << Commit()
         )  # fmt: skip
 
     def test_an_exit_after_the_cpus_were_assigned_changes_nothing(self) -> None:
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
-            >> CpusetsWritten() << EndDeadline() << AssignReplacement() << AppendLedger()
+            >> CpusetsWritten() << EndDeadline() << AppendLedger()
+            >> LedgerWritten() << AssignReplacement() << WriteOwners()
             >> ContainersExited() << Commit()
         )  # fmt: skip
 
@@ -324,7 +334,8 @@ def drained() -> Playbook:
 
 
 def restoring(playbook: Playbook) -> Playbook:
-    return playbook << EndDeadline() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
+    playbook << EndDeadline() << AppendLedger(may_run_on=NEW)
+    return playbook >> LedgerWritten() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
 
 
 def back(playbook: Playbook, message: str) -> bool:
@@ -419,7 +430,8 @@ WORDS = "cannot move ns/p/c back to CPUs 0-1: "
 class TestRestoration:
     def begun(self) -> Playbook:
         playbook = Playbook(restoration(("own",), OLD, NEW, "ns/p/c")) >> ReservationRequested()
-        return playbook << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
+        playbook << AppendLedger(may_run_on=NEW)
+        return playbook >> LedgerWritten() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
 
     def test_the_next_daemon_puts_a_container_back(self) -> None:
         assert back(self.begun(), "the daemon ended before it was done")
@@ -432,7 +444,8 @@ class TestRestoration:
             playbook >> own_refused(errno.EBUSY) << EndDeadline() << ReportProblem(f"{WORDS}refused 16")
             pauses.append(min(0.1 * 2**turn, RESTORE.longest))
             playbook << Pause(pauses[-1])
-            playbook >> PauseOver() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
+            playbook >> PauseOver() << AppendLedger(may_run_on=NEW)
+            playbook >> LedgerWritten() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
         assert pauses[0] == 0.1
         assert pauses[-1] == RESTORE.longest
         assert back(playbook, "the daemon ended before it was done")
@@ -458,6 +471,12 @@ class TestRestoration:
         if where == "ledger":
             playbook >> found(OLD, OLD, "own") << EndDeadline() << AppendLedger()
         assert playbook >> event << EndDeadline() << ReportProblem(WORDS + message) << Pause(0.1)
+
+    def test_a_record_of_the_move_that_is_late_is_written_again_first(self) -> None:
+        playbook = Playbook(restoration(("own",), OLD, NEW, "ns/p/c")) >> ReservationRequested()
+        playbook << AppendLedger(may_run_on=NEW)
+        playbook >> LedgerLate("slow") << EndDeadline() << ReportProblem(f"{WORDS}slow") << Pause(0.1)
+        assert playbook >> PauseOver() << AppendLedger(may_run_on=NEW)
 
     def test_a_record_that_can_never_be_stored_ends_it(self) -> None:
         playbook = self.begun() >> InflightLanded() << StartDeadline() << WriteOwners()
