@@ -29,7 +29,7 @@ from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.options import Policy
 from proxy.model.workload import Phase, Pod, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.place.merge import merge
 from proxy.plan.node import Node
 from proxy.plan.place import Plan, place
@@ -123,7 +123,7 @@ def whole(cpus: int, memory: int) -> Request:
 def many_nodes(policy: Policy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
     """A machine with 2 nodes with CPUs and 34 without; 8 GPUs near the CPUs, or each on a node of its own."""
     known = machine(2, 72, 1, empty=34)
-    gpus = (Device(f"gpu-{i}", Mask((2 + 4 * i if far else i // 4,))) for i in range(8))
+    gpus = (RegisteredDevice(f"gpu-{i}", Mask((2 + 4 * i if far else i // 4,))) for i in range(8))
     node = Node(
         known,
         CpuTopology.of(known),

@@ -14,7 +14,7 @@ from collections import Counter
 from proxy.config import parse
 from proxy.kubelet.podspec import pod_spec
 from proxy.model.idset import Mask
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.simulate.guests import Guest, mould_of
 from proxy.simulate.machines import Named, copies
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
@@ -68,7 +68,7 @@ def main() -> int:
     pods, count = [*words, *(10_000, 100)[len(words) :]]
     loop = min(bare_loop() for _ in range(5))
     machines = copies([Named("m", described(2, 2, 16, 2))], count)
-    rules = Rules({GPU: {f"gpu{i}": Device(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)
+    rules = Rules({GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)
     config = parse(CONFIG, "bench")
     start = time.perf_counter()
     played = rehearse(config, hosts_of(config, machines, rules), guests(pods), rules)

@@ -8,12 +8,12 @@ from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, M
 from proxy.model.machine import Machine
 from proxy.place.cpu_policy import CpuPolicy
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.plan.node import Node
 
 
 def node_of(
-    config: Config, machine: Machine, devices: Mapping[str, Mapping[str, Device]] | None = None
+    config: Config, machine: Machine, devices: Mapping[str, Mapping[str, RegisteredDevice]] | None = None
 ) -> Node:
     """Make the rules of a node; configuration and machine have been held against each other before.
 

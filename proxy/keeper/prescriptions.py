@@ -74,9 +74,9 @@ class Prescriptions:
         machine = before.node.machine
         told = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
         done = apply_node_policy(before, told, self.told, self._options)
-        old, self.told = self.told.named(), done.told
+        old, self.told = self.told.named(), done.policy
         keeper.store.change(done.state, "node rules changed")
-        for words in [*self._unread(), *(v.problem for v in done.told.named().values()), *done.notes]:
+        for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
             if words:
                 keeper.problems.note(words)
         if done.state is before:
@@ -84,7 +84,7 @@ class Prescriptions:
         keeper.counters["rules_changed"] += 1
         new = [
             f"{name} {shown(value.value) or 'none'} ({value.source})"
-            for name, value in done.told.named().items()
+            for name, value in done.policy.named().items()
             if value.value != old[name].value
         ]
         keeper.voice.info(f"the node's rules changed: {', '.join(new)}")

@@ -20,7 +20,7 @@ from proxy.model.idset import Mask
 from proxy.model.options import Policy
 from proxy.model.workload import KubeQos, Near, Pod, Request
 from proxy.place.devices.hints import family
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.plan.node import Node
 
 THREADS = 4
@@ -146,7 +146,7 @@ def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | Non
     counts = Counter(device.resource for device in near)
     least: dict[str, int] = {}
     for resource, count in counts.items():
-        devices = {i: Device(i, nodes) for i, nodes in there.get(resource, {}).items()}
+        devices = {i: RegisteredDevice(i, nodes) for i, nodes in there.get(resource, {}).items()}
         nodes = Mask.from_bits(
             functools.reduce(operator.or_, (d.nodes.bits for d in devices.values() if d.nodes), 0)
         )

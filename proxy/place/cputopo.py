@@ -25,7 +25,7 @@ UNCORE_LEVEL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CpuRow:
     """One CPU and the ids of the units it is in."""
 
     cpu: int
@@ -103,11 +103,11 @@ class CpuTopology:
         """
         home = _homes(machine)
         return cls.of_rows(
-            Row(c.id, c.core, c.package, home[c.id], uncore) for c, uncore in _with_uncore(machine)
+            CpuRow(c.id, c.core, c.package, home[c.id], uncore) for c, uncore in _with_uncore(machine)
         )
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Row], declared: Counts | None = None) -> CpuTopology:
+    def of_rows(cls, rows: Iterable[CpuRow], declared: Counts | None = None) -> CpuTopology:
         """Build a topology from rows.
 
         Args:

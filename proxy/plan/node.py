@@ -18,7 +18,7 @@ from proxy.model.workload import KubeQos, Placement, Pod, Pool
 from proxy.place.binding.selection import NodeBinding
 from proxy.place.cpu_policy import CpuPolicy
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.distance import Distances
 from proxy.place.memory.state import MemoryState, Reserved, initial, node_memory
 from proxy.place.providers.cpu import CpuProvider
@@ -103,7 +103,7 @@ class Node:
     options: CpuOptions = field(default_factory=CpuOptions)
     closest: bool = False
     reserved_memory: Reserved | None = None
-    devices: Mapping[str, Mapping[str, Device]] = field(default_factory=dict)
+    devices: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
     reservation: CpuSet = field(default_factory=CpuSet)
     system: CpuSet = field(default_factory=CpuSet)
     system_alone: bool = True

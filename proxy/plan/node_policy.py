@@ -320,41 +320,43 @@ class AppliedPolicy:
 
     Attributes:
         state: The state under the policy in effect.
-        told: The policy in effect, with what is wrong with other values.
+        policy: The policy in effect, with what is wrong with other values.
         notes: Owners of CPUs that are reserved now, one sentence each.
     """
 
     state: NodeState
-    told: NodePolicy
+    policy: NodePolicy
     notes: tuple[str, ...] = ()
 
 
 def apply_node_policy(
-    state: NodeState, told: NodePolicy, before: NodePolicy, options: TopologyOptions
+    state: NodeState, policy: NodePolicy, before: NodePolicy, options: TopologyOptions
 ) -> AppliedPolicy:
     """Apply a policy to a running node, as far as possible.
 
     Args:
         state: The node as it is.
-        told: The policy that was read.
+        policy: The policy that was read.
         before: The policy in effect.
         options: Of the topology manager, as our configuration has them.
     """
-    problem = _policy_problem(told.on(state.node), options)
+    problem = _policy_problem(policy.on(state.node), options)
     if problem:
-        told = dataclasses.replace(told, policy=_keep_previous(before.policy, problem), scope=before.scope)
-    if told.on(state.node) == state.node:
-        return AppliedPolicy(state, told)
-    after = state.under(told.on(state.node))
+        policy = dataclasses.replace(
+            policy, policy=_keep_previous(before.policy, problem), scope=before.scope
+        )
+    if policy.on(state.node) == state.node:
+        return AppliedPolicy(state, policy)
+    after = state.under(policy.on(state.node))
     if _shared_pool_empty(after):
-        told = _applicable(state, told, before)
-        if told.on(state.node) == state.node:
-            return AppliedPolicy(state, told)
-        after = state.under(told.on(state.node))
-    return AppliedPolicy(after, told, tuple(_owners_of_reserved(state, after)))
+        policy = _applicable(state, policy, before)
+        if policy.on(state.node) == state.node:
+            return AppliedPolicy(state, policy)
+        after = state.under(policy.on(state.node))
+    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)))
 
 
-def _applicable(state: NodeState, told: NodePolicy, before: NodePolicy) -> NodePolicy:
+def _applicable(state: NodeState, policy: NodePolicy, before: NodePolicy) -> NodePolicy:
     """Return the part of a policy that can be applied, where all of it cannot."""
     parts = (
         ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
@@ -362,13 +364,13 @@ def _applicable(state: NodeState, told: NodePolicy, before: NodePolicy) -> NodeP
         ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
     )
     names = [name for main, more, _ in parts for name in (main, *more)]
-    found = dataclasses.replace(told, **{name: getattr(before, name) for name in names})
+    found = dataclasses.replace(policy, **{name: getattr(before, name) for name in names})
     for main, more, what in parts:
-        new = dataclasses.replace(found, **{name: getattr(told, name) for name in (main, *more)})
+        new = dataclasses.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
         if not _shared_pool_empty(state.under(new.on(state.node))):
             found = new
             continue
-        words = f"cannot {what.format(getattr(told, main).value)}: they would leave the shared pool empty"
+        words = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
         found = dataclasses.replace(found, **{main: _keep_previous(getattr(before, main), words)})
     return found
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from proxy.kubelet.checkpoints import Checkpoint
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.packed import NotEnoughCpus, take_packed
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.rule import STATIC, ManagerPolicy
@@ -135,7 +135,7 @@ def _packed(topology: CpuTopology, count: int, what: str) -> tuple[CpuSet, str]:
 def topology_of(seats: Iterable[Seat]) -> CpuTopology:
     """Give the seats as the allocator reads a machine; caches are not told and do not matter to it here."""
     return CpuTopology.of_rows(
-        Row(seat.cpu, seat.core, seat.socket, seat.node, seat.socket) for seat in seats
+        CpuRow(seat.cpu, seat.core, seat.socket, seat.node, seat.socket) for seat in seats
     )
 
 

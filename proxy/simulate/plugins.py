@@ -17,7 +17,7 @@ from typing import Never
 
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.simulate.documents import Document, documents
 from proxy.simulate.files import read_bytes
 from proxy.simulate.machines import Named
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[
 _KEYS = {"id", "numa", "healthy"}
 
 
-def load_plugins(path: Path) -> dict[str, dict[str, Device]]:
+def load_plugins(path: Path) -> dict[str, dict[str, RegisteredDevice]]:
     """Read the devices of every machine, by resource and id.
 
     Raises:
@@ -36,7 +36,7 @@ def load_plugins(path: Path) -> dict[str, dict[str, Device]]:
     if len(found) != 1 or not isinstance(found[0].value, dict):
         raise InputError(f"cannot read the devices of {path}: it must be one mapping of resources to devices")
     document = found[0]
-    plugins: dict[str, dict[str, Device]] = {}
+    plugins: dict[str, dict[str, RegisteredDevice]] = {}
     for resource, listed in found[0].value.items():
         if not _NAME.fullmatch(resource):
             _fail(document, None, f"{resource!r} is no name of a device resource, such as nvidia.com/gpu")
@@ -49,7 +49,9 @@ def load_plugins(path: Path) -> dict[str, dict[str, Device]]:
     return plugins
 
 
-def check_plugins(plugins: Mapping[str, Mapping[str, Device]], machines: list[Named], path: Path) -> None:
+def check_plugins(
+    plugins: Mapping[str, Mapping[str, RegisteredDevice]], machines: list[Named], path: Path
+) -> None:
     """Hold the devices against the machines.
 
     Raises:
@@ -66,7 +68,7 @@ def check_plugins(plugins: Mapping[str, Mapping[str, Device]], machines: list[Na
                     )
 
 
-def _device(document: Document, resource: str, entry: object) -> Device:
+def _device(document: Document, resource: str, entry: object) -> RegisteredDevice:
     if not isinstance(entry, dict) or not entry.keys() <= _KEYS:
         _fail(document, entry, f"a device of {resource} is written as {{id: gpu0, numa: [0], healthy: true}}")
     name, numa, healthy = entry.get("id"), entry.get("numa"), entry.get("healthy", True)
@@ -77,11 +79,11 @@ def _device(document: Document, resource: str, entry: object) -> Device:
     if not isinstance(healthy, bool):
         _fail(document, entry, f"{resource} {name}: healthy must be true or false")
     if numa is None:
-        return Device(name, None, healthy)
+        return RegisteredDevice(name, None, healthy)
     ids = numa if isinstance(numa, list) else [numa]
     if not all(type(node) is int and 0 <= node < Mask.LIMIT for node in ids):
         _fail(document, entry, f"{resource} {name}: numa must be a list of NUMA nodes such as [0], or null")
-    return Device(name, Mask(ids), healthy)
+    return RegisteredDevice(name, Mask(ids), healthy)
 
 
 def _fail(document: Document, entry: object, cause: str) -> Never:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from proxy.config import Config, check_against
 from proxy.keeper.node import node_of
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.plan.node import Node
 from proxy.simulate.cluster import Cluster, Result
 from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import MAX_PODS, Host, host_of, reserve_of
 from proxy.simulate.machines import Named
 
-Plugins = Mapping[str, Mapping[str, Device]]
+Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
 
 
 @dataclass(frozen=True, slots=True)

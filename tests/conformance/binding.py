@@ -10,7 +10,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.hints import Answer, ScoredHint
 from proxy.place.binding.merging import NodeStatus
 from proxy.place.binding.wish import BindRequest
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from tests.conformance.cases import BadCaseError, Case
 
 
@@ -26,7 +26,7 @@ def topology(case: Case) -> CpuTopology:
         core = cpu // threads
         node = core // cores
         socket = node // nodes
-        rows.append(Row(cpu, socket << 16 | core if packed else core, socket, node, socket))
+        rows.append(CpuRow(cpu, socket << 16 | core if packed else core, socket, node, socket))
     return CpuTopology.of_rows(rows)
 
 

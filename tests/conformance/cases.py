@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.model.idset import CpuSet
-from proxy.place.cputopo import Counts, CpuTopology, Row
+from proxy.place.cputopo import Counts, CpuRow, CpuTopology
 
 Kind = type | tuple[type, ...]
 
@@ -100,7 +100,7 @@ def topology(raw: Mapping[str, Any]) -> CpuTopology:
         BadFileError: A row or a count is not what the schema says.
     """
     try:
-        rows = [Row(*(int(x) for x in row[:5])) for row in raw["cpus"]]
+        rows = [CpuRow(*(int(x) for x in row[:5])) for row in raw["cpus"]]
         told = raw.get("declared")
         names = ("cpus", "cores", "sockets", "numa_nodes", "uncore_caches")
         declared = None if told is None else Counts(**{name: int(told.get(name) or 0) for name in names})

@@ -13,7 +13,7 @@ from proxy.place import cpu_hints as hints_room
 from proxy.place import sockets as sockets_room
 from proxy.place.cpu_hints import cpu_hints
 from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError, take
-from proxy.place.cputopo import Counts, CpuTopology, Row
+from proxy.place.cputopo import Counts, CpuRow, CpuTopology
 from proxy.place.demand import Demand
 from proxy.place.distributed import take_distributed
 from proxy.place.mems import memory_for
@@ -24,13 +24,13 @@ from proxy.topology.build import described
 from tests.oracles.cpu_manager_state import start
 
 NOTHING = CpuTopology.of_rows(())
-SMT4 = CpuTopology.of_rows(Row(c, c // 4, 0, 0, c // 16) for c in range(32))  # two caches of four cores
+SMT4 = CpuTopology.of_rows(CpuRow(c, c // 4, 0, 0, c // 16) for c in range(32))  # two caches of four cores
 
 
 def uneven(*caches: int) -> CpuTopology:
     """Single-threaded cores in caches of these sizes."""
     homes = [i for i, size in enumerate(caches) for _ in range(size)]
-    return CpuTopology.of_rows(Row(c, c, 0, 0, home) for c, home in enumerate(homes))
+    return CpuTopology.of_rows(CpuRow(c, c, 0, 0, home) for c, home in enumerate(homes))
 
 
 def steps(topo: CpuTopology, free: str, n: int) -> list[str]:
@@ -60,7 +60,7 @@ def test_a_rest_from_one_cache_gives_up_one_cpu_at_most_and_only_of_an_odd_numbe
     assert steps(SMT4, "0-6,16-31", 7)[0] == f"{words} 0-6"
     assert not steps(SMT4, "0-6,16-31", 6)[0].startswith(words), "seven of two cores, and six are wanted"
     declared = CpuTopology.of_rows(
-        [Row(c, c // 2, 0, 0, 0) for c in range(4)],
+        [CpuRow(c, c // 2, 0, 0, 0) for c in range(4)],
         Counts(cpus=4, cores=4, sockets=1, numa_nodes=1, uncore_caches=1),
     )
     assert steps(declared, "0-3", 1)[0].startswith("1 single CPU"), "by what is stated a core has one thread"
@@ -81,7 +81,7 @@ def test_nothing_of_nothing() -> None:
 
 
 def test_threads_that_are_not_stated_are_one() -> None:
-    rows = [Row(c, c // 2, 0, c // 4, 0) for c in range(8)]
+    rows = [CpuRow(c, c // 2, 0, c // 4, 0) for c in range(8)]
     untold = CpuTopology.of_rows(rows, Counts(cpus=8, sockets=1, numa_nodes=2))
     options = CpuOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
     assert str(take(untold, options, untold.cpus, 6)) == "0-2,4-6"
@@ -90,7 +90,7 @@ def test_threads_that_are_not_stated_are_one() -> None:
 
 
 def test_all_that_is_free_is_shared_too() -> None:
-    topo = CpuTopology.of_rows(Row(c, c, 0, c // 4, 0) for c in range(8))
+    topo = CpuTopology.of_rows(CpuRow(c, c, 0, c // 4, 0) for c in range(8))
     told: list[str] = []
     take_distributed(topo, topo.cpus, 8, steps=told)
     assert told == ["4 CPUs from each of NUMA nodes 0-1: CPUs 0-7"]
@@ -110,7 +110,7 @@ def test_all_cpus_may_be_reserved() -> None:
 
 def test_sockets_of_other_sizes_are_all_touched() -> None:
     """Six nodes in one socket and two in the other: five full nodes are on two sockets of four."""
-    topo = CpuTopology.of_rows(Row(c, c, int(c >= 24), c // 4, 0) for c in range(32))
+    topo = CpuTopology.of_rows(CpuRow(c, c, int(c >= 24), c // 4, 0) for c in range(32))
     free = CpuSet(c for c in range(32) if c % 4)
     listed = cpu_hints(topo, free, CpuSet(), 17, by_socket=True)
     best = min(
@@ -148,13 +148,16 @@ def test_choices_of_sockets() -> None:
         assert list(four.choices((Demand(7, demand.lots),))) == []
     with mock.patch.object(sockets_room, "CHOICES", 6):
         assert len(list(four.choices((demand,)))) == 6
-    assert Sockets.of(CpuTopology.of_rows(Row(c, c, c // 4, c // 2, 0) for c in range(16)), 3).wanted == 2
+    assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c // 4, c // 2, 0) for c in range(16)), 3).wanted == 2
 
 
 def test_hints_are_listed_up_to_twelve_nodes() -> None:
     def hints(nodes: int) -> object:
         return cpu_hints(
-            CpuTopology.of_rows(Row(c, c, 0, c, 0) for c in range(nodes)), CpuSet(range(nodes)), CpuSet(), 2
+            CpuTopology.of_rows(CpuRow(c, c, 0, c, 0) for c in range(nodes)),
+            CpuSet(range(nodes)),
+            CpuSet(),
+            2,
         )
 
     assert isinstance(hints(12), tuple)

@@ -13,14 +13,16 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.place import cpu_hints as room
 from proxy.place.cpu_hints import container_hints, cpu_hints, pod_hints
-from proxy.place.cputopo import Counts, CpuTopology, Row
+from proxy.place.cputopo import Counts, CpuRow, CpuTopology
 from proxy.place.family import Family
 
 
 def machine(sizes: Sequence[int], nodes_per_socket: int = 1, first: int = 0) -> CpuTopology:
     """Build nodes of these sizes, CPUs in order; node ids start at ``first``."""
     owners = [node for node, size in enumerate(sizes) for _ in range(size)]
-    return CpuTopology.of_rows(Row(c, c, n // nodes_per_socket, n + first, 0) for c, n in enumerate(owners))
+    return CpuTopology.of_rows(
+        CpuRow(c, c, n // nodes_per_socket, n + first, 0) for c, n in enumerate(owners)
+    )
 
 
 def plain(
@@ -94,7 +96,7 @@ def test_reusable_cpus_bind_to_their_nodes() -> None:
 
 
 def test_with_sockets_that_are_not_stated_none_is_aligned() -> None:
-    rows = [Row(c, c, 0, c // 2, 0) for c in range(4)]
+    rows = [CpuRow(c, c, 0, c // 2, 0) for c in range(4)]
     topo = CpuTopology.of_rows(rows, Counts(cpus=4, cores=4, sockets=0, numa_nodes=2))
     got = cpu_hints(topo, topo.cpus, CpuSet(), 2, by_socket=True)
     assert [h.preferred for h in got] == [True, True, False]

@@ -13,13 +13,13 @@ from proxy.model.options import CpuOptions
 from proxy.place.cpu_policy import CpuPolicy, CpuState, CpuStateError, SmtAlignmentError
 from proxy.place.cpu_request import container_cpus, pod_cpus
 from proxy.place.cpu_static import allocate, available, container_hints, pod_hints, remove
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.packed import NotEnoughCpus
 from tests.oracles.cpu_manager_state import managed, start
 from tests.oracles.pod_level_cpu import EmptyPodSharedPoolError, allocate_pod
 
 TOPO = CpuTopology.of_rows(  # two sockets of two nodes of two cores: core c has CPUs c and c + 8
-    Row(c + 8 * t, c, c // 4, c // 2, c // 2) for t in range(2) for c in range(8)
+    CpuRow(c + 8 * t, c, c // 4, c // 2, c // 2) for t in range(2) for c in range(8)
 )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.place import split as split_module
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.distributed import take_distributed
 from proxy.place.packed import NotEnoughCpus, take_packed
 from proxy.place.split import Split, split
@@ -23,7 +23,7 @@ def machine(nodes: int, cores: int = 4, threads: int = 2, sockets: int = 1) -> C
     """Build a machine whose siblings are neighbours: core c has CPUs c*threads and up."""
     each = nodes // sockets
     rows = [
-        Row(c * threads + t, c * threads, c // cores // each, c // cores, 0)
+        CpuRow(c * threads + t, c * threads, c // cores // each, c // cores, 0)
         for c in range(nodes * cores)
         for t in range(threads)
     ]
@@ -118,7 +118,7 @@ def test_spreads_over_as_few_nodes_as_can_share(
 
 
 def test_the_number_of_nodes_begins_with_what_nodes_have_on_average() -> None:
-    topo = CpuTopology.of_rows(Row(c, c, 0, int(c >= 10), 0) for c in range(16))  # ten and six CPUs
+    topo = CpuTopology.of_rows(CpuRow(c, c, 0, int(c >= 10), 0) for c in range(16))  # ten and six CPUs
     assert take(topo, "0-15", 8) == "0-7"
     assert take(topo, "0-15", 9) == "0-4,10-13", "although node 0 has as many"
 

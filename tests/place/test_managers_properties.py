@@ -20,7 +20,7 @@ from proxy.place.cpu_policy import CpuPolicy, CpuRefusedError, CpuState
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices import allocate as devices_allocate
 from proxy.place.devices import hints as devices_hints
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.memory import allocate as memory_allocate
 from proxy.place.memory import hints as memory_hints
 from proxy.place.memory.state import MemoryRefused, MemoryState, initial, node_memory
@@ -40,11 +40,11 @@ TOPO = CpuTopology.of(MACHINE)
 NODES = Mask(node.id for node in MACHINE.nodes)
 RESERVED = {0: {"memory": 4 * MIB}}
 DEVICES = [
-    Device("a", Mask([0])),
-    Device("b", Mask([1])),
-    Device("c", Mask([1, 2])),
-    Device("d"),
-    Device("e", Mask([3]), healthy=False),
+    RegisteredDevice("a", Mask([0])),
+    RegisteredDevice("b", Mask([1])),
+    RegisteredDevice("c", Mask([1, 2])),
+    RegisteredDevice("d"),
+    RegisteredDevice("e", Mask([3]), healthy=False),
 ]
 REFUSALS = (NotEnoughCpus, CpuRefusedError, MemoryRefused, devices_allocate.DeviceRefused)
 

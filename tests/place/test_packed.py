@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, Machine, NumaNode
-from proxy.place.cputopo import Counts, CpuTopology, Row
+from proxy.place.cputopo import Counts, CpuRow, CpuTopology
 from proxy.place.packed import NotEnoughCpus, take_packed
 from tests.oracles.packed_orders import free_cores, free_cpus, free_nodes, free_sockets
 
@@ -19,7 +19,7 @@ def grid(
     """Build sockets of ``nodes`` nodes of ``caches`` caches of ``cores`` cores; siblings lie far apart."""
     total = sockets * nodes * caches * cores
     rows = [
-        Row(
+        CpuRow(
             cpu=thread * total + core,
             core=core,
             socket=core // (nodes * caches * cores),
@@ -110,7 +110,7 @@ def test_uncore_alignment_with_four_threads_splits_no_core_for_an_even_number() 
 
 
 def test_uncore_alignment_takes_whole_caches_from_the_average_size_on() -> None:
-    topo = CpuTopology.of_rows(Row(cpu, cpu, 0, 0, int(cpu > 1)) for cpu in range(8))  # caches of 2 and 6
+    topo = CpuTopology.of_rows(CpuRow(cpu, cpu, 0, 0, int(cpu > 1)) for cpu in range(8))  # caches of 2 and 6
     assert take(topo, "0-7", 3, prefer_uncore=True) == "2-4"
     assert take(topo, "0-7", 4, prefer_uncore=True) == "0-3"
 
@@ -130,14 +130,14 @@ def test_orders() -> None:
 
 
 def test_a_socket_that_straddles_nodes_is_listed_once() -> None:
-    rows = [Row(cpu, cpu, 0, cpu // 2, 0) for cpu in range(4)]
+    rows = [CpuRow(cpu, cpu, 0, cpu // 2, 0) for cpu in range(4)]
     topo = CpuTopology.of_rows(rows, Counts(cpus=4, cores=4, sockets=1))  # NUMA nodes are not stated
     assert free_sockets(topo, topo.cpus) == [0]
     assert free_cpus(topo, topo.cpus) == [0, 1, 2, 3]
 
 
 def test_nodes_above_sockets_when_a_node_holds_several() -> None:
-    rows = [Row(cpu, cpu, cpu // 2, cpu // 4, 0) for cpu in range(8)]
+    rows = [CpuRow(cpu, cpu, cpu // 2, cpu // 4, 0) for cpu in range(8)]
     topo = CpuTopology.of_rows(rows)
     assert topo.nodes_first
     assert take(topo, "0,2-7", 2) == "2-3", "the whole socket inside the node that is in use"
@@ -146,13 +146,13 @@ def test_nodes_above_sockets_when_a_node_holds_several() -> None:
 
 
 def test_single_cpus_come_socket_by_socket_also_below_a_node() -> None:
-    topo = CpuTopology.of_rows(Row(cpu, cpu // 2, cpu // 4, 0, 0) for cpu in range(8))
+    topo = CpuTopology.of_rows(CpuRow(cpu, cpu // 2, cpu // 4, 0, 0) for cpu in range(8))
     assert free_cpus(topo, CpuSet.parse("0-4,6-7")) == [4, 6, 7, 0, 1, 2, 3], "the used socket to its end"
 
 
 def test_declared_counts_give_averages_but_never_foreign_cpus() -> None:
     # Core 0 has two threads and core 2 to 4 have one: the average is one.
-    rows = [Row(0, 0, 0, 0, 0), Row(1, 0, 0, 0, 0), *(Row(i, i, 0, 0, 0) for i in (2, 3, 4))]
+    rows = [CpuRow(0, 0, 0, 0, 0), CpuRow(1, 0, 0, 0, 0), *(CpuRow(i, i, 0, 0, 0) for i in (2, 3, 4))]
     averaged = CpuTopology.of_rows(rows, Counts(cpus=5, cores=4, sockets=1, numa_nodes=1))
     assert free_cores(averaged, CpuSet.parse("0,2-4")) == [0, 2, 3, 4]
     assert take(averaged, "0,2-4", 2) == "2-3", "core 0 is half free, whatever the average says"

@@ -13,7 +13,7 @@ from proxy.model.options import CpuOptions, Policy
 from proxy.place.cpu_hints import cpu_hints
 from proxy.place.cpu_policy import CpuPolicy, CpuState
 from proxy.place.cpu_static import take_under
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.distributed import take_distributed
 from proxy.place.packed import take_packed
 from proxy.place.policies import decide
@@ -36,7 +36,7 @@ def topologies(draw: st.DrawFn) -> CpuTopology:
         taken += count
         outside = outer_of[place]
         node, socket = (place, outside) if nodes_inside else (outside, place)
-        rows += [Row(cpu, min(cpus), socket, node, 2 * place + cache) for cpu in cpus]
+        rows += [CpuRow(cpu, min(cpus), socket, node, 2 * place + cache) for cpu in cpus]
     return CpuTopology.of_rows(rows)
 
 

@@ -17,7 +17,7 @@ from proxy.place import family as family_room
 from proxy.place import listing as listing_room
 from proxy.place import sockets as sockets_room
 from proxy.place.cpu_hints import cpu_hints
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.demand import Demand, to_bits
 from proxy.place.family import Family, hint
 from proxy.place.listing import listable
@@ -35,7 +35,7 @@ def machines(draw: st.DrawFn) -> CpuTopology:
     for node, (home, size) in enumerate(zip(homes, sizes, strict=True)):
         for i in range(size):
             socket = (home + 1) % 4 if i == 2 and draw(st.booleans()) else home
-            rows.append(Row(cpu, cpu, socket, node, node))
+            rows.append(CpuRow(cpu, cpu, socket, node, node))
             cpu += 1
     return CpuTopology.of_rows(rows)
 
@@ -125,7 +125,7 @@ def test_through_a_window(
 
 def grid(sockets: int, nodes: int, cpus: int = 1) -> CpuTopology:
     total = sockets * nodes * cpus
-    return CpuTopology.of_rows(Row(c, c, c // (nodes * cpus), c // cpus, 0) for c in range(total))
+    return CpuTopology.of_rows(CpuRow(c, c, c // (nodes * cpus), c // cpus, 0) for c in range(total))
 
 
 @given(st.integers(0, 2**12 - 1), st.integers(1, 12))
@@ -164,6 +164,6 @@ def test_what_is_aligned() -> None:
     assert sockets.wanted == 2
     aligned = [bits for bits in range(64) if sockets.aligned(bits)]
     assert len(aligned) == 3 * 9, "some of both nodes of two sockets"
-    assert Sockets.of(CpuTopology.of_rows(Row(c, c, c, 0, 0) for c in range(4)), 1).wanted == 0
+    assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c, 0, 0) for c in range(4)), 1).wanted == 0
     assert list(Sockets((), 1).choices(())) == []
     assert sum(1 for _ in itertools.chain(sockets.choices(()))) == 3

@@ -13,13 +13,13 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions
 from proxy.place.cpu_policy import CpuPolicy, CpuState, take
 from proxy.place.cpu_static import allocate, take_under
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from tests.oracles.cpu_manager_state import start
 from tests.oracles.pod_level_cpu import allocate_pod
 
 TOPO = (
     CpuTopology.of_rows(  # two sockets of two nodes of two caches of two cores: core c has CPUs c and c + 16
-        Row(c + 16 * t, c, c // 8, c // 4, c // 2) for t in range(2) for c in range(16)
+        CpuRow(c + 16 * t, c, c // 8, c // 4, c // 2) for t in range(2) for c in range(16)
     )
 )
 UNCORE = {"prefer_align_cpus_by_uncorecache": True}

@@ -13,7 +13,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.place.providers.devices import assigned_hints, nodes_of_devices
 from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admit import admit
@@ -257,7 +257,13 @@ def test_what_the_sum_of_the_pod_did_not_tell_stays_under_its_hint() -> None:
 
 
 def test_devices_of_our_own_are_given_near_to_cpus() -> None:
-    devices = {"gpu": {"a": Device("a", Mask([0])), "b": Device("b", Mask([1])), "c": Device("c", Mask([1]))}}
+    devices = {
+        "gpu": {
+            "a": RegisteredDevice("a", Mask([0])),
+            "b": RegisteredDevice("b", Mask([1])),
+            "c": RegisteredDevice("c", Mask([1])),
+        }
+    }
     amounts = {"cpu": 2000, "gpu": 2}
     known = pod("p", asks=PodAsk("p", (Ask("c", requests=amounts, limits=amounts),)))
     for scope in Scope:
@@ -278,7 +284,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
 
 
 def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
-    devices = {"gpu": {"a": Device("a", Mask([0])), "b": Device("b", Mask([1]))}}
+    devices = {"gpu": {"a": RegisteredDevice("a", Mask([0])), "b": RegisteredDevice("b", Mask([1]))}}
     amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
     lsr = pod("p", asks=PodAsk("p", (Ask("c", requests=amounts, limits=amounts),)))
     lsr = dataclasses.replace(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))

@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Pod, QosClass, Request
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.place.providers.devices import devices_held
 from proxy.plan.admit import admit
 from proxy.plan.node import Node
@@ -22,7 +22,7 @@ from proxy.topology.build import described
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
-GPUS = {"gpu": {i: Device(i, Mask([n])) for i, n in (("a", 0), ("b", 1), ("c", 1))}}
+GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1), ("c", 1))}}
 
 
 def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:

@@ -59,7 +59,7 @@ def test_pools_follow_and_owners_keep_what_they_have() -> None:
     assert str(done.state.owners["a/c"].cpus) == "0,4"
     assert done.notes == ("CPUs 0 are kept back now, and ns/a/c owns them: it keeps them until it ends",)
     assert violations(done.state) == []
-    again = apply_node_policy(done.state, rules(state, "0-1", "2"), done.told, CALM)
+    again = apply_node_policy(done.state, rules(state, "0-1", "2"), done.policy, CALM)
     assert again.state is done.state
     assert again.notes == ()
 
@@ -73,14 +73,14 @@ def test_a_reservation_that_leaves_nothing_is_refused_until_it_does() -> None:
     state = there(container("a", "0-3"))
     done = enacted(state, rules(state, "4-7"))
     assert done.state is state
-    found = done.told.reservation
+    found = done.policy.reservation
     assert (str(found.value), found.source) == ("", "default")
     assert found.problem == (
         "cannot keep CPUs 4-7 back: they would leave the shared pool empty"
         " (the previous value stays in effect: none)"
     )
     free = there()
-    assert str(apply_node_policy(free, rules(free, "4-7"), done.told, CALM).state.pools.shared) == "0-3"
+    assert str(apply_node_policy(free, rules(free, "4-7"), done.policy, CALM).state.pools.shared) == "0-3"
     assert enacted(free, rules(free, "0-7")).state is free, "all CPUs"
 
 
@@ -95,11 +95,11 @@ def test_what_is_set_aside_counts_as_taken() -> None:
 def test_of_two_the_one_that_can_be_is_in_force() -> None:
     state = there(container("a", "0-3"))
     done = enacted(state, rules(state, "4", "5-7"))
-    assert (str(done.told.reservation.value), str(done.told.system.value)) == ("4", "")
-    assert "cannot keep CPUs 5-7 for class SYSTEM" in done.told.system.problem
+    assert (str(done.policy.reservation.value), str(done.policy.system.value)) == ("4", "")
+    assert "cannot keep CPUs 5-7 for class SYSTEM" in done.policy.system.problem
     assert str(done.state.pools.shared) == "5-7"
     done = enacted(state, rules(state, "4-7", "5"))
-    assert (str(done.told.reservation.value), str(done.told.system.value)) == ("", "5")
+    assert (str(done.policy.reservation.value), str(done.policy.system.value)) == ("", "5")
     assert str(done.state.pools.shared) == "4,6-7"
 
 
@@ -111,15 +111,15 @@ def test_a_reserve_of_kubelets_that_would_leave_nothing_to_share_is_not_followed
     )
     done = enacted(state, told)
     assert done.state is state
-    assert str(done.told.reserved.value) == ""
-    assert done.told.reserved.problem == (
+    assert str(done.policy.reserved.value) == ""
+    assert done.policy.reserved.problem == (
         "cannot keep CPUs 0-1,3-5,7 from the shared pool (strict-cpu-reservation): they would leave the"
         " shared pool empty (the previous value stays in effect: none)"
     )
     less = read_node_policy(
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5"))
     )
-    assert str(apply_node_policy(state, less, done.told, CALM).state.pools.shared) == "7"
+    assert str(apply_node_policy(state, less, done.policy, CALM).state.pools.shared) == "7"
     owners_only = enacted(there(container("a", "2,6")), told)
     assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what nobody owns"
 
@@ -128,9 +128,9 @@ def test_cpus_may_change_from_one_to_the_other() -> None:
     base = there()
     first = enacted(base, rules(base, "0-6"))
     assert str(first.state.pools.shared) == "7"
-    second = apply_node_policy(first.state, rules(base, "7", "0-5"), first.told, CALM)
+    second = apply_node_policy(first.state, rules(base, "7", "0-5"), first.policy, CALM)
     assert str(second.state.pools.shared) == "6"
-    assert not second.told.reservation.problem
+    assert not second.policy.reservation.problem
 
 
 def test_a_policy_that_cannot_be_here_is_refused() -> None:
@@ -139,7 +139,7 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     told = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
     done = enacted(state, told)
     assert done.state.node.policy is Policy.NONE
-    assert "align-by-socket" in done.told.policy.problem
+    assert "align-by-socket" in done.policy.policy.problem
     assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest is in force"
     assert str(done.state.node.reservation) == "0"
     blind = dataclasses.replace(
@@ -147,4 +147,4 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     )
     state = there(node=dataclasses.replace(NODE, machine=blind, scope=Scope.POD))
     done = enacted(state, rules(state, labels={NUMA_POLICY[0]: "Restricted"}), TopologyOptions(True))
-    assert "distances" in done.told.policy.problem
+    assert "distances" in done.policy.policy.problem

@@ -73,9 +73,9 @@ def test_rules_that_change_break_no_promise(owned: set[int], said: list[tuple[No
         before = told
         wanted = read_node_policy(NODE, MACHINE, meta, kubelet)
         done = apply_node_policy(state, wanted, before, TopologyOptions())
-        again = apply_node_policy(done.state, wanted, done.told, TopologyOptions())
+        again = apply_node_policy(done.state, wanted, done.policy, TopologyOptions())
         assert again.state is done.state, "what was decided stays decided"
-        state, told = done.state, done.told
+        state, told = done.state, done.policy
         assert state.pools.shared
         assert violations(state) == []
         assert {key: held.cpus for key, held in state.owners.items()} == {

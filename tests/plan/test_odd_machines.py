@@ -248,7 +248,7 @@ class Life:
         meta = NodeMeta("n", labels=labels, annotations=some)
         new = read_node_policy(self.base, self.state.node.machine, meta, kubelets)
         done = apply_node_policy(self.state, new, self.told, TopologyOptions())
-        self.state, self.told = done.state, done.told
+        self.state, self.told = done.state, done.policy
 
     def plug(self) -> None:
         """Other CPUs are offline than before."""

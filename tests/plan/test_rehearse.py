@@ -13,7 +13,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.place.asks import peak_request
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.providers.devices import devices_held
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
@@ -23,7 +23,7 @@ from proxy.topology.build import described
 
 MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
-GPUS = {"gpu": {i: Device(i, Mask([n])) for n, i in enumerate("ab")}}
+GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for n, i in enumerate("ab")}}
 
 
 def node(policy: Policy = Policy.RESTRICTED, scope: Scope = Scope.CONTAINER) -> NodeState:

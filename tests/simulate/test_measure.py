@@ -9,7 +9,7 @@ from proxy.model.asks import MEMORY
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.place.devices.state import Device
+from proxy.place.devices.state import RegisteredDevice
 from proxy.plan.node import Node
 from proxy.simulate.guests import Guest
 from proxy.simulate.hosts import Host
@@ -25,11 +25,11 @@ GPU = "example.com/gpu"
 MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=8 << 30)  # 4 nodes of 8 CPUs
 PLUGIN = {
     GPU: {
-        "a": Device("a", Mask([0])),
-        "b": Device("b", Mask([1])),
-        "wide": Device("wide", Mask([2, 3])),
-        "free": Device("free"),
-        "ill": Device("ill", Mask([3]), healthy=False),
+        "a": RegisteredDevice("a", Mask([0])),
+        "b": RegisteredDevice("b", Mask([1])),
+        "wide": RegisteredDevice("wide", Mask([2, 3])),
+        "free": RegisteredDevice("free"),
+        "ill": RegisteredDevice("ill", Mask([3]), healthy=False),
     }
 }
 
@@ -144,7 +144,7 @@ def test_a_summary_adds_up(pod: Callable[..., Guest]) -> None:
 
 
 def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., Guest]) -> None:
-    rules = Rules({GPU: {"free": Device("free")}})
+    rules = Rules({GPU: {"free": RegisteredDevice("free")}})
     config = parse("cpuManagerPolicy: static", "test")
     hosts = hosts_of(config, [Named("m", MACHINE)], rules)
     rehearse(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)

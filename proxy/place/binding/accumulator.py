@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.model.wording import counted, cpus
-from proxy.place.binding.groups import Group, Groups
+from proxy.place.binding.groups import CpuGroup, Groups
 from proxy.place.binding.wish import Allocated, BindRequest
 from proxy.place.cputopo import CpuTopology
 from proxy.place.packed import NotEnoughCpus
@@ -141,7 +141,7 @@ class _Work:
                 return
 
     def cores_of_sockets(self) -> None:
-        small: list[Group] = []
+        small: list[CpuGroup] = []
         for group in sorted(self.groups.whole_by_socket(self.free), key=lambda group: -len(group.cpus)):
             if len(group.cpus) <= self.needed:
                 self.take(group.cpus, f"all whole cores of socket {group.unit}")
@@ -182,16 +182,16 @@ class _Work:
             if not self.needed:
                 return
 
-    def fitting(self, groups: Sequence[Group]) -> Group | None:
+    def fitting(self, groups: Sequence[CpuGroup]) -> CpuGroup | None:
         return next((group for group in groups if len(group.cpus) >= self.needed), None)
 
-    def take_from(self, group: Group, kind: str, where: str) -> None:
+    def take_from(self, group: CpuGroup, kind: str, where: str) -> None:
         chosen = group.cpus[: self.needed]
         self.take(chosen, f"{kind} of {where}, which has the {self.lowest} free ({len(group.cpus)})")
 
-    def take_spread(self, group: Group, where: str, *, one_each: bool) -> None:
+    def take_spread(self, group: CpuGroup, where: str, *, one_each: bool) -> None:
         kind = "one thread of each core" if one_each else "threads, of different cores first,"
-        self.take_from(Group(group.unit, self.groups.spread(group.cpus)), kind, where)
+        self.take_from(CpuGroup(group.unit, self.groups.spread(group.cpus)), kind, where)
 
     def take(self, chosen: Sequence[int], words: str) -> None:
         if not chosen:

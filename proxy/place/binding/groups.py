@@ -20,7 +20,7 @@ from proxy.place.cputopo import CpuTopology, Units
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CpuGroup:
     """Usable CPUs of one NUMA node or socket, in the order in which they are taken.
 
     Attributes:
@@ -51,34 +51,34 @@ class Groups:
         self.core_of = {cpu: core for core, bits in topo.cores.items() for cpu in CpuSet.from_bits(bits)}
         self._socket_of = _outer(topo.nodes, topo.sockets)
 
-    def whole_by_node(self, usable: int) -> list[Group]:
+    def whole_by_node(self, usable: int) -> list[CpuGroup]:
         """List the CPUs of whole cores, node by node."""
         topo = self.topo
         groups = self._whole(topo.nodes, topo.node_cores, usable)
 
-        def rank(group: Group) -> tuple[int, int, int]:
+        def rank(group: CpuGroup) -> tuple[int, int, int]:
             socket = topo.sockets[self._socket_of[group.unit]]
             return self.sign * len(group.cpus), self.sign * (socket & usable).bit_count(), group.unit
 
         return sorted(groups, key=rank)
 
-    def whole_by_socket(self, usable: int) -> list[Group]:
+    def whole_by_socket(self, usable: int) -> list[CpuGroup]:
         """List the CPUs of whole cores, socket by socket."""
         groups = self._whole(self.topo.sockets, self.topo.socket_cores, usable)
         return sorted(groups, key=lambda group: (self.sign * len(group.cpus), group.unit))
 
-    def single_by_node(self, usable: int, *, one_each: bool) -> list[Group]:
+    def single_by_node(self, usable: int, *, one_each: bool) -> list[CpuGroup]:
         """List the CPUs node by node; with ``one_each`` only the first of each core."""
         topo = self.topo
 
-        def rank(group: Group) -> tuple[int, int, int]:
+        def rank(group: CpuGroup) -> tuple[int, int, int]:
             node, socket = topo.nodes[group.unit], topo.sockets[self._socket_of[group.unit]]
             free = (node & usable).bit_count(), (socket & usable).bit_count()
             return self.sign * free[0], self.sign * free[1], group.unit
 
         return sorted(self._single(topo.nodes, usable, one_each=one_each), key=rank)
 
-    def single_by_socket(self, usable: int, *, one_each: bool) -> list[Group]:
+    def single_by_socket(self, usable: int, *, one_each: bool) -> list[CpuGroup]:
         """List the CPUs socket by socket."""
         groups = self._single(self.topo.sockets, usable, one_each=one_each)
         return sorted(groups, key=lambda group: (self.sign * len(group.cpus), group.unit))
@@ -123,8 +123,8 @@ class Groups:
 
     def _whole(
         self, units: Units, inner: Mapping[int, tuple[tuple[int, int], ...]], usable: int
-    ) -> list[Group]:
-        groups: list[Group] = []
+    ) -> list[CpuGroup]:
+        groups: list[CpuGroup] = []
         for unit in units:
             whole = [
                 (-bits.bit_count(), self._refs(bits), core, bits)
@@ -133,15 +133,15 @@ class Groups:
             ]
             if whole:
                 cpus = [cpu for *_, bits in sorted(whole) for cpu in CpuSet.from_bits(bits)]
-                groups.append(Group(unit, cpus))
+                groups.append(CpuGroup(unit, cpus))
         return groups
 
-    def _single(self, units: Units, usable: int, *, one_each: bool) -> list[Group]:
-        groups: list[Group] = []
+    def _single(self, units: Units, usable: int, *, one_each: bool) -> list[CpuGroup]:
+        groups: list[CpuGroup] = []
         for unit, bits in units.items():
             if bits & usable:
                 cpus = self._ids(bits & usable)
-                groups.append(Group(unit, self.first_of_cores(cpus) if one_each else cpus))
+                groups.append(CpuGroup(unit, self.first_of_cores(cpus) if one_each else cpus))
         return groups
 
     def _ids(self, bits: int) -> list[int]:

@@ -28,7 +28,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.place.asks import peak_request
 from proxy.place.demand import Demand, smallest
-from proxy.place.devices.state import NO_DEVICES, Device, DeviceState
+from proxy.place.devices.state import NO_DEVICES, DeviceState, RegisteredDevice
 from proxy.place.family import Family
 
 DeviceHints = dict[str, Sequence[TopologyHint] | None]
@@ -91,7 +91,7 @@ def _hints(
 
 
 def family(
-    devices: Mapping[str, Device],
+    devices: Mapping[str, RegisteredDevice],
     count: int,
     nodes: Mask,
     available: frozenset[str],
@@ -116,7 +116,7 @@ def family(
     return Family((), ranged, 1, demands, len(ranged) if least is None else max(least, 1))
 
 
-def _bits(devices: Iterable[Device]) -> int:
+def _bits(devices: Iterable[RegisteredDevice]) -> int:
     return union(device.nodes.bits for device in devices if device.nodes)
 
 

@@ -21,7 +21,7 @@ NO_DEVICES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class RegisteredDevice:
     """One device.
 
     Attributes:
@@ -45,10 +45,10 @@ class DeviceState:
         held: Pod uid to container name to resource to device ids.
     """
 
-    registered: Mapping[str, Mapping[str, Device]] = field(default_factory=dict)
+    registered: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
     held: Mapping[str, Mapping[str, Mapping[str, frozenset[str]]]] = field(default_factory=dict)
 
-    def register(self, resource: str, devices: Iterable[Device]) -> DeviceState:
+    def register(self, resource: str, devices: Iterable[RegisteredDevice]) -> DeviceState:
         """Return the state with all the devices of a resource; those it had before are forgotten."""
         return replace(self, registered={**self.registered, resource: {d.id: d for d in devices}})
 

@@ -19,7 +19,7 @@ from proxy.model.options import Scope
 from proxy.model.workload import Container, Near, Phase, Pod
 from proxy.place.devices.allocate import allocate
 from proxy.place.devices.hints import container_hints, pod_hints
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.providers.provider import Allocation, NodeView, Provider, ProviderRequest, Serves
 
 DEVICES = "devices"
@@ -122,7 +122,9 @@ class AssignedDevices(Provider):
 
 
 def devices_held(
-    registered: Mapping[str, Mapping[str, Device]], pods: Iterable[Pod], containers: Iterable[Container]
+    registered: Mapping[str, Mapping[str, RegisteredDevice]],
+    pods: Iterable[Pod],
+    containers: Iterable[Container],
 ) -> DeviceState:
     """Return which containers hold the registered devices; they do until their pod goes."""
     state = DeviceState(registered)

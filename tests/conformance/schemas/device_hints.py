@@ -7,16 +7,16 @@ from typing import Any
 
 from proxy.model.idset import Mask
 from proxy.place.devices.hints import container_hints, pod_hints
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from tests.conformance import hints
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.conformance.pods import first_app, pod
 
 
-def device(raw: Mapping[str, Any]) -> Device:
+def device(raw: Mapping[str, Any]) -> RegisteredDevice:
     """Read a device of the vectors."""
     nodes = raw.get("numa")
-    return Device(raw["id"], None if nodes is None else Mask(nodes))
+    return RegisteredDevice(raw["id"], None if nodes is None else Mask(nodes))
 
 
 def check(case: Case, _: Topologies) -> Outcome:

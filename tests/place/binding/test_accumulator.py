@@ -13,7 +13,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.accumulator import accumulate
 from proxy.place.binding.bind import holds
 from proxy.place.binding.wish import Allocated, BindRequest
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.packed import NotEnoughCpus
 
 FULL, SPREAD = BindRequest(), BindRequest(BindPolicy.SPREAD_BY_PCPUS)
@@ -28,7 +28,7 @@ def machine(sockets: int, nodes: int, cores: int, threads: int = 2, offline: str
         core = cpu // threads
         node = core // cores
         if cpu not in missing:
-            rows.append(Row(cpu, core, node // nodes, node, node // nodes))
+            rows.append(CpuRow(cpu, core, node // nodes, node, node // nodes))
     return CpuTopology.of_rows(rows)
 
 

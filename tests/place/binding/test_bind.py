@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
 from proxy.place.binding.bind import bind, bind_on_nodes, even_shares, holds
 from proxy.place.binding.wish import Allocated, BindError, BindRequest, RequiredPolicyError, WholeCoresError
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 from proxy.place.packed import NotEnoughCpus
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
@@ -24,7 +24,7 @@ def machine(nodes: int, cores: int, threads: int = 2, offline: str = "") -> CpuT
     missing = CpuSet.parse(offline)
     total = nodes * cores * threads
     rows = (
-        Row(c, c // threads, n, n, n)
+        CpuRow(c, c // threads, n, n, n)
         for c in range(total)
         if c not in missing
         for n in (c // threads // cores,)

@@ -14,7 +14,7 @@ from proxy.place.binding.wish import (
     effective_policy,
     supported_request,
 )
-from proxy.place.cputopo import CpuTopology, Row
+from proxy.place.cputopo import CpuRow, CpuTopology
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 NONE, DEFAULT, BURST = BindPolicy.NONE, BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST
@@ -54,7 +54,7 @@ def test_pod_and_node_may_not_require_different_policies() -> None:
 
 
 def machine(threads: int) -> CpuTopology:
-    return CpuTopology.of_rows(Row(cpu, cpu // threads, 0, 0, 0) for cpu in range(4))
+    return CpuTopology.of_rows(CpuRow(cpu, cpu // threads, 0, 0, 0) for cpu in range(4))
 
 
 def test_arm_offers_whole_cores_and_whole_nodes_only() -> None:

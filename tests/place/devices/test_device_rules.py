@@ -9,7 +9,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.devices.allocate import DeviceRefused, allocate
 from proxy.place.devices.hints import container_hints, family, pod_hints
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.family import Family
 from tests.oracles.device_manager import unregistered, without_pod
 
@@ -18,9 +18,9 @@ R, S = "vendor/dev", "vendor/other"
 OPEN = TopologyHint(None, preferred=False)
 
 
-def devices(**places: int) -> list[Device]:
+def devices(**places: int) -> list[RegisteredDevice]:
     """Devices by name and node; a node below 0: none told."""
-    return [Device(name, None if node < 0 else Mask([node])) for name, node in places.items()]
+    return [RegisteredDevice(name, None if node < 0 else Mask([node])) for name, node in places.items()]
 
 
 def pod(*counts: int, init: int = 0) -> PodAsk:
@@ -51,7 +51,7 @@ def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
 
 
 def test_reusable_devices_have_to_be_near() -> None:
-    state = DeviceState().register(R, [*devices(a=0, b=1, c=1, z=-1), Device("n", Mask())])
+    state = DeviceState().register(R, [*devices(a=0, b=1, c=1, z=-1), RegisteredDevice("n", Mask())])
     held = state.give("p", "c0", R, frozenset("a"))
     assert said(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
     assert said(container_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (

@@ -14,7 +14,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.place.devices.allocate import DeviceRefused, allocate
 from proxy.place.devices.hints import container_hints, pod_hints
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.family import Family
 from tests.oracles.device_manager import unregistered, without_pod
 
@@ -24,7 +24,7 @@ R = "vendor/dev"
 
 PLACES = st.none() | st.sets(st.sampled_from([0, 1, 3, 6]), max_size=2).map(Mask)
 DEVICES = st.lists(st.tuples(PLACES, st.booleans()), max_size=6).map(
-    lambda all_: [Device(f"d{i}", nodes, healthy) for i, (nodes, healthy) in enumerate(all_)]
+    lambda all_: [RegisteredDevice(f"d{i}", nodes, healthy) for i, (nodes, healthy) in enumerate(all_)]
 )
 
 
@@ -37,7 +37,7 @@ def pod(*asks: Ask, uid: str = "p") -> PodAsk:
 
 
 def plain(
-    devices: Sequence[Device], count: int, available: frozenset[str], reusable: frozenset[str]
+    devices: Sequence[RegisteredDevice], count: int, available: frozenset[str], reusable: frozenset[str]
 ) -> list[TopologyHint]:
     """kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, step by step."""
     named = sorted({n for d in devices for n in d.nodes or ()} & set(NODES)) or sorted(NODES)
@@ -55,7 +55,7 @@ def plain(
 
 @given(DEVICES, st.integers(0, 4), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)))
 def test_hints_are_those_of_the_rules(
-    devices: list[Device], count: int, others: set[int], init: set[int]
+    devices: list[RegisteredDevice], count: int, others: set[int], init: set[int]
 ) -> None:
     ids = [d.id for d in devices]
     reusable = frozenset(ids[i] for i in init if i < len(ids))
@@ -74,7 +74,9 @@ def test_hints_are_those_of_the_rules(
 
 
 def test_what_is_held_is_hinted_at() -> None:
-    state = DeviceState().register(R, [Device("a", Mask([0])), Device("b", Mask([1]), healthy=False)])
+    state = DeviceState().register(
+        R, [RegisteredDevice("a", Mask([0])), RegisteredDevice("b", Mask([1]), healthy=False)]
+    )
     state = state.give("p", "c", R, frozenset("b"))
     expected = (TopologyHint(Mask([1]), True), TopologyHint(Mask([0, 1]), False))
     assert container_hints(state, pod(ask(1)), "c", NODES) == {R: expected}
@@ -84,7 +86,7 @@ def test_what_is_held_is_hinted_at() -> None:
 
 
 def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
-    state = DeviceState().register(R, [Device("a", Mask([0]))])
+    state = DeviceState().register(R, [RegisteredDevice("a", Mask([0]))])
     both = pod(ask(1, "i", Kind.INIT), ask(1))
     assert pod_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, "one after the other"
     state = state.give("q", "c", R, frozenset("a"))
@@ -92,14 +94,14 @@ def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
 
 
 def test_many_nodes() -> None:
-    devices = [Device(f"d{i:02}", Mask([i // 2, 63])) for i in range(80)]
+    devices = [RegisteredDevice(f"d{i:02}", Mask([i // 2, 63])) for i in range(80)]
     hints = container_hints(DeviceState().register(R, devices), pod(ask(3)), "c", Mask(range(64)))[R]
     assert isinstance(hints, Family)
     assert hints[0] == TopologyHint(Mask([63]), True)
 
 
 @given(DEVICES, st.integers(1, 4), st.none() | st.sets(st.sampled_from([0, 1, 3]), min_size=1).map(Mask))
-def test_aligned_devices_come_first(devices: list[Device], count: int, mask: Mask | None) -> None:
+def test_aligned_devices_come_first(devices: list[RegisteredDevice], count: int, mask: Mask | None) -> None:
     state = DeviceState().register(R, devices)
     healthy = [d for d in devices if d.healthy]
     if len(healthy) < count:
@@ -110,7 +112,7 @@ def test_aligned_devices_come_first(devices: list[Device], count: int, mask: Mas
     got = given_.devices[R]
     assert len(set(got)) == count
 
-    def rank(device: Device) -> int:
+    def rank(device: RegisteredDevice) -> int:
         if mask is None or not device.nodes:
             return 2 if mask is not None else 0
         return 1 if device.nodes.isdisjoint(mask) else 0
@@ -123,7 +125,7 @@ def test_aligned_devices_come_first(devices: list[Device], count: int, mask: Mas
 
 def test_init_containers_hand_their_devices_on() -> None:
     state = DeviceState().register(
-        R, [Device(i, Mask([n])) for i, n in zip("abcd", (0, 0, 1, 1), strict=True)]
+        R, [RegisteredDevice(i, Mask([n])) for i, n in zip("abcd", (0, 0, 1, 1), strict=True)]
     )
     asks = (ask(2, "i", Kind.INIT), ask(1, "s", Kind.SIDECAR), ask(2, "j", Kind.INIT), ask(2))
     whole, held = pod(*asks), []
@@ -145,13 +147,15 @@ def test_a_plugin_may_prefer() -> None:
         return ["d", "z", "a"]
 
     places = zip("abcd", ([0], [0], [0], [1]), strict=True)
-    state = DeviceState().register(R, [Device(i, Mask(n)) for i, n in places])
+    state = DeviceState().register(R, [RegisteredDevice(i, Mask(n)) for i, n in places])
     near = TopologyHint(Mask([0]), preferred=True)
     one = allocate(state, pod(ask(1)), "c", near, {R: prefer})
     assert (one.devices[R], asked.pop()) == (("a",), (("a", "b", "c"), (), 1)), "only among the aligned"
     three = allocate(state, pod(ask(3)), "c", near, {R: prefer})
     assert (three.devices[R], asked) == (("a", "b", "c"), []), "nothing to choose"
-    state = state.register(R, [Device(i, Mask(n)) for i, n in zip("abcd", ([0], [1], [1], [1]), strict=True)])
+    state = state.register(
+        R, [RegisteredDevice(i, Mask(n)) for i, n in zip("abcd", ([0], [1], [1], [1]), strict=True)]
+    )
     two = allocate(state, pod(ask(2)), "c", near, {R: prefer})
     assert (two.devices[R], asked.pop()) == (("a", "d"), (("a", "b", "c", "d"), ("a",), 2))
     blind = allocate(state, pod(ask(1)), "c", OPEN, {R: lambda *_: []})
@@ -159,7 +163,7 @@ def test_a_plugin_may_prefer() -> None:
 
 
 def test_what_is_held_already_stays() -> None:
-    state = DeviceState().register(R, [Device("a"), Device("b")])
+    state = DeviceState().register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
     first = allocate(state, pod(ask(1)), "c", OPEN)
     again = allocate(first.state, pod(ask(1)), "c", OPEN)
     assert (again.state, again.devices) == (first.state, first.devices)
@@ -171,25 +175,29 @@ def test_what_is_held_already_stays() -> None:
     ("devices", "count", "words"),
     [
         (
-            [Device("a")],
+            [RegisteredDevice("a")],
             2,
             "requested number of devices unavailable for vendor/dev. Requested: 2, Available: 1",
         ),
         ([], 1, "no healthy devices present; cannot allocate unhealthy devices vendor/dev"),
-        ([Device("a", healthy=False)], 1, "no healthy devices present"),
+        ([RegisteredDevice("a", healthy=False)], 1, "no healthy devices present"),
     ],
 )
-def test_refusals(devices: list[Device], count: int, words: str) -> None:
+def test_refusals(devices: list[RegisteredDevice], count: int, words: str) -> None:
     with pytest.raises(DeviceRefused) as refused:
         allocate(DeviceState().register(R, devices), pod(ask(count)), "c", OPEN)
     assert str(refused.value).startswith(words)
 
 
 def test_refusals_of_what_is_held() -> None:
-    state = DeviceState().register(R, [Device("a"), Device("b")]).give("p", "c", R, frozenset("a"))
+    state = (
+        DeviceState()
+        .register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
+        .give("p", "c", R, frozenset("a"))
+    )
     with pytest.raises(DeviceRefused, match=r'pod "p" container "c" changed request for .* from 1 to 2'):
         allocate(state, pod(ask(2)), "c", OPEN)
-    sick = state.register(R, [Device("a", healthy=False), Device("b")])
+    sick = state.register(R, [RegisteredDevice("a", healthy=False), RegisteredDevice("b")])
     with pytest.raises(DeviceRefused, match="previously allocated devices are no longer healthy; cannot"):
         allocate(sick, pod(ask(1)), "c", OPEN)
     with pytest.raises(DeviceRefused, match="no healthy devices present"):

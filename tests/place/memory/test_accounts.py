@@ -11,7 +11,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.place.cputopo import CpuTopology
-from proxy.place.devices.state import Device, DeviceState
+from proxy.place.devices.state import DeviceState, RegisteredDevice
 from proxy.place.providers.devices import DeviceProvider, devices_held
 from proxy.plan.adoption import adopt
 from proxy.plan.node import Node
@@ -229,7 +229,7 @@ def test_only_ordinary_init_containers_before_a_started_one_let_go() -> None:
 
 
 def test_devices_are_held_until_the_pod_is_gone() -> None:
-    node = dataclasses.replace(NODE, devices={"gpu": {i: Device(i) for i in "abc"}})
+    node = dataclasses.replace(NODE, devices={"gpu": {i: RegisteredDevice(i) for i in "abc"}})
     containers = [
         dataclasses.replace(
             holding(POD, name, 1, phase=phase),
