@@ -8,13 +8,11 @@ import pytest
 
 from proxy.model.asks import Ask, PodAsk
 from proxy.model.explanation import Step
-from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Policy, Scope
 from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.place.cputopo import CpuTopology
 from proxy.place.devices.state import RegisteredDevice
-from proxy.place.providers.devices import assigned_hints, nodes_of_devices
 from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admit import admit
 from proxy.plan.desk import refusal_verdict
@@ -128,38 +126,6 @@ def test_devices_that_are_nowhere_change_nothing(policy: Policy, kube: KubeQos) 
 def test_devices_apart_refuse_pods_of_any_class(policy: Policy, kube: KubeQos, scope: Scope) -> None:
     plan = arrives(empty(policy, scope), pod("p", kube_qos=kube), Request(512, devices=(GPU0, NIC1)))
     assert plan.verdict.admitted is (policy in (Policy.NONE, Policy.BEST_EFFORT))
-
-
-NEAR2 = dataclasses.replace(GPU0, least=1), dataclasses.replace(GPU1, least=1)
-
-
-@pytest.mark.parametrize(
-    ("near", "hints"),
-    [
-        ((), {}),
-        ((NOWHERE,), {}),
-        ((GPU0, NOWHERE), {"vendor/gpu": (Mask([0]), True)}),
-        ((GPU0, GPU1), {"vendor/gpu": (Mask([0, 1]), True)}),
-        (NEAR2, {"vendor/gpu": (Mask([0, 1]), False)}),
-        ((NEAR2[0],), {"vendor/gpu": (Mask([0]), True)}),
-        ((GPU0, NIC1), {"vendor/gpu": (Mask([0]), True), "vendor/nic": (Mask([1]), True)}),
-        (
-            (Near("/dev/a", nodes=Mask([1])), Near("/dev/b", nodes=Mask([0]))),
-            {"devices": (Mask([0, 1]), True)},
-        ),
-        ((Near("/dev/a", nodes=Mask([1, 7])),), {"devices": (Mask([1]), True)}),
-        ((Near("/dev/a", nodes=Mask([7])),), {}),
-    ],
-)
-def test_devices_that_somebody_gave_are_where_they_are(
-    near: tuple[Near, ...], hints: dict[str, tuple[Mask, bool]]
-) -> None:
-    assert assigned_hints(near, Mask([0, 1])) == {r: (TopologyHint(*h),) for r, h in hints.items()}
-
-
-def test_nodes_of_devices() -> None:
-    assert nodes_of_devices([NOWHERE]) is None
-    assert nodes_of_devices([GPU0, NOWHERE, NIC1]) == Mask([0, 1])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
