@@ -16,7 +16,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 if TYPE_CHECKING:
     from proxy.cri.hooked.following import Following
     from proxy.hooks.hook import Asking
-    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.context import NodeContext
 
 IN_CALL_S: Final = 1.0
 """The longest that a call waits for what hooks are to learn of its container or sandbox."""
@@ -27,7 +27,7 @@ PAUSES_S: Final = (1.0, 2.0, 5.0, 30.0)
 class Learning:
     """Learns, and has hooks told."""
 
-    def __init__(self, keeper: Keeper, asking: Asking) -> None:
+    def __init__(self, keeper: NodeContext, asking: Asking) -> None:
         """Ask nobody yet; who follows is set before anything is learned.
 
         Args:

@@ -27,7 +27,7 @@ from proxy.model.workload import Phase
 
 if TYPE_CHECKING:
     from proxy.cri.hooked.following import Following
-    from proxy.keeper.keeper import Keeper
+    from proxy.keeper.context import NodeContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Lines:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeContext,
         way: Way,
         following: Following,
         adopt: Callable[[str], Awaitable[bool]],

@@ -21,7 +21,7 @@ from proxy.hooks.serving.call import RefusedError
 from proxy.hooks.serving.desk import Desk
 from proxy.hooks.serving.messages import container_echo, pod_echo
 from proxy.hooks.serving.place import Place
-from proxy.keeper.keeper import Keeper
+from proxy.keeper.context import NodeContext
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
 
@@ -62,7 +62,7 @@ class Server:
         wanted: Whether it is to be open; ``open`` does nothing where not.
     """
 
-    def __init__(self, path: Path, keeper: Keeper, desk: Desk, limit: float = LONGEST_S) -> None:
+    def __init__(self, path: Path, keeper: NodeContext, desk: Desk, limit: float = LONGEST_S) -> None:
         """Prepare; nothing is opened before ``open``.
 
         Args:
