@@ -20,11 +20,11 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         await w.run(await w.pod("a", "LSE", "", "0-1"))
         sandbox = await w.pod("b", "LSE", "", "2-3")
         keeper, pod = w.keeper, w.keeper.state.pods[sandbox]
-        first = keeper.place(pod, "c", 0, Request())
+        first = keeper.creates.place(pod, "c", 0, Request())
         keeper.entrusted.give(first.container.id, "2-3", "0", -1)
         before = dict(keeper.counters)
         assert before["creates_placed"] == 2
-        again = keeper.place(dataclasses.replace(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
+        again = keeper.creates.place(dataclasses.replace(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
         assert again.verdict.admitted is (second == "4-5")
         after = dict(keeper.counters)
         assert {name: (n, after.get(name, 0)) for name, n in before.items() if after.get(name, 0) < n} == {}
