@@ -88,7 +88,7 @@ class Pages:
                 "events": self._keeper.watching.hearing.value,
             }
             if self._suppression is not None:
-                from proxy.keeper.be.words import page as suppression_page
+                from proxy.keeper.be.page import page as suppression_page
 
                 page["beSuppress"] = suppression_page(self._suppression, self._keeper.state)
             if self._takeover is not None:
@@ -126,7 +126,7 @@ class Pages:
             return lacks
         if self._suppression is None:
             return ""
-        from proxy.keeper.be.words import note_of
+        from proxy.keeper.be.page import note_of
 
         container = self._keeper.state.containers.get(container_id)
         return "" if container is None else note_of(self._suppression, self._keeper.state, container)

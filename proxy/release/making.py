@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from proxy.config.schema import Config, Mode
 from proxy.model.errors import InputError
+from proxy.release.record import KEY
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
     from proxy.release.service import Release
 
-KEY = "r/release"
 NOTHING = (
     "there is nothing to release: in {mode} mode no container is moved"
     " (what an earlier run in enforce mode has left: topoproxy release --offline)"

@@ -17,7 +17,7 @@ from proxy.cri.lock import Lock
 from proxy.ledger import open_ledger
 from proxy.ledger.journal import NAME
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
-from proxy.release.making import KEY
+from proxy.release.record import KEY
 from proxy.release.service import RELEASED, Release
 from proxy.topology.reader import read_machine
 from proxy.wiring import keeper_of, suppression_of

@@ -24,7 +24,7 @@ from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import Given, give_back
-from proxy.release.making import KEY
+from proxy.release.record import KEY
 from proxy.release.targets import target_of
 from proxy.release.telling import Progress, Telling
 

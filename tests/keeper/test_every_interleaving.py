@@ -558,7 +558,7 @@ class Day:
                 sorted(keeper.journal._waiting),
                 (sorted(keeper.enforcer._missed.items()), sorted(keeper.enforcer._paths)),
                 (keeper.attention.is_set(), str(self.owner), [what for what, _ in self.ghosts]),
-                (sorted(world.settler._silent), self.begun, sorted(keeper.confinement._absent)),
+                (sorted(world.settler._silent._known), self.begun, sorted(keeper.confinement._absent)),
             )
         )
 

@@ -156,7 +156,7 @@ def test_who_could_not_be_told_is_told_later(live: Live) -> None:
         w.now += 5
         assert await settler._settle(ls)
         assert w.runtime.specs[ls] == str(REST)
-        assert not settler._silent
+        assert not settler._silent._known
         settler.close()
 
     live(day)

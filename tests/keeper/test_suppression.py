@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from proxy.keeper.be.page import note_of, page
 from proxy.keeper.be.quota import KEY, BeQuota
 from proxy.keeper.be.suppression import PATIENCE, Settings, Suppression
 from proxy.keeper.be.usage import asked_of
-from proxy.keeper.be.words import note_of, page
 from proxy.keeper.kernel_ports import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet

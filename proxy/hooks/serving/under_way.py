@@ -5,7 +5,7 @@ is remembered, and resolved by the first of these events:
 
 - a later request that names its result: a start names the container that a create has created;
 - the runtime's own list, which is polled while a call is pending, at short intervals at first;
-- a timeout. Then the call is lost, like one whose client disconnected (``keeper.uncertain``): the CPUs that
+- a timeout. Then the call is lost, like one whose client disconnected (``uncertain``): the CPUs that
   it took are returned, unless the list shows that it succeeded after all. A container that appears later is
   adopted like any container created without us, and gets its CPUs before its start.
 

@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proxy.keeper.context import NodeContext
 from proxy.keeper.flights import Flight
 from proxy.keeper.kernel_writes import KernelWrites
+from proxy.keeper.systemd.masks import Masks
 from proxy.keeper.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase
-
-if TYPE_CHECKING:
-    from proxy.keeper.systemd.lasting import Lasting
 
 _POD = re.compile(r"-pod[^-/]+\.slice")
 """The end of a pod's slice; any other may be the parent of what is not ours."""
@@ -58,11 +56,46 @@ class _Standing:
     count: int = 0
 
 
+class UnitRepairs(Protocol):
+    """What fences need of the part that keeps units right (``lasting``).
+
+    Attributes:
+        connected: Whether systemd can be asked now.
+        masks: Whether the runtime sends systemd the right sets.
+    """
+
+    connected: bool
+    masks: Masks
+
+    def begin(self) -> None:
+        """Connect, once there is a unit."""
+
+    def is_unit(self, container: Container) -> bool:
+        """Report whether a container is a scope of systemd, or will be one."""
+
+    def looked_for(self, container_id: str, carried: CpuSet) -> None:
+        """The runtime has sent systemd a set, outside of a fence."""
+
+    def landed(self, container_id: str) -> None:
+        """A call for a container has landed, with or without success."""
+
+    def changed(self, ids: Iterable[str]) -> None:
+        """Have the units of some containers compared, soon."""
+
+    def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
+        """A unit could not be read or set."""
+
+    async def put_right(
+        self, container_id: str, path: str, flight: Flight | None = None, carried: CpuSet | None = None
+    ) -> bool:
+        """Make a unit's properties what its container is to have; report whether they were set."""
+
+
 class Fencing:
     """The fences of a keeper."""
 
     def __init__(
-        self, keeper: NodeContext, writes: KernelWrites, lasting: Lasting, fences: Fences | None = None
+        self, keeper: NodeContext, writes: KernelWrites, lasting: UnitRepairs, fences: Fences | None = None
     ) -> None:
         """Put up none.
 
