@@ -9,7 +9,7 @@ from proxy.kubelet.checkpoints import Checkpoint, lower
 from proxy.kubelet.contents import _readable
 from proxy.model.idset import Mask
 from proxy.model.memory import Block, Blocks
-from proxy.place.memory.state import MemoryState, Node, Table
+from proxy.place.memory.state import MemoryState, NumaMemory, ResourceTable
 
 
 def held_memory(checkpoint: Checkpoint) -> MemoryState:
@@ -25,15 +25,15 @@ def held_memory(checkpoint: Checkpoint) -> MemoryState:
         return MemoryState(dict(sorted(nodes.items())), held)
 
 
-def _node(raw: Mapping[str, Any]) -> Node:
+def _node(raw: Mapping[str, Any]) -> NumaMemory:
     node = lower(raw)
     tables = {name: _table(lower(table)) for name, table in (node.get("memorymap") or {}).items()}
-    return Node(tables, Mask(node.get("cells") or ()), int(node.get("numberofassignments", 0)))
+    return NumaMemory(tables, Mask(node.get("cells") or ()), int(node.get("numberofassignments", 0)))
 
 
-def _table(raw: Mapping[str, Any]) -> Table:
+def _table(raw: Mapping[str, Any]) -> ResourceTable:
     names = ("total", "systemreserved", "allocatable", "reserved", "free")
-    return Table(*(int(raw.get(name, 0)) for name in names))
+    return ResourceTable(*(int(raw.get(name, 0)) for name in names))
 
 
 def _blocks(raw: list[Mapping[str, Any]] | None) -> Blocks:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.place.policies import Decision, wanted
+from proxy.place.policies import PolicyDecision, usable_hints
 
 
-def unpreferred(decision: Decision) -> tuple[str, ...]:
+def unpreferred(decision: PolicyDecision) -> tuple[str, ...]:
     """Give the resources without a hint that could be part of a preferred result under the policy."""
-    return tuple(entry.resource for entry in decision.lists if not wanted(entry, decision.policy))
+    return tuple(entry.resource for entry in decision.lists if not usable_hints(entry, decision.policy))
