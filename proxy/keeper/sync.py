@@ -44,7 +44,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase, Pod
-from proxy.plan.adoption import count_bound_memory, overcommitted_memory
+from proxy.plan.adoption import overcommitted_memory, with_unrecorded_grants
 from proxy.plan.state import NodeState
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Sync:
         node = keeper.state.node
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
-        keeper.store.change(count_bound_memory(NodeState.of(node, pods, containers)), "ledger read")
+        keeper.store.change(with_unrecorded_grants(NodeState.of(node, pods, containers)), "ledger read")
         yield
         yield from self._launch.suspect()
         for resource, (promised, there) in overcommitted_memory(keeper.state).items():

@@ -15,16 +15,15 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from proxy.model.idset import CpuSet, Mask
-from proxy.model.memory import Block, Blocks
-from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.plan.admission import sharing_problem
 from proxy.plan.moves import moves
 from proxy.plan.nodes import named_memory_nodes
 from proxy.plan.place import Plan, permitted_container_claim, place
 from proxy.plan.pool_placement import pool_placement, with_burst_limit
 from proxy.plan.quotas import quota_is_off, without_quota
-from proxy.plan.state import NodeState
+from proxy.plan.state import NodeState, grants_of, with_grants
 from proxy.pools.claims import Claim, claim
 
 
@@ -79,12 +78,8 @@ def adopt(
         return dataclasses.replace(plan, problem=problem, limit=limit)
     taken = dataclasses.replace(plan.container, phase=phase, request=request)
     # The decision counts no memory on NUMA nodes that the request names, but a running container uses it.
-    stays = mems if live else taken.placement.mems
-    if live or not taken.placement.blocks:
-        blocks = bound_memory(state, pod, request, stays)
-        taken = dataclasses.replace(
-            taken, placement=dataclasses.replace(taken.placement, mems=stays, blocks=blocks)
-        )
+    placement = dataclasses.replace(taken.placement, mems=mems) if live else taken.placement
+    taken = dataclasses.replace(taken, placement=_adopted(state, pod, request, placement, running=live))
     return dataclasses.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
 
 
@@ -110,8 +105,7 @@ def _keep_cpus(
         return None
     why = f"{wish.why}; runs on CPUs {has} already"
     mems = named_memory_nodes(state, request)
-    blocks = bound_memory(state, pod, request, mems)
-    placement = Placement(Pool.OWN, has, mems, (why,), wish.hard, blocks)
+    placement = _adopted(state, pod, request, Placement(Pool.OWN, has, mems, (why,), wish.hard))
     if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
@@ -136,43 +130,41 @@ def _pooled(
     placement = pool_placement(Pool.SHARED, mems, why)
     if wish is not None:
         placement = pool_placement(wish.pool, mems, why, wish.within, wish.nodes)
-    if blocks := bound_memory(state, pod, request, placement.mems):
-        placement = dataclasses.replace(placement, blocks=blocks)
+    placement = _adopted(state, pod, request, placement)
     container = Container(container_id, name, pod, request, placement, phase, attempt)
     return Plan(Verdict(), state.changed(put=(container,)), container)
 
 
-def bound_memory(state: NodeState, pod: Pod, request: Request, mems: Mask) -> Blocks:
-    """Return the memory that a running container has of the NUMA nodes to which it is bound.
-
-    Nothing where it may use all nodes, is not Guaranteed, or where memory is not counted.
-    """
-    bound = mems != state.node.machine.memory_nodes or len(mems) == 1
-    if state.memory is None or pod.kube_qos is not KubeQos.GUARANTEED or not bound:
-        return ()
-    amounts = (("memory", request.memory_limit), *request.huge_pages)
-    return tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
+def _adopted(
+    state: NodeState, pod: Pod, request: Request, placement: Placement, *, running: bool = True
+) -> Placement:
+    """Return the placement of a container that exists, with what the providers find that it holds."""
+    recorded = found = grants_of(placement)
+    for provider in state.providers:
+        found = provider.adopt(pod, request, placement.mems, found, running=running)
+    return placement if found == recorded else with_grants(placement, found)
 
 
-def count_bound_memory(state: NodeState) -> NodeState:
-    """Count the memory of bound containers that were promised none; the same state where there are none."""
-    if state.memory is None:
+def with_unrecorded_grants(state: NodeState) -> NodeState:
+    """Return the state with what containers hold without a record; the same state where there is nothing."""
+    if not state.node.accounts:
         return state
-    late = tuple(after for c in state.containers.values() if (after := _with_memory(state, c)) is not c)
+    late = tuple(after for c in state.containers.values() if (after := _with_unrecorded(state, c)) is not c)
     return state.changed(put=late) if late else state
 
 
-def _with_memory(state: NodeState, container: Container) -> Container:
-    aside, placement = container.pod.aside, container.placement
-    promised = aside is not None and (aside.blocks or any(part.blocks for part in aside.parts))
-    if placement.blocks or promised or container.phase is Phase.EXITED:
+def _with_unrecorded(state: NodeState, container: Container) -> Container:
+    aside = container.pod.aside
+    promised = aside is not None and (aside.blocks or aside.shares or any(map(_is_promised, aside.parts)))
+    if promised or container.phase is Phase.EXITED:
         return container
-    blocks = bound_memory(state, container.pod, container.request, placement.mems)
-    return (
-        dataclasses.replace(container, placement=dataclasses.replace(placement, blocks=blocks))
-        if blocks
-        else container
-    )
+    before = container.placement
+    after = _adopted(state, container.pod, container.request, before, running=False)
+    return container if after is before else dataclasses.replace(container, placement=after)
+
+
+def _is_promised(part: Part) -> bool:
+    return bool(part.blocks or part.shares)
 
 
 def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:

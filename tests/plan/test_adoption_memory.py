@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.memory import Block
 from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.place.cputopo import CpuTopology
-from proxy.plan.adoption import adopt, count_bound_memory, overcommitted_memory
+from proxy.plan.adoption import adopt, overcommitted_memory, with_unrecorded_grants
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 from proxy.topology.build import described
@@ -42,10 +42,10 @@ def given(now: NodeState) -> list[int]:
 
 
 def test_memory_of_bound_containers_is_counted_afterwards() -> None:
-    after = count_bound_memory(state(OWNER))
+    after = with_unrecorded_grants(state(OWNER))
     assert after.containers["id"].placement.blocks == (Block(Mask([0]), "memory", 2 * GIB),)
     assert given(after) == [2, 0]
-    assert count_bound_memory(after) is after
+    assert with_unrecorded_grants(after) is after
 
 
 def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
@@ -62,19 +62,19 @@ def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
         dataclasses.replace(OWNER, pod=dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)),
     ):
         before = state(container)
-        assert count_bound_memory(before) is before
+        assert with_unrecorded_grants(before) is before
 
 
 def test_without_a_memory_manager_nothing_is_counted() -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), True)
     before = NodeState.of(node, [POD], [OWNER])
-    assert count_bound_memory(before) is before
+    assert with_unrecorded_grants(before) is before
     assert overcommitted_memory(before) == {}
 
 
 def test_more_than_there_is_is_told() -> None:
-    assert overcommitted_memory(count_bound_memory(state(OWNER, reserved={0: 6 * GIB}))) == {}
-    tight = count_bound_memory(state(OWNER, reserved={0: 7 * GIB}))
+    assert overcommitted_memory(with_unrecorded_grants(state(OWNER, reserved={0: 6 * GIB}))) == {}
+    tight = with_unrecorded_grants(state(OWNER, reserved={0: 7 * GIB}))
     assert overcommitted_memory(tight) == {"memory": (2 * GIB, 8 * GIB)}
     assert given(tight) == [1, 0]
 

@@ -28,6 +28,7 @@ from proxy.place.cputopo import CpuTopology
 from proxy.place.providers.provider import Allocation, Provider, ProviderRequest, Serves
 from proxy.place.refusal import AllocationRefusedError
 from proxy.plan.admit import admit
+from proxy.plan.adoption import adopt, with_unrecorded_grants
 from proxy.plan.node import PROVIDERS, Node
 from proxy.plan.place import Plan, place
 from proxy.plan.rehearse import ArrivingPod, dry_run
@@ -128,6 +129,11 @@ class CacheWays(Provider):
 
     def release(self, grants: Grants) -> Grants:
         return dataclasses.replace(grants, shares=tuple(s for s in grants.shares if s.provider != self.name))
+
+    def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
+        if grants.shares or pod.qos is not QosClass.LSR:
+            return grants
+        return dataclasses.replace(grants, shares=(Share(self.name, RESOURCE, 1, Mask([0])),))
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
         count = self._count(request)
@@ -252,6 +258,19 @@ def test_an_init_container_releases_its_share_once_a_later_container_has_started
     init, app = (got.state.containers[each.id] for each in got.containers)
     assert (init.phase, init.placement.shares) == (Phase.EXITED, ())
     assert app.placement.shares == (Share("cache", RESOURCE, 2, Mask([0])),)
+
+
+def test_what_running_containers_hold_without_a_record_is_counted() -> None:
+    pod = Pod("s-p", "p", "ns", "p", qos=QosClass.LSR, kube_qos=KubeQos.BURSTABLE)
+    plan = adopt(empty(Policy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
+    assert plan.container is not None
+    assert taken(plan.state) == {0: 1}
+    bare = dataclasses.replace(plan.container.placement, shares=())
+    recorded = NodeState.of(plan.state.node, (), [dataclasses.replace(plan.container, placement=bare)])
+    assert taken(recorded) == {}
+    counted = with_unrecorded_grants(recorded)
+    assert taken(counted) == {0: 1}
+    assert with_unrecorded_grants(counted) is counted
 
 
 def test_its_grants_survive_a_restart_and_a_change_of_the_machine() -> None:

@@ -15,8 +15,9 @@ from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.machine import Machine
+from proxy.model.memory import Block
 from proxy.model.options import Scope
-from proxy.model.workload import Container, Pod
+from proxy.model.workload import Container, KubeQos, Pod, Request
 from proxy.place.memory.accounts import charged, entries_of
 from proxy.place.memory.allocate import allocate
 from proxy.place.memory.hints import container_hints, pod_hints
@@ -121,6 +122,20 @@ class MemoryProvider(Provider):
         releases the memory of the init containers before the one that starts.
         """
         return dataclasses.replace(grants, blocks=()) if grants.blocks else grants
+
+    def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
+        """Return the grants with the memory of the NUMA nodes to which the container is bound.
+
+        None where it may use all nodes, or where its pod is not Guaranteed.
+        """
+        if grants.blocks and not running:
+            return grants
+        bound = mems != self.machine.memory_nodes or len(mems) == 1
+        if pod.kube_qos is not KubeQos.GUARANTEED or not bound:
+            return dataclasses.replace(grants, blocks=()) if grants.blocks else grants
+        amounts = ((MEMORY, request.memory_limit), *request.huge_pages)
+        blocks = tuple(Block(mems, resource, size) for resource, size in amounts if size > 0)
+        return dataclasses.replace(grants, blocks=blocks)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
         """Return how many bytes a NUMA node is short of, by resource."""

@@ -27,7 +27,7 @@ from proxy.model.asks import PodAsk
 from proxy.model.explanation import Lack
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.options import Scope
 from proxy.model.workload import Container, Near, Pod, Request
@@ -194,6 +194,18 @@ class Provider(Protocol):
 
     def release(self, grants: Grants) -> Grants:
         """Return what an ordinary init container that has ended keeps once a later container has started."""
+        return grants
+
+    def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
+        """Return what a container holds that was created without a decision, or under other settings.
+
+        Args:
+            pod: The pod.
+            request: What the CRI, or the runtime, says of the container.
+            mems: Its memory nodes.
+            grants: What is recorded of it.
+            running: True where it uses what it has already, whatever is recorded.
+        """
         return grants
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Lack, ...] | None:
