@@ -35,8 +35,8 @@ def ask(
         The decoded JSON, or the text where the answer is text.
 
     Raises:
-        UnavailableError: Nobody answers there, or with an error.
-        InputError: The daemon does not take the question.
+        UnavailableError: The daemon does not answer, or with an error.
+        InputError: The daemon does not take the request.
         PermissionDeniedError: The socket, or what is to be done, is not for this user.
     """
     target = f"{route}?{urlencode(params, errors='replace')}" if params else route
@@ -49,7 +49,7 @@ def ask(
             f"cannot ask the daemon at {path}: {error.strerror} (it answers root)"
         ) from error
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise UnavailableError(f"cannot ask the daemon at {path}: nobody listens there") from error
+        raise UnavailableError(f"cannot ask the daemon at {path}: no process listens there") from error
     except TimeoutError as error:
         raise UnavailableError(
             f"cannot ask the daemon at {path}: no answer in {timeout:g} seconds"

@@ -1,4 +1,4 @@
-"""Drift on the status page: who else writes cpusets, and who does so again and again.
+"""Drift on the status page: which other programs write cpusets, and which do so repeatedly.
 
 As everywhere on that page, a part that is missing or something else than expected is left out.
 """
@@ -11,21 +11,21 @@ from proxy.report.parts import as_list, as_map, cut, one_line, table
 
 
 def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
-    """Write the section; nothing where nobody else has written.
+    """Write the section; nothing where no other program has written.
 
     Args:
         data: ``drift`` of what ``/status`` answered.
         width: Columns of the terminal; long lines are cut at it.
     """
-    by = {one_line(who): n for who, n in as_map(data.get("by")).items() if isinstance(n, int) and n > 0}
+    by = {one_line(writer): n for writer, n in as_map(data.get("by")).items() if isinstance(n, int) and n > 0}
     wars = [as_map(entry) for entry in as_list(data.get("wars"))]
     if not by and not wars:
         return
-    count = ", ".join(f"{who} {n}" for who, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))
+    count = ", ".join(f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))
     yield ""
-    yield cut(f"Cpusets that somebody else wrote, put back (by who that probably was): {count or '-'}", width)
+    yield cut(f"Cpusets written by other programs and restored (by probable writer): {count or '-'}", width)
     if lack := one_line(data.get("not_watched")):
-        yield cut(f"  not all writes are told of: {lack}", width)
+        yield cut(f"  not all writes are noticed: {lack}", width)
     if wars:
         rows = [("WRITTEN AGAIN AND AGAIN", "BY", "FOUND", "INSTEAD OF", "TIMES", "SINCE", "PUT BACK IN")]
         rows += [

@@ -50,10 +50,10 @@ def trouble(entry: Mapping[str, object]) -> str:
 
 
 def last_error(entry: Mapping[str, object], now: float | None = None) -> str:
-    """Say how a hook failed last, and when; nothing if it never did.
+    """Describe a hook's last failure, with its time; nothing if there was none.
 
     Args:
-        entry: What is told of it.
+        entry: The hook's entry.
         now: Seconds since the epoch.
     """
     words, when = one_line(entry.get("last_error")), entry.get("last_error_at")

@@ -21,7 +21,7 @@ _NAMES = {"default": "CPUs of all others"}
 
 
 def kubelet(data: Mapping[str, object]) -> Iterable[str]:
-    """Write the section: kubelet's settings, where each came from, and whom it gave CPUs.
+    """Write the section: kubelet's settings, the source of each, and the CPUs that it assigned.
 
     Args:
         data: ``kubelet`` of what ``/status`` answered; nothing is written where nothing is known.
@@ -40,11 +40,11 @@ def kubelet(data: Mapping[str, object]) -> Iterable[str]:
     yield from _indented([("SETTING", "VALUE", "FROM"), *rows])
     if entries:
         yield from _indented(
-            [("CPUS", "GIVEN BY KUBELET TO"), *((one_line(e.get("cpus")), _who(e)) for e in entries)]
+            [("CPUS", "GIVEN BY KUBELET TO"), *((one_line(e.get("cpus")), _holder(e)) for e in entries)]
         )
 
 
-def _who(entry: Mapping[str, object]) -> str:
+def _holder(entry: Mapping[str, object]) -> str:
     return f"{one_line(entry.get('pod')) or one_line(entry.get('uid'))}/{one_line(entry.get('container'))}"
 
 

@@ -86,7 +86,7 @@ def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
 
 
 def _rules(data: Mapping[str, object]) -> Iterable[str]:
-    """Say by which rules containers are placed, as far as they are not those that one expects of nobody."""
+    """Describe the rules by which containers are placed, as far as they differ from the defaults."""
     settings = as_map(data.get("settings"))
     policy = one_line(settings.get("topologyManagerPolicy"))
     words = []

@@ -1,4 +1,4 @@
-"""What is prescribed for the node on the status page: each value that somebody gives, and who.
+"""The node's prescribed values on the status page: each value, and its source.
 
 As everywhere on that page, a part that is missing or something else than expected is left out.
 """
@@ -13,7 +13,7 @@ _DEFAULT = "default"
 
 
 def prescribed(data: Mapping[str, object]) -> Iterable[str]:
-    """Write the section; nothing where nobody prescribes anything and nothing is wrong.
+    """Write the section; nothing where nothing is prescribed and nothing is wrong.
 
     Args:
         data: ``prescribed`` of what ``/status`` answered.

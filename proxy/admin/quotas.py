@@ -1,4 +1,4 @@
-"""The part of the status page that says whose CFS quota is off, and what will be put back."""
+"""The part of the status page with the CFS quotas that are off, and what will be restored."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     rows = []
     for entry in entries:
         pod, container, was = (entry.get(key) for key in ("pod", "container", "was"))
-        who = f"{pod or 'a pod that is gone'}/{container}" if container else str(pod or entry.get("group"))
-        rows.append((one_line(who), f"{was} us" if isinstance(was, int) else "?"))
+        group = f"{pod or 'a pod that is gone'}/{container}" if container else str(pod or entry.get("group"))
+        rows.append((one_line(group), f"{was} us" if isinstance(was, int) else "?"))
     if rows:
         yield ""
         yield "CFS quotas that are off, and what they were"

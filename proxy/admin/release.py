@@ -14,11 +14,11 @@ def release(data: Mapping[str, object]) -> list[str]:
     stage, left = data.get("stage"), data.get("left")
     if stage == "released":
         return [
-            "release: calls are only relayed, nobody is moved (topoproxy release --undo takes over again)"
+            "release: calls are only relayed, containers are not moved (topoproxy release --undo resumes)"
         ]
     if stage != "releasing":
         return []
     lines = [
-        f"release: {data.get('told')} of {data.get('containers')} containers told, calls are only relayed"
+        f"release: {data.get('told')} of {data.get('containers')} containers updated, calls are only relayed"
     ]
     return lines + [f"  still: {words}" for words in (left if isinstance(left, list) else [])]

@@ -1,10 +1,9 @@
 """The admin socket: HTTP/1.1, one request a connection, GET asks and POST acts, for the owner of the process.
 
-It shares the event loop with the relay, so everything about a client is
-bounded: how many there are, how long one may take, how much it may send.
-``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do parameters behind a ``?``.
-What acts is answered to POST alone, and only where the kernel says that the client is root or our own user:
-a socket whose mode was opened up for those who may look does not let them act.
+It shares the event loop with the relay, so everything about a client is bounded: their number, the time of
+one, how much it may send. ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do
+parameters after a ``?``. Actions need a POST, and are permitted only where the kernel reports that the client
+is root or our own user: opening up the mode of the socket permits reading, not acting.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from proxy.model.errors import InputError
 
 CLIENT_SECONDS = 5.0
 ACTION_SECONDS = 60.0
-"""An action may wait for a disk; one that takes longer goes on, and its client is told so."""
+"""An action may wait for a disk; one that takes longer continues, and its client is notified."""
 CLIENT_LIMIT = 16
 HEAD_LIMIT = 8192
 QUERY_LIMIT = 1024
@@ -76,7 +75,7 @@ class AdminServer:
         """Listen.
 
         Raises:
-            CannotCreateError: Somebody answers at the path, or something else stands there.
+            CannotCreateError: A process answers at the path, or something else is there.
             PermissionDeniedError: The process may not write there.
         """
         listening = bind_at(self._path, 0o600)
@@ -153,7 +152,7 @@ class AdminServer:
         return await self._serve(route, path, query, seconds)
 
     def _to_its_end(self, answer: Answer) -> Answer:
-        """Let an action go on when nobody waits for it any more: half of one must not stay."""
+        """Let an action continue when no client waits for it any more: half of one must not stay."""
         if not inspect.isawaitable(answer):
             return answer
         acting: asyncio.Future[object] = asyncio.ensure_future(answer)
@@ -192,7 +191,7 @@ def _with_params(route: Route) -> Callable[[str], Answer]:
     """Let a route be called with the part of the URL behind the ``?``."""
     try:
         declared = inspect.signature(route).parameters.values()
-    except ValueError:  # a built-in function that does not tell
+    except ValueError:  # a built-in function without a signature
         declared = {}.values()
     if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in declared):
         asked = cast("Callable[[Params], Answer]", route)

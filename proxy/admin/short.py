@@ -1,4 +1,4 @@
-"""The part of the status page that says who has less than promised, because CPUs or memory are away."""
+"""The part of the status page with containers that have less than promised: CPUs or memory are offline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.report.parts import one_line
 
 
 def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
-    """Write the part; nothing where everybody has what he was promised.
+    """Write the part; nothing where every container has what it was promised.
 
     Args:
         entries: What the status says under ``short``.

@@ -14,7 +14,7 @@ _PERIOD_US = 100_000
 
 
 def suppression(data: Mapping[str, object], width: int) -> Iterable[str]:
-    """Write the section: who uses what, what is left for BE pods, what they have, and since when.
+    """Write the section: the usage, what is left for BE (best effort) pods, what they have, and since when.
 
     Args:
         data: ``beSuppress`` of what ``/status`` answered; empty where nothing is suppressed.

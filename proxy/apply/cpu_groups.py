@@ -5,13 +5,13 @@ Theory (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each
 * v1 has ``cpu.cfs_quota_us`` (-1: none) and ``cpu.cfs_period_us`` in the cpu controller's hierarchy, which is
   often mounted together with cpuacct. A quota counts by its ratio to the period: a group's must not exceed
   that of its nearest ancestor that has one, nor fall short of one below it; else the write fails with EINVAL.
-  The root cannot be written. No quota is always taken: such a group is held by its ancestors alone. So who
-  takes quotas off begins above, where a group below would still be held; who puts them back begins below, and
-  puts the greater one back last.
+  The root cannot be written. Removing a quota always succeeds: such a group is held by its ancestors alone.
+  So removing quotas begins above, where a group below would still be held; restoring them begins below, and
+  restores the greater one last.
 * v2 has ``cpu.max``, "quota period" or "max period"; a single word leaves the period as it is. Any value is
   taken, and the least one on the way up counts. Groups have the file where their parent's
   ``cgroup.subtree_control`` has ``cpu``.
-* The period is never changed here: whoever set it keeps it.
+* The period is never changed here: it stays as it was set.
 
 Groups lie at the same paths as in the cpuset hierarchy, but not always under the same root.
 """
@@ -136,10 +136,10 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
     """Find the hierarchy with the cpu controller.
 
     Args:
-        root: What ``proxy.apply.kernel.open_cgroups`` is given: usually ``/sys/fs/cgroup``; a v1 mount of the
+        root: The root of ``proxy.apply.kernel.open_cgroups``: usually ``/sys/fs/cgroup``; a v1 mount of the
             cpuset controller, beside which that of the cpu controller lies; a directory that imitates a tree.
-            Where it is at none of its usual places, it is the mounts that tell.
-        procfs: Where our own mounts are told.
+            Where it is at none of its usual places, the mount table is used.
+        procfs: Where our own mount table is.
 
     Raises:
         CgroupError: There is none, or it cannot be written.

@@ -1,8 +1,8 @@
-"""A connection to somebody who speaks D-Bus: calls with deadlines, and the signals that pass.
+"""A connection to a D-Bus peer: calls with deadlines, and signals.
 
-One thread reads; any thread calls. systemd sends signals about all units to whoever is connected to its
-private socket, and keeps in its own memory what is not read: so all is read, and only answers and the signals
-that are asked for are taken apart.
+One thread reads; any thread calls. systemd sends signals about all units to every connection of its private
+socket, and keeps unread ones in its own memory: so everything is read, and only answers and the requested
+signals are decoded.
 
 D-Bus Specification, "Message Protocol" and "Authentication Protocol". Imported only where there is a unit to
 talk about: jeepney takes 2 MB.
@@ -26,7 +26,7 @@ from jeepney.low_level import HeaderFields, Message, MessageType, calc_msg_size
 from proxy.model.errors import CgroupError, UnavailableError
 
 _HEAD = 16
-"""Bytes of a message that tell how long it is."""
+"""Bytes of a message that contain its length."""
 _LIMIT = 4 << 20
 """Bytes of a message; those that are read here have some hundred."""
 _SIGNAL = 4
@@ -61,14 +61,14 @@ class Connection:
     """One connection; when it has ended, another one has to be made."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
-        """Connect and say who we are.
+        """Connect and authenticate.
 
         Args:
             path: Of the unix socket.
             timeout_s: Deadline of this, and of each call.
 
         Raises:
-            UnavailableError: Nobody is there, or it does not want us.
+            UnavailableError: There is no peer, or it rejects us.
         """
         self.path = path
         self._timeout_s = timeout_s
@@ -84,7 +84,7 @@ class Connection:
         except (OSError, AuthenticationError) as error:
             self._socket.close()
             raise UnavailableError(f"cannot connect to {path}: {_cause(error)}") from None
-        # Reading takes as long as it takes; a send that nobody takes does not.
+        # Reading has no deadline; a send that the peer does not accept has one.
         self._socket.settimeout(None)
         whole, rest = divmod(timeout_s, 1)
         limit = struct.pack("ll", int(whole), int(rest * 1e6) or int(not whole))
@@ -129,10 +129,10 @@ class Connection:
         return _body(message, waiter.answer)
 
     def read(self, signal: bytes) -> Iterator[Message]:
-        """Read until the connection ends, answers for those who wait, and give some signals.
+        """Read until the connection ends, answer waiting calls, and yield some signals.
 
         Args:
-            signal: What must be in those that are given; all others are passed over.
+            signal: A text that yielded signals contain; all others are skipped.
         """
         try:
             with self._socket.makefile("rb", buffering=8192) as stream:
@@ -168,7 +168,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it, from any thread; who waits is told."""
+        """Close it, from any thread; waiting calls are notified."""
         with self._lock:
             if self._over:
                 return

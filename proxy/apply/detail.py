@@ -2,8 +2,8 @@
 
 The status itself carries resources since CRI of 1.25, where the runtime fills them in (containerd 1.7).
 Beyond that containerd and CRI-O put a JSON document under ``info["info"]`` whose ``runtimeSpec`` is the OCI
-specification as it is saved, and whose ``pid`` is the container's first process. Its layout is not promised
-by anybody, so whatever is missing, of another type, or no JSON at all counts as "not told".
+specification as it is saved, and whose ``pid`` is the container's first process. Its layout is not specified,
+so whatever is missing, of another type, or not JSON counts as unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOO_LARGE = 1 << 64
 
 
 def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
-    """Return what a status answer tells of cgroup and resources; never raises."""
+    """Return the cgroup and the resources of a status answer; never raises."""
     document = _document(answer)
     linux = _get(document, "runtimeSpec", "linux")
     cgroups_path = _text(_get(linux, "cgroupsPath"))

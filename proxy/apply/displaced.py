@@ -1,12 +1,12 @@
 """Tasks that the kernel has moved out of a group because its last CPU, or its last memory node, went (v1).
 
-A v1 group whose list runs empty cannot hold tasks: the kernel moves them to the nearest group above that can,
-and does not move them back. There they run on all that their pod's or their class's group has. What still
-tells whose they are are the other hierarchies, in which nothing moved: the group of the memory or the cpu
-controller carries the container's name. On v2 such a group has its parent's CPUs, and nobody is moved.
+A v1 group whose list becomes empty cannot hold tasks: the kernel moves them to the nearest ancestor that can,
+and does not move them back. There they run on all that their pod's or their class's group has. They can still
+be identified by the other hierarchies, in which nothing moved: the group of the memory or the cpu controller
+carries the container's name. On v2 such a group has its parent's CPUs, and no task is moved.
 
-Who moves a process into a cpuset group wants all capabilities that it has, or CAP_SYS_NICE; else it is EPERM,
-root or not (Linux, ``cap_task_setscheduler``; systemd/topoproxy.service grants it).
+A process that moves another into a cpuset group needs all capabilities of that one, or CAP_SYS_NICE;
+otherwise it is EPERM, root or not (Linux, ``cap_task_setscheduler``; systemd/topoproxy.service grants it).
 
 Linux, kernel/cgroup/cpuset-v1.c, ``remove_tasks_in_empty_cpuset``.
 """

@@ -1,17 +1,17 @@
-"""What containerd tells by itself: its own event service, on the socket of its CRI.
+"""Events of containerd: its own event service, on the socket of its CRI.
 
 Why not the CRI's stream (GetContainerEvents): taking it takes something from kubelet.
 
-- containerd 1.7 has one queue for all who listen: each event goes to one of them.
-- containerd 2.x copies each event, but what happened while nobody listened goes to whoever comes first; and
+- containerd 1.7 has one queue for all listeners: each event goes to one of them.
+- containerd 2.x copies each event, but what happened while there was no listener goes to the first one; and
   the copying waits for the slowest.
-- CRI-O copies by a send to one after the other: one that does not read holds up all others. It tells nothing
+- CRI-O sends to one listener after the other: one that does not read holds up all others. It has no events
   unless ``enable_pod_events`` is set.
 
-containerd's own service (1.0 to 2.x) has a queue for each who listens. It tells what happens from now on and
-nothing else, has no numbers that would show a gap, and answers nothing until there is an event. So ``listen``
-makes a call that is answered before and after it subscribes: then the subscription stands, and whoever
-compares from there on misses nothing. A runtime without this service says UNIMPLEMENTED.
+containerd's own service (1.0 to 2.x) has a queue for each listener. It sends what happens from now on and
+nothing else, has no sequence numbers that would show a gap, and answers nothing until there is an event. So
+``listen`` makes a call that is answered before and after it subscribes: then the subscription exists, and a
+caller that compares from there on misses nothing. A runtime without this service says UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ContainerdEvents:
         return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)
 
     def close(self) -> None:
-        """End the stream, whoever reads it."""
+        """End the stream, from any thread."""
         with self._lock:
             self._closed = True
             channel, self._channel = self._channel, None

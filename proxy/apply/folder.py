@@ -94,7 +94,7 @@ class FolderCgroups(KernelCgroups):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             (self.root / new).mkdir()
             self._tree.furnish(new)
-            (self.root / new).rename(self.root / path)  # nobody sees a group without its files
+            (self.root / new).rename(self.root / path)  # a group is never visible without its files
 
     def rmdir(self, path: str) -> None:
         """Remove a group.

@@ -42,7 +42,7 @@ class Entry:
 
     @property
     def withheld(self) -> CpuSet:
-        """The CPUs that nobody outside has."""
+        """The CPUs that no group outside has."""
         return CpuSet() if self.state == INVALID else CpuSet.parse(self.cpus)
 
     @property
@@ -162,7 +162,7 @@ def _made(tree: Tree, path: str, kind: str, cpus: CpuSet, others: Table) -> Entr
 
 
 def _reason(tree: Tree, path: str, cpus: CpuSet, others: Table) -> str:
-    """Tell why a group cannot be a partition; empty where it can."""
+    """Return why a group cannot be a partition; empty where it can."""
     parent = path.rpartition("/")[0]
     above = others.get(parent)
     if above is not None and above.state == VALID:

@@ -166,7 +166,7 @@ class FolderFiles:
         self._spread("", "cpuset.cpus")
 
     def gone(self, path: str) -> None:
-        """A group has been removed; whoever was a partition is none any more (lock held)."""
+        """A group has been removed; if it was a partition, it is none any more (lock held)."""
         table = folder_partitions.load(self._root)
         if path in table:
             self._keep_table({k: v for k, v in table.items() if k != path})

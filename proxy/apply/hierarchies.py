@@ -19,7 +19,7 @@ USUAL = Path("/sys/fs/cgroup")
 
 
 def read_mounts(procfs: Path) -> list[Mount]:
-    """Read the hierarchies that are mounted; none where nobody tells."""
+    """Read the hierarchies that are mounted; none where the mount table cannot be read."""
     try:
         return parse_mounts((procfs / "self/mountinfo").read_text(errors="surrogateescape"))
     except OSError as error:

@@ -1,12 +1,12 @@
-"""Being told when somebody writes a group's cpuset.
+"""Notifications when another process writes a group's cpuset.
 
-The kernel tells of writes to the files of cgroups as it does for any file (IN_MODIFY): whoever writes, from
-whatever process, mount or namespace, and also if nothing changes by it. It does not tell of what the kernel
-changes by itself (CPUs that go offline, effective sets), nor that a group was removed: who watches must say
-when to stop. A watch is on the one file, not on the directory, where each ``exec`` in a container writes too.
+The kernel reports writes to the files of cgroups as it does for any file (IN_MODIFY): from any process, mount
+or namespace, and also if they change nothing. It does not report what the kernel changes by itself (CPUs that
+go offline, effective sets), nor that a group was removed: the caller must say when to stop. A watch is on the
+one file, not on the directory, where each ``exec`` in a container writes too.
 
-Three calls of the C library, by ctypes, which the daemon has loaded anyway: the packages for it bring a file
-object for each event or a thread. fanotify would also tell who wrote, but wants CAP_SYS_ADMIN.
+Three calls of the C library, with ctypes, which the daemon has loaded anyway: the packages for it bring a
+file object for each event or a thread. fanotify would also report the writer, but needs CAP_SYS_ADMIN.
 
 inotify(7); the limits are ``fs.inotify.max_user_{instances,watches}``.
 """
@@ -91,7 +91,7 @@ class InotifyWrites:
         return set(self._watches)
 
     def taken(self) -> set[str] | None:
-        """Take what was told; see ``proxy.keeper.kernel_ports.Writes``."""
+        """Read the notifications; see ``proxy.keeper.kernel_ports.Writes``."""
         written: set[str] = set()
         while True:
             try:

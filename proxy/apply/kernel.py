@@ -3,8 +3,8 @@
 Theory of writing.
 
 * A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
-  global cpuset lock, a changed one 40 (measured), and whoever else writes here (runc, systemd, kubelet) must
-  not be overlooked because we remember what we wrote last. Where many are written that had something else by
+  global cpuset lock, a changed one 40 (measured), and other writers (runc, systemd, kubelet) must not be
+  overlooked because we remember our last value. Where many are written that had something else by
   our own account, that first read is spared: what counts is the one after the write.
 * v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
   stick out (EBUSY) are seen to by ``proxy.apply.nesting``. The root is never written.
@@ -299,8 +299,8 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     Args:
         root: Usually ``/sys/fs/cgroup``. A v1 cpuset mount itself and a directory made by ``FolderCgroups``
             are taken too. On a hybrid system the v1 cpuset mount is used, unless the controller is on the v2
-            side. Where neither is at its usual place, it is the mounts that tell.
-        procfs: Where our own mounts are told.
+            side. Where neither is at its usual place, the mount table is used.
+        procfs: Where our own mount table is.
 
     Raises:
         CgroupError: There is none; the message says what to do.

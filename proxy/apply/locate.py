@@ -1,8 +1,8 @@
-"""A container's group from the runtime's own answer, where its name does not tell the place.
+"""A container's group from the runtime's own answer, where it cannot be found by its name.
 
 The verbose status holds the ``cgroupsPath`` of the OCI spec, and the pid of the container's first process.
 The path is a name as any other, so it is looked at first. The pid leads to ``/proc/PID/cgroup``, which is
-true whatever anybody calls it: kubelet in a container, a custom cgroup root, a runtime with a cgroup manager
+correct in any case: kubelet in a container, a custom cgroup root, a runtime with a cgroup manager
 of its own. What is read there is the group of a process, and only what carries the container's id is the
 container's:
 
@@ -29,7 +29,7 @@ from proxy.keeper.kernel_ports import Located
 from proxy.keeper.runtime_ports import RuntimeDetail
 
 _LIMIT = 1024
-"""So many groups are looked at for a place whose beginning nobody tells."""
+"""This many groups are checked for a place whose beginning is unknown."""
 
 
 class Tree(Protocol):
@@ -53,9 +53,9 @@ class Locator:
 
         Args:
             groups: The cpuset controller's.
-            others: Trees that are told a place, too, where it is in them.
+            others: Trees that are notified of a place, too, where it is in them.
             procfs: Where processes are: that of the pid namespace in which the runtime counts.
-            mounts: The /proc where our own mounts are told.
+            mounts: The /proc where our own mount table is.
         """
         self._groups = groups
         self._others = others
@@ -72,7 +72,7 @@ class Locator:
         return Located(path, why)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
-        """Tell all trees of a place; see ``proxy.keeper.kernel_ports.Places.remember``."""
+        """Notify all trees of a place; see ``proxy.keeper.kernel_ports.Places.remember``."""
         self._groups.learn(container_id, path, parent)
         for tree in self._others:
             tree.learn(container_id, path, parent)
@@ -85,7 +85,7 @@ class Locator:
 
     def _by_pid(self, container_id: str, pid: int) -> tuple[str, str]:
         if pid <= 0:
-            return "", "the runtime does not tell its first process"
+            return "", "the runtime does not report its first process"
         try:
             text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
         except OSError as error:

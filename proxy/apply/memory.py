@@ -2,14 +2,15 @@
 
 Theory (Linux cgroup-v1/memory.rst, cgroup-v2.rst, hugetlb.rst; what moves was measured on kernel 6.1).
 
-* v2 tells ``anon`` and ``file`` in bytes by node, v1 pages by LRU list; there ``total`` has besides ``file``
-  and ``anon`` what is locked (``unevictable``), and the lines that begin with ``hierarchical_`` count the
-  groups below too, as v2 always does. Huge pages are in neither: ``hugetlb.<size>.numa_stat`` has them.
+* v2 reports ``anon`` and ``file`` in bytes by node, v1 pages by LRU list; there ``total`` has besides
+  ``file`` and ``anon`` what is locked (``unevictable``), and the lines that begin with ``hierarchical_``
+  count the groups below too, as v2 always does. Huge pages are in neither: ``hugetlb.<size>.numa_stat`` has
+  them.
 * What is counted is charged to the group: a page of a file that another container read first is the other's.
 * A change of ``cpuset.mems`` moves what is mapped on v2, within the write: 120 MB took 4 s in a virtual
   machine, 0.4 s the second time. On v1 it does so only where ``cpuset.memory_migrate`` is 1, which no runtime
-  sets; else what is there stays, and only new pages come from the new nodes. Page cache that nobody has
-  mapped never moves. To add nodes moves nothing.
+  sets; else what is there stays, and only new pages come from the new nodes. Page cache that is not mapped
+  never moves. To add nodes moves nothing.
 """
 
 from __future__ import annotations
@@ -141,9 +142,9 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
     """Find the memory controller's hierarchy; None where there is none.
 
     Args:
-        root: What ``proxy.apply.kernel.open_cgroups`` is given. Where the controller is at none of its usual
-            places, it is the mounts that tell.
-        procfs: Where our own mounts are told.
+        root: The root of ``proxy.apply.kernel.open_cgroups``. Where the controller is at none of its usual
+            places, the mount table is used.
+        procfs: Where our own mount table is.
     """
     beside = root.parent if (root / "cpuset.cpus").is_file() else root
     mounts = elsewhere(root, procfs)

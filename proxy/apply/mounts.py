@@ -7,10 +7,10 @@ mount: a v1 hierarchy is of type ``cgroup`` and names its controllers among its 
 ``NUMBER:CONTROLLERS:PATH``; that of v2 is ``0::PATH``. Where both versions are mounted ("hybrid"), a
 controller is on one side only, so the line has to be that of the hierarchy in use.
 
-Both paths are told relative to the group that is the root of the reader's cgroup namespace; what lies outside
+Both paths are relative to the group that is the root of the reader's cgroup namespace; what lies outside
 has ``/..`` in front, once for each level. So a group's place below a mount point is what is left of its path
 after the mount's. Where the mount shows more levels than the path goes up, the names of the levels between
-are told nowhere: such a place is only known by its end.
+are not listed: such a place is only known by its end.
 
 Pure: text in, values out.
 """
@@ -33,7 +33,7 @@ class Mount:
     Attributes:
         point: Where it is mounted.
         version: 1 or 2.
-        controllers: v1: its controllers; v2: empty, they are told by ``cgroup.controllers``.
+        controllers: v1: its controllers; v2: empty, ``cgroup.controllers`` has them.
         root: The group that is seen at the mount point, relative to the reader's cgroup namespace.
     """
 
@@ -86,7 +86,7 @@ def group_line(text: str, version: int, controller: str = "cpuset") -> str | Non
         controller: v1: which hierarchy.
 
     Returns:
-        The path as it is told; None where the process is in none, or its group has been removed.
+        The path as it is listed; None where the process is in none, or its group has been removed.
     """
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -105,7 +105,7 @@ class Below:
 
     Attributes:
         path: Without a leading slash.
-        hidden: So many levels lie between mount point and path whose names nobody tells.
+        hidden: The number of levels between mount point and path whose names are unknown.
     """
 
     path: str

@@ -11,9 +11,8 @@ driver.
 * no parent (crictl, tests of the runtime): containerd uses its namespace, ``k8s.io/ID``; systemd's default is
   ``system.slice``.
 
-An OCI ``cgroupsPath`` is understood in the parent's place too, because that is what a runtime tells of a
-running
-container: ``/kubepods/podUID/ID``, or ``slice:prefix:ID``.
+An OCI ``cgroupsPath`` is understood in the parent's place too, because that is what a runtime reports of a
+running container: ``/kubepods/podUID/ID``, or ``slice:prefix:ID``.
 
 Pure: names in, names out; nothing is looked up here.
 """
@@ -65,7 +64,7 @@ def parent_path(parent: str) -> str | None:
 
 
 def _split(parent: str, container_id: str) -> tuple[str, str | None]:
-    """Take an OCI ``cgroupsPath`` apart: the parent, and the container's own name if it tells one."""
+    """Take an OCI ``cgroupsPath`` apart: the parent, and the container's own name if it has one."""
     if parent.endswith(f":{container_id}") and parent.count(":") == 2:
         slice_name, prefix, _ = parent.split(":")
         return slice_name or "system.slice", f"{prefix}-{container_id}.scope" if prefix else None

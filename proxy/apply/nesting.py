@@ -6,7 +6,7 @@ is refused, and what counts is the effective list.
 
 * Above (kubelet's groups of pods and classes, or whatever else lies there): ancestors that are too narrow are
   widened, from the top, to what they have and what is needed. They are never narrowed.
-* Below (a runtime or an init system in a container makes groups of its own): on v1 whoever makes such a group
+* Below (a runtime or an init system in a container makes groups of its own): on v1 a new group of this kind
   copies its parent's list, and it keeps that. When the container's group shrinks, groups below keep what is
   left of theirs, or get all of the new set where nothing is; when it grows, those that had all that the
   container had have all again. A group that had less keeps what it has. On v2 all of that is the kernel's own
@@ -27,7 +27,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import IdSet
 
 DEPTH = 8
-"""So many levels below a container are looked after; more are left as they are."""
+"""The depth of groups below a container that are adjusted; deeper ones are left as they are."""
 GROUPS = 1024
 ROUNDS = 3
 
@@ -129,9 +129,9 @@ class _Narrowing:
         self._written.append((path, had, value))
 
     def put_back(self) -> None:
-        """Return everybody what he had, the last one first: so each fits where he was.
+        """Restore the lists that were changed, the last one first: so each fits where it was.
 
-        Who holds something else by now was written by somebody else, and is left, as is who refuses.
+        A group with another list by now was changed by another writer, and is left, as is one that refuses.
         """
         for path, had, value in reversed(self._written):
             with contextlib.suppress(CgroupError):
@@ -142,7 +142,7 @@ class _Narrowing:
 def follow(lists: Lists, path: str, before: IdSet, value: IdSet) -> None:
     """Let groups below that had all of a group's list have all of it again after it has grown (v1).
 
-    Whoever cannot is left: nothing depends on it.
+    A group that refuses is left: nothing depends on it.
     """
     level = [path]
     left = GROUPS

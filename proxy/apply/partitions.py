@@ -1,4 +1,4 @@
-"""Cgroup v2 partitions: CPUs that the kernel itself keeps everybody else off.
+"""Cgroup v2 partitions: CPUs that the kernel itself keeps all other tasks off.
 
 Theory. A group whose ``cpuset.cpus.partition`` is ``root`` or ``isolated`` is a scheduling domain of its own:
 its CPUs leave the effective sets of all groups outside, those of the system among them, and ``isolated`` also
@@ -9,7 +9,7 @@ takes them out of load balancing. The kernel gives CPUs to a partition in one of
   may stay members, and whatever else they hold stays as it is. This is the way that is taken.
 * *local*: the group above is a partition root itself, all the way up, and keeps a CPU for its own tasks. On
   older kernels it is the only way; for a container it would take nearly all CPUs away from whatever runs
-  outside of ``kubepods``, so no group above is ever turned. Where somebody has, it works.
+  outside of ``kubepods``, so we never turn a group above into a partition. Where the operator has, it works.
 
 What must be known of the kernel:
 
@@ -21,11 +21,11 @@ What must be known of the kernel:
   list lies within an exclusive set has the write of that set refused (EINVAL). Groups further away do not
   matter: they only get less than they name.
 * A list above that is made smaller while a partition lives on it ends that silently, or leaves the kernel
-  with CPUs that nobody has. So lists above only grow while a partition is there; they are narrowed after it
+  with CPUs that no group has. So lists above only grow while a partition is there; they are narrowed after it
   is a member again, from the bottom.
 * A partition goes by its own exclusive set where it has one: then a foreign write of ``cpuset.cpus`` changes
   neither the partition nor where its tasks run. So that is set too.
-* The file tells of changes by poll (``EPOLLPRI``); see ``proxy.keeper.partitions.owners``.
+* The file signals changes by poll (``EPOLLPRI``); see ``proxy.keeper.partitions.owners``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KernelPartitions:
         Args:
             files: How to reach it.
             version: 1 or 2.
-            root: Where its files can be opened, to be told of changes; empty where they tell nothing.
+            root: Where its files can be opened, for notifications; empty where there are none.
         """
         self._files = files
         self._version = version
@@ -71,7 +71,7 @@ class KernelPartitions:
         return "" if self._version == 2 else "cgroup v1 has none"
 
     def file(self, path: str) -> str:
-        """Return the file that tells when a partition changes; empty where none does."""
+        """Return the file that signals changes of a partition; empty where none does."""
         return f"{self._root}/{path}/{PARTITION}" if self._root else ""
 
     # Reading

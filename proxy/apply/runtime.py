@@ -72,7 +72,7 @@ class GrpcRuntime:
         return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
-        """Ask who makes its cgroups; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
+        """Ask for the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
         what = "ask the cgroup driver"
         try:
             answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)

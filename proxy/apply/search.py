@@ -60,9 +60,9 @@ class Finder:
         """Remember a group that was found; one that is not in this tree is not kept.
 
         Args:
-            container_id: Whose.
-            path: Where.
-            parent: ``cgroup_parent`` or ``cgroupsPath``, if it is known: it tells where names begin.
+            container_id: The container.
+            path: Its group.
+            parent: ``cgroup_parent`` or ``cgroupsPath``, if it is known: it shows where names begin.
         """
         if not _is_id(container_id) or not self._files.is_group(path):
             return

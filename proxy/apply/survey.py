@@ -66,4 +66,4 @@ def _by_walk(groups: KernelCgroups) -> Iterator[tuple[str, CpusetValue]]:
         except CgroupError as error:
             if not error.errno:
                 raise
-            # Gone, or without the controller: nothing to tell of it.
+            # Gone, or without the controller: nothing to report.

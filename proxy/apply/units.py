@@ -2,13 +2,13 @@
 
 Theory. On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties
 ``AllowedCPUs`` and ``AllowedMemoryNodes`` whenever it has reason to: a daemon-reload, or any change of any
-property of the unit. Whoever has written the files himself is undone then. So what is to last is set as the
+property of the unit. That overwrites values written to the files. So what is to last is set as the
 unit's properties (``SetUnitProperties`` with ``runtime``: until the unit ends, reloads survived).
 
 * The value is an array of bytes, bit 0 of byte 0 is CPU 0 (systemd.resource-control(5); systemd's
   cpu-set-util). runc before 1.1.6 gives the bytes in the other order (opencontainers/runc pull request 3808).
 * An answer to ``SetUnitProperties`` comes before the files are written: that is done before the next message
-  is looked at. So ``set`` asks for something afterwards, and that answer tells that the files are written.
+  is read. So ``set`` makes a request afterwards, and its answer shows that the files are written.
 * root reaches systemd by its private socket, which needs no bus; else it is the system bus. On the private
   socket all signals come; on the bus those that are subscribed to.
 """
@@ -75,7 +75,7 @@ class SystemdUnits:
         self._closing = threading.Event()
         self._ready = threading.Condition()
         self._connection: Connection | None = None
-        self._why = "nobody has connected to it"
+        self._why = "it is not connected yet"
         self._thread: threading.Thread | None = None
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -92,7 +92,9 @@ class SystemdUnits:
         asked = (f"{_NAME}.{kind}", name)
         ((signature, value),) = self._call(object_path(unit), _PROPERTIES, "Get", "ss", asked)
         if signature != "ay":
-            raise CgroupError(f"cannot read {name} of {unit}: systemd tells something else ({signature})")
+            raise CgroupError(
+                f"cannot read {name} of {unit}: systemd answers with another type ({signature})"
+            )
         return int.from_bytes(bytes(value), "little")
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
@@ -152,7 +154,7 @@ class SystemdUnits:
     def _listen(self, connection: Connection, heard: Callable[[UnitNews], None]) -> None:
         bus = connection.path.endswith(BUS.name)
         subscriber = threading.Thread(target=self._begin, args=(connection, heard, bus), daemon=True)
-        subscriber.start()  # it makes calls, whose answers are read here
+        subscriber.start()  # its calls are answered in this thread
         for message in connection.read(b"Reloading"):
             if message.body == (False,):
                 heard(UnitNews.RELOADED)

@@ -2,7 +2,7 @@
 
 Theory. The kernel adds up the time of every group: ``cpuacct.usage`` on v1 (nanoseconds), ``usage_usec`` in
 ``cpu.stat`` on v2, where it is there without any controller. A group's figure holds that of all groups that
-were ever below it, so a pod's group tells of containers that have ended too. The node's own figure is the
+ever below it, so a pod's group includes containers that have ended. The node's own figure is the
 first line of ``/proc/stat``: what is neither idle, nor waiting for a disk, nor stolen by a hypervisor; it
 counts interrupts, which no group does.
 
@@ -166,7 +166,7 @@ def open_usage(root: Path, procfs: Path = Path("/proc"), mounts: Path = Path("/p
         root: What ``cgroupRoot`` says: usually ``/sys/fs/cgroup``; a v1 cpuset mount itself and a directory
             with an imitated tree are taken too.
         procfs: Where /proc is.
-        mounts: The /proc where our own mounts are told, for a hierarchy that is at none of its usual places.
+        mounts: The /proc where our own mount table is, for a hierarchy that is at none of its usual places.
 
     Raises:
         CgroupError: There is none.

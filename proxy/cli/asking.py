@@ -15,7 +15,7 @@ from proxy.model.errors import UnavailableError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RUNS = "systemctl status topoproxy tells whether it runs"
+RUNS = "systemctl status topoproxy shows whether it runs"
 
 
 def asking_options(timeout: float = 5.0) -> Callable[[F], F]:
@@ -33,7 +33,7 @@ def asking_options(timeout: float = 5.0) -> Callable[[F], F]:
             click.option(
                 "--admin",
                 metavar="unix://SOCKET",
-                help="The daemon's admin socket, if the configuration does not tell.",
+                help="The daemon's admin socket, if the configuration does not name it.",
             ),
             config_option,
         ):
@@ -68,15 +68,15 @@ def ask_daemon(
     """Ask the daemon; see ``proxy.admin.client.ask``.
 
     Args:
-        config: Says where.
-        route: What to ask for.
+        config: Names the socket.
+        route: The route of the request.
         timeout: Seconds for the whole exchange.
-        params: Parameters of the question.
-        act: Something is to be done.
-        hint: What to do where nobody answers.
+        params: Parameters of the request.
+        act: The request is an action.
+        hint: What to do where the daemon does not answer.
 
     Raises:
-        UnavailableError, InputError, PermissionDeniedError: As ``ask`` says.
+        UnavailableError, InputError, PermissionDeniedError: As for ``ask``.
     """
     try:
         return ask(config.admin_path, route, timeout, params, act=act)

@@ -90,7 +90,7 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
 
 
 def _hooks(config: Config) -> Iterator[str]:
-    """Say which hook files there are, and what is wrong with them that can be told without running them."""
+    """List the hook files, and problems of them that can be found without running them."""
     from proxy.cli.hooks.shipped import shipped
     from proxy.config.trees import meant
     from proxy.hooks.files.folders import survey

@@ -18,21 +18,21 @@ _NEAR = 3
 
 
 @click.command()
-@click.argument("who", metavar="[POD[/CONTAINER]]", required=False, default="")
+@click.argument("query", metavar="[POD[/CONTAINER]]", required=False, default="")
 @click.option("--all", "everything", is_flag=True, help="Show all that is remembered, the newest last.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decisions as JSON (docs/explain.md).")
 @asking_options()
 def explain(
-    who: str, everything: bool, as_json: bool, file: Path | None, admin: str | None, timeout: float
+    query: str, everything: bool, as_json: bool, file: Path | None, admin: str | None, timeout: float
 ) -> None:
-    """Tell why a container is on its CPUs, or why it was refused.
+    """Show why a container is on its CPUs, or why it was refused.
 
     POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id will do as
     well: its first 8 characters, or as kubectl shows it. Without POD, list what can be asked about.
 
     Shown is the newest decision for each container, and for the pod as a whole where the topology scope is
-    pod. Each is told in the order in which it was made: what was asked for, what there was, what was chosen,
-    what was taken, who had to move. Where nothing had to be weighed, it is short:
+    pod. Each is shown in the order in which it was made: the request, what was available, what was chosen,
+    what was taken, which containers had to move. Where there was no choice, it is short:
 
     \b
       $ topoproxy explain shop/web-0
@@ -44,17 +44,17 @@ def explain(
 
     A refusal begins with its reason and ends with what would help.
 
-    Ends with 69 when nobody answers, and with 1 when nothing is remembered of POD.
+    Ends with 69 when the daemon does not answer, and with 1 when it has no decision for POD.
     """  # noqa: D301 - click wants the real backspace
     answer = ask_daemon(
-        config_for(file, admin), "/explain", timeout, {"query": who.strip()} if who.strip() else None
+        config_for(file, admin), "/explain", timeout, {"query": query.strip()} if query.strip() else None
     )
     records = read_records(answer)
-    if who.strip() and not records:
-        raise TopoproxyError(_unknown(who.strip(), answer))
+    if query.strip() and not records:
+        raise TopoproxyError(_unknown(query.strip(), answer))
     shown = records if everything else newest(records)
     if as_json:
-        click.echo(_as_json(answer, shown, pods=not who.strip()))
+        click.echo(_as_json(answer, shown, pods=not query.strip()))
         return
     width = shutil.get_terminal_size((100, 24)).columns
     page = render(shown, width, older=len(records) - len(shown)) if shown else render_pods(answer)
@@ -68,14 +68,16 @@ def _as_json(answer: object, shown: list[Told], *, pods: bool) -> str:
     return json.dumps(data, indent=1)
 
 
-def _unknown(who: str, answer: object) -> str:
-    who = clean(who)
-    alike = [name for name in known_names(answer) if name.count("/") == who.count("/")]
-    near = difflib.get_close_matches(who, alike, n=_NEAR)
+def _unknown(query: str, answer: object) -> str:
+    query = clean(query)
+    alike = [name for name in known_names(answer) if name.count("/") == query.count("/")]
+    near = difflib.get_close_matches(query, alike, n=_NEAR)
     total = answer.get("remembered") if isinstance(answer, dict) else None
     known = f"; {total} {'decision is' if total == 1 else 'decisions are'} remembered" if total else ""
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     hint = (
-        "topoproxy explain lists whom it knows" if total else "nothing was decided since the daemon started"
+        "topoproxy explain lists all that it knows"
+        if total
+        else "nothing was decided since the daemon started"
     )
-    return f"cannot explain {who}: nothing is remembered of it{meant}{known}, {hint}"
+    return f"cannot explain {query}: there is no decision for it{meant}{known}, {hint}"

@@ -27,7 +27,7 @@ COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "report": "Print the node's picture for schedulers.",
-    "explain": "Tell why a container is on its CPUs, or why it was refused.",
+    "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "release": "Give every container back what it would have had without topoproxy.",
@@ -91,9 +91,10 @@ class Commands(click.Group):
 def cli() -> None:
     """A transparent CRI proxy that places containers on CPUs and memory nodes.
 
-    It stands between kubelet and the container runtime on the CRI socket. Every call passes untouched, except
-    the few that place a container: there it chooses CPUs and memory nodes, and moves those who share CPUs out
-    of the way first.
+    It stands between kubelet and the container runtime on the CRI socket. Every call passes unchanged, except
+    the few that place a container: there it chooses CPUs and memory nodes, and moves the containers that
+        share
+    CPUs out of the way first.
 
     \b
     First steps
@@ -137,7 +138,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = 130
-    except BrokenPipeError:  # who read us has left
+    except BrokenPipeError:  # the reader has left
         _drop_output()
         code = 141
     except Exception as error:

@@ -33,16 +33,17 @@ def release(
     """Return every container back the cpuset that it would have had without topoproxy.
 
     That is what kubelet's CPU manager gave it, under its policy static; else what its request names; else
-    what the group above it has. CFS quotas that were taken off come back, and so does what BE suppression
-    took. The kernel's cpusets grow at once; then the runtime is told, so that it lasts.
+    what the group above it has. CFS quotas that were lifted are restored, and so is what BE suppression
+    took. The kernel's cpusets grow at once; then the runtime is updated, so that it lasts.
 
-    From then on the daemon only relays: no call is held and nobody is moved, also after a restart, until
+    From then on the daemon only relays: no call is held and no container is moved, also after a restart,
+        until
     topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start places
     containers again. docs/release.md says more.
 
-    Ends with 0 when it is so, also where there is nothing to release; 1 when the time is over before (the
-    daemon goes on), 65 when there is nothing to undo, 69 when nobody answers, 75 when --offline meets a
-    daemon, 77 for who may not.
+    Ends with 0 on success, also where there is nothing to release; 1 when the time is over before (the
+    daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
+    meets a daemon, 77 without permission.
     """
     named = words.get("admin") if not offline else None
     config = config_for(file, named) if named else read_config(file, words, trusted=offline)
@@ -70,7 +71,7 @@ def release(
 def _end(answer: Mapping[str, object]) -> str:
     return (
         f"released: {answer.get('containers')} containers have what they would have without topoproxy"
-        f" ({answer.get('told')} were told at the runtime)\n"
+        f" ({answer.get('told')} were updated at the runtime)\n"
         "calls are only relayed from now on, also after a restart: topoproxy release --undo takes over again"
     )
 
@@ -88,7 +89,7 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
 
 def _progress(answer: Mapping[str, object], shown: str) -> str:
     """Say how far it is on standard error, where that is new."""
-    words = f"releasing: {answer.get('told')} of {answer.get('containers')} containers told"
+    words = f"releasing: {answer.get('told')} of {answer.get('containers')} containers updated"
     if isinstance(left := answer.get("left"), list) and left:
         words = f"{words}; {left[0]}"
     if words != shown:

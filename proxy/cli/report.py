@@ -28,14 +28,14 @@ FORMATS = ("koordinator",)
     help="What the Node object is called; by default as it says itself, else as the host.",
 )
 def report(file: Path | None, admin: str | None, form: str, node: str | None, timeout: float) -> None:
-    """Print the node's picture for schedulers: CPUs, NUMA nodes, pools, and who owns CPUs.
+    """Print the node's description for schedulers: CPUs, NUMA nodes, pools, and the owners of CPUs.
 
     It is ready to be published; nothing is sent anywhere:
 
     \b
       topoproxy report | kubectl apply -f -
 
-    Ends with 69 when nobody answers.
+    Ends with 69 when the daemon does not answer.
     """  # noqa: D301 - click wants the real backspace
     asked = {"format": form} | ({"node": node} if node else {})
     answer = ask_daemon(config_for(file, admin), "/report", timeout, asked)

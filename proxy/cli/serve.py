@@ -27,7 +27,7 @@ def serve(file: Path | None, **words: str | None) -> Config:
 
     \b
     Exit codes
-      0 ended when told to    73 the socket or the state cannot be made    75 another proxy has either
+      0 stopped by a signal   73 the socket or the state cannot be made    75 another proxy has either
       2 wrong usage           77 no permission                             78 the configuration is refused
       1 all else: the machine or its cgroups cannot be read, or a fault of our own
     """  # noqa: D301 - click wants the real backspace

@@ -23,7 +23,7 @@ _OPTIONS = (
     ("--cgroup-root", "DIR", "cgroupRoot", "What stands for /sys/fs/cgroup."),
     ("--admin", "unix://SOCKET", "adminSocket", "Where status is asked for."),
     ("--mode", "enforce|observe|passthrough", "mode", "What is done with a decision."),
-    ("--cpu-manager-policy", "none|static", "cpuManagerPolicy", "Who gives exclusive CPUs."),
+    ("--cpu-manager-policy", "none|static", "cpuManagerPolicy", "Whether topoproxy gives exclusive CPUs."),
     ("--topology-manager-policy", "POLICY", "topologyManagerPolicy", "How NUMA nodes are brought together."),
     ("--topology-manager-scope", "container|pod", "topologyManagerScope", "What is decided at once."),
     (

@@ -45,7 +45,7 @@ _REFUSED = 1
 @click.option(
     "--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Copies of each machine."
 )
-@click.option("--devices", type=FILE, metavar="FILE", help="Devices of every machine, as plugins tell them.")
+@click.option("--devices", type=FILE, metavar="FILE", help="Devices of every machine, as plugins list them.")
 @config_option
 @click.option("--compare", "other", type=FILE, metavar="OTHER", help="A second configuration, side by side.")
 @click.option(
@@ -62,7 +62,7 @@ _REFUSED = 1
     help="Most pods on one machine, as kubelet's maxPods; 0: no limit.",
 )
 @click.option(
-    "--explain", multiple=True, metavar="POD", help="Tell why a pod is where it is; may be given again."
+    "--explain", multiple=True, metavar="POD", help="Show why a pod is where it is; may be given again."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as data.")
 @click.option(
@@ -116,8 +116,8 @@ def simulate(
           --config old.yaml --compare new.yaml
 
     Ends with 0 whatever becomes of the pods (but see --fail-on-refused), with 65 where a manifest, a machine
-    or a device file is not what it should be, with 78 where a configuration is refused. docs/simulate.md
-    tells more.
+    or a device file is not what it should be, with 78 where a configuration is refused. See
+    docs/simulate.md.
     """  # noqa: D301 - click wants the real backspace
     named = _machines(machines, sysfs_root, nodes, file)
     plugins = load_plugins(devices) if devices else {}

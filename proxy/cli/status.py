@@ -35,7 +35,7 @@ def status(
     With --memory: where the memory of each container is, by the kernel's account, and how much of it is not
     on the nodes that were decided (ANON with locked memory, CACHE of files, HUGE pages).
 
-    Ends with 69 when nobody answers.
+    Ends with 69 when the daemon does not answer.
     """
     route = _route(memory=memory, metrics=metrics, cgroups=cgroups, as_json=as_json)
     config = config_for(file, admin)

@@ -37,7 +37,7 @@ def takeover() -> None:
     middle of one completes or undoes it when it starts again. docs/takeover.md walks through it.
 
     All of them end with 0 when it is so, 1 when it cannot be done as things are (the message says what to
-    do), 65 when the daemon does not take the question, 69 when nobody answers, 77 for who may not.
+    do), 65 when the daemon does not take the request, 69 when it does not answer, 77 without permission.
     """  # noqa: D301 - click wants the real backspace
 
 
@@ -50,12 +50,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @takeover.command()
 @_options
 def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """Look at what kubelet's CPU manager holds, and what each step would do. Changes nothing.
+    """Show what kubelet's CPU manager holds, and what each step would do. Changes nothing.
 
     STATE: runs (the container is here and owns CPUs; IN FORCE are those that it has), waits (its pod is
     here), gone (kubelet will drop it).
 
-    Ends with 1 when the takeover cannot start: what stands against it is listed.
+    Ends with 1 when the takeover cannot start: the obstacles are listed.
     """
     answer = _ask(file, admin, timeout, "/takeover", {"view": "plan"})
     _show(answer, plan_text, as_json=as_json)
@@ -79,8 +79,8 @@ def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -
     running, with the policy static: what it names for pods that come is not in effect, and its updates are
     answered with the CPUs that a container really has. No file of kubelet's is written.
 
-    cpuManagerPolicy is static from now on whatever the configuration says (status tells where they differ),
-    and CPUs that kubelet keeps back are given to nobody alone.
+    cpuManagerPolicy is static from now on whatever the configuration says (status shows where they differ),
+    and CPUs that kubelet keeps back are never exclusive CPUs.
     """
     _act(file, admin, timeout, "start", {}, as_json=as_json)
 
@@ -108,8 +108,8 @@ def finish(
     """Rewrite kubelet's state file, so that kubelet starts again and nothing is lost.
 
     kubelet ends at its start with an error where its cpu_manager_state is not for the policy that it is
-    configured with; to delete the file instead loses who has which CPUs. Under none the file says nothing
-    any more, and our own record has it all. Under static it has the CPUs that are in effect.
+    configured with; deleting the file instead loses which container has which CPUs. Under none the file says
+    nothing any more, and our own record has it all. Under static it has the CPUs that are in effect.
 
     Stop kubelet first (systemctl stop kubelet; containers go on running): it writes the file from memory.
     Change its configuration as the answer says, and start it again. A copy of the old file is in the

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from proxy.config.admission import NAMESPACES
 from proxy.config.fixed import Fixed
-from proxy.config.kinds import FOLDER, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration, whole
+from proxy.config.kinds import DIRECTORY, OPTIONAL_FILE, OPTIONAL_SOCKET, TRUTH, Kind, choice, duration, whole
 from proxy.config.setting import key
 from proxy.config.trees import Tree, meant
 from proxy.config.words import FailurePolicy
@@ -130,13 +130,13 @@ class HooksConfig:
     enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Look for hooks, and ask them."))
     directory: Path = field(
         default=Path("/etc/topoproxy/hooks.d"),
-        metadata=key("folder", FOLDER, "Where hook files NN-name.py are; goes before vendorFolder."),
+        metadata=key("folder", DIRECTORY, "Where hook files NN-name.py are; goes before vendorFolder."),
     )
     vendor_directory: Path = field(
         default=Path("/usr/lib/topoproxy/hooks.d"),
         metadata=key(
             "vendorFolder",
-            FOLDER,
+            DIRECTORY,
             "Where packages put hook files; a file of the same name in directory is taken instead.",
         ),
     )

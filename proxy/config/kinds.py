@@ -164,7 +164,7 @@ def _read_path(text: str) -> Path:
     return Path(os.path.normpath("/" + text.lstrip("/")))
 
 
-FOLDER = Kind("an absolute path", _read_path, str)
+DIRECTORY = Kind("an absolute path", _read_path, str)
 
 
 def _read_socket(text: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from proxy.config.admission import AdmissionConfig
 from proxy.config.fixed import Fixed
 from proxy.config.hooks import HooksConfig
-from proxy.config.kinds import CPUS, FOLDER, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
+from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.sections import (
     ApplyConfig,
     BeSuppressConfig,
@@ -203,17 +203,17 @@ class Config:
         ),
     )
     state_dir: Path = field(
-        default=Path("/var/lib/topoproxy"), metadata=key("stateDir", FOLDER, "Where placements are kept.")
+        default=Path("/var/lib/topoproxy"), metadata=key("stateDir", DIRECTORY, "Where placements are kept.")
     )
     sysfs_root: Path = field(
-        default=Path("/sys"), metadata=key("sysfsRoot", FOLDER, "Where the kernel describes the hardware.")
+        default=Path("/sys"), metadata=key("sysfsRoot", DIRECTORY, "Where the kernel describes the hardware.")
     )
     procfs_root: Path = field(
-        default=Path("/proc"), metadata=key("procfsRoot", FOLDER, "Where the kernel describes processes.")
+        default=Path("/proc"), metadata=key("procfsRoot", DIRECTORY, "Where the kernel describes processes.")
     )
     cgroup_root: Path = field(
         default=Path("/sys/fs/cgroup"),
-        metadata=key("cgroupRoot", FOLDER, "Where the cgroup hierarchies are mounted."),
+        metadata=key("cgroupRoot", DIRECTORY, "Where the cgroup hierarchies are mounted."),
     )
     reconcile_period: float = field(
         default=10.0,

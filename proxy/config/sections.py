@@ -9,7 +9,7 @@ from proxy.config.kinds import (
     BYTES,
     CPU_AMOUNT,
     CPUS,
-    FOLDER,
+    DIRECTORY,
     OPTIONAL_ADDRESS,
     OPTIONAL_FILE,
     OPTIONAL_SOCKET,
@@ -98,7 +98,7 @@ class KubeletConfig:
         default=Path("/var/lib/kubelet"),
         metadata=key(
             "stateDir",
-            FOLDER,
+            DIRECTORY,
             "Where kubelet keeps the state file of its CPU manager, with the CPUs that it assigned.",
         ),
     )

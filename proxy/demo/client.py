@@ -137,7 +137,7 @@ class CriClient:
         """Make one call.
 
         Raises:
-            UnavailableError: Nobody answers in time.
+            UnavailableError: There is no answer in time.
             RuntimeCallError: The answer is an error; code and text are the server's.
         """
         try:

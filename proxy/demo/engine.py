@@ -122,7 +122,7 @@ class Engine:
             id=new, pod_id=pod.id, config=request.config, cgroup=cgroup, cgroups_path=cgroups_path,
             resources=request.config.linux.resources, created_at=time.time_ns(),
         )  # fmt: skip
-        self._tell(self.containers[new], pb.CONTAINER_CREATED_EVENT)
+        self._notify(self.containers[new], pb.CONTAINER_CREATED_EVENT)
         return pb.CreateContainerResponse(container_id=new)
 
     def _start_container(self, request: pb.StartContainerRequest) -> pb.StartContainerResponse:
@@ -144,7 +144,7 @@ class Engine:
                 f"failed to create containerd task: failed to create shim task: {error}: unknown"
             ) from error
         container.state, container.pid, container.started_at = pb.CONTAINER_RUNNING, pid, time.time_ns()
-        self._tell(container, pb.CONTAINER_STARTED_EVENT)
+        self._notify(container, pb.CONTAINER_STARTED_EVENT)
         return pb.StartContainerResponse()
 
     def _stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
@@ -204,13 +204,13 @@ class Engine:
                 "Completed" if exit_code == 0 else "Error",
                 time.time_ns(),
             )
-            self._tell(container, pb.CONTAINER_STOPPED_EVENT)
+            self._notify(container, pb.CONTAINER_STOPPED_EVENT)
 
     def _forget(self, container: ContainerRecord) -> None:
         del self.containers[container.id]
-        self._tell(container, pb.CONTAINER_DELETED_EVENT)
+        self._notify(container, pb.CONTAINER_DELETED_EVENT)
 
-    def _tell(self, container: ContainerRecord, kind: pb.ContainerEventType) -> None:
+    def _notify(self, container: ContainerRecord, kind: pb.ContainerEventType) -> None:
         pod = self.pods.get(container.pod_id)
         self.events.emit(
             pb.ContainerEventResponse(

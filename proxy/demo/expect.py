@@ -1,7 +1,8 @@
-"""What the kernel's files must say, worked out beside the proxy, from the rules alone.
+"""What the kernel's files must contain, computed beside the proxy, from the rules alone.
 
-LSE, LSR and Guaranteed whole-CPU containers own their CPUs. The shared pool is every CPU that nobody owns;
-the BE pool is every CPU that neither an LSE nor a Guaranteed container owns.
+LSE and LSR (Koordinator's latency-sensitive exclusive and reserved) and Guaranteed whole-CPU containers own
+their CPUs. The shared pool is every CPU without an owner; the BE (best effort) pool is every CPU that neither
+an LSE nor a Guaranteed container owns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from proxy.model.machine import Machine
 
 
 class Expectation:
-    """Keeps the books of who should own what, and compares snapshots with them."""
+    """Tracks the expected owners of CPUs, and compares snapshots with them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

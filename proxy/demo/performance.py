@@ -120,7 +120,7 @@ class Performance:
         count = len(files)
         return (
             f"Read back from {count} cgroup{'s' if count > 1 else ''}: as the rules say, as the proxy's "
-            "status says, and nobody is on CPUs of another."
+            "status says, and no container is on CPUs of another."
         )
 
     # What several steps do.
@@ -166,7 +166,7 @@ class Performance:
                 raise DemoError(
                     f"{one.name} was still on CPUs {one.cpus} when the create of {spec.name} arrived"
                 )
-        return f"When the create reached the runtime, nobody was on {named(cpus)} any more."
+        return f"When the create reached the runtime, no container was on {named(cpus)} any more."
 
 
 def reported(sentence: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""A step as a picture: CPUs from left to right, who may run on them from top to bottom.
+"""A step as a picture: CPUs from left to right, containers from top to bottom.
 
-Each socket is a block of columns, each core a group of CPUs. The first rows say who owns a CPU, before the
-step and after it; then every container has a row that shows its cgroup file: the CPUs that it has, those that
-it left in this step and those that it gained.
+Each socket is a block of columns, each core a group of CPUs. The first rows show the owner of a CPU, before
+the step and after it; then every container has a row that shows its cgroup file: the CPUs that it has, those
+that it left in this step and those that it gained.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Picture:
 
         named = list(dict.fromkeys(o.name for c in self._machine.online if (o := snapshot.owner_of(c))))
         text = ", ".join(named) if len(", ".join(named)) <= self._room(band) else f"{len(named)} owners"
-        self._row(label, when, self._cells(band, cell), text if named else "nobody")
+        self._row(label, when, self._cells(band, cell), text if named else "none")
 
     def _room(self, band: list[list[CpuSet]]) -> int:
         used = sum(self._size(core) for cores in band for core in cores) + len(band)

@@ -1,4 +1,4 @@
-"""The whole demonstration: set up the stage, tell what it is, perform, sum up."""
+"""The whole demonstration: set up the stage, describe it, perform, sum up."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _welcome(screen: Screen, stage: Stage) -> None:
     screen.paragraph(f"The machine: {_words(stage.machine)}.")
     glyph = screen.glyph
     screen.paragraph(
-        "Every step shows the CPUs from left to right: who owns them before and after, then each container's "
+        "Every step shows the CPUs from left to right: the owners before and after, then each container's "
         f"cgroup file: {glyph('■', '#')} may run there, {glyph('▲', '+')} gained, {glyph('✗', 'x')} left."
     )
 

@@ -93,7 +93,7 @@ class ProxyProcess:
         self._process = None
 
     def _answers(self) -> bool:
-        """Return whether somebody answers through the socket; a dead one is left by a killed proxy."""
+        """Return whether a process answers through the socket; a dead one is left by a killed proxy."""
         if not self.socket.exists():
             return False
         try:

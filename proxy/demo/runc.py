@@ -1,6 +1,6 @@
 """What runc does to the cpuset tree, in the order in which runc does it.
 
-The order matters to anybody who stands beside it (observed with containerd 1.6 and runc 1.1):
+The order matters to other writers of the tree (observed with containerd 1.6 and runc 1.1):
 
 - a container has no cgroup before it is started; the start makes it and writes the saved cpuset;
 - on cgroup v1 a cpuset holds no task before it has CPUs and memory nodes, so every empty ancestor first takes

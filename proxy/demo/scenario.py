@@ -1,7 +1,7 @@
-"""The story that the demonstration tells: pods come, CPUs change hands, things go wrong, CPUs come back.
+"""The story of the demonstration: pods start, CPUs change owners, things go wrong, CPUs are returned.
 
-On a machine with few CPUs (the containerd stage may be a small one) the same story is told one owner at a
-time. Every step ends by comparing the cgroup files with the rules; a step that is not true raises.
+On a machine with few CPUs (the containerd stage may be a small one) it has one owner at a time. Every step
+ends by comparing the cgroup files with the rules; a difference raises.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scenario:
 
         return Step(
             "Two pods that share: web (LS) and batch (BE)",
-            "LS runs on the shared pool, BE on the BE pool. Nobody owns CPUs yet, so both pools are the "
+            "LS runs on the shared pool, BE on the BE pool. No CPU has an owner yet, so both pools are the "
             "whole machine. The cpuset was written into CreateContainer on its way to the runtime.",
             act,
         )
@@ -61,7 +61,7 @@ class Scenario:
             PodSpec("trading", "LSE", KubeQos.GUARANTEED, str(cpus), cpus=len(cpus)),
             cpus,
             f"trading (LSE) takes {named(cpus)}",
-            "The scheduler named these CPUs in the pod's annotation, and LSE shares them with nobody. The "
+            "The scheduler named these CPUs in the pod's annotation, and LSE does not share them. The "
             "others leave them first: the create is held until the kernel says that they are gone.",
         )
 
@@ -154,4 +154,4 @@ class Scenario:
                 raise DemoError(f"CPUs are still owned: {page['exclusive']}")
             return []
 
-        return Step("Everybody leaves", "The node is empty again, and nobody owns anything.", act)
+        return Step("All pods leave", "The node is empty again, and no CPU has an owner.", act)

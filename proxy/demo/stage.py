@@ -43,7 +43,7 @@ class Stage:
         about: What is real and what is imitated, in a sentence.
         fail_create: Makes the next create fail at the runtime; None: an image that is not there does it.
         at_create: What the tree looked like when the last CreateContainer reached the runtime; None where
-            nobody could look.
+            that could not be seen.
         pods: What was run, in order; ``look`` shows those that have a cgroup.
     """
 
@@ -107,7 +107,7 @@ def containerd_stage(directory: Path, socket: Path) -> Iterator[Stage]:
 
     Args:
         directory: An existing, empty directory with a short path.
-        socket: The containerd to use; if nobody answers there, a private one is started.
+        socket: The containerd to use; if it does not answer, a private one is started.
 
     Raises:
         TopoproxyError: Something is missing, or the containerd has pods that the proxy would move.
@@ -120,14 +120,14 @@ def containerd_stage(directory: Path, socket: Path) -> Iterator[Stage]:
             write_image(directory / "image.tar")
             import_image(socket, directory / "image.tar")
             stack.callback(remove_image, socket)
-            whose = f"the containerd at {socket}"
+            which = f"the containerd at {socket}"
         else:
             socket = stack.enter_context(PrivateContainerd(directory)).socket
-            whose = "a containerd of its own, since none runs here"
+            which = "a private containerd, since none runs here"
         stack.callback(_end_pods, socket)
         proxy = ProxyProcess(directory, {**SETTINGS, "runtime": f"unix://{socket}"})
         client = stack.enter_context(_running(proxy, GROUP, IMAGE))
-        about = f"This machine's CPUs and cgroups and {whose} ({client.version()}); nothing is imitated."
+        about = f"This machine's CPUs and cgroups and {which} ({client.version()}); nothing is imitated."
         stage = Stage(about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client)
         yield stage
 

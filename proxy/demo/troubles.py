@@ -44,7 +44,7 @@ class Troubles:
             "Two LSE pods that cannot be placed",
             f"One asks for {named(absent)}, which this machine does not have, the other for trading's "
             f"{named(self._parts.lse)}. LSE would rather not run than run elsewhere: the create is refused "
-            "with the reason, the runtime never hears of it, and nobody moves.",
+            "with the reason, the runtime never sees it, and no container moves.",
             act,
             at_once=True,
         )
@@ -126,7 +126,7 @@ class Troubles:
             rival = PodSpec("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
             return [
                 f"Process {pid} was killed, nothing moved; {proxy.pid} answered {seconds:.1f} s later.",
-                f"It still knows who owns what: {self._refusal(rival, GrpcStatus.FAILED_PRECONDITION)}",
+                f"It still knows the owners: {self._refusal(rival, GrpcStatus.FAILED_PRECONDITION)}",
             ]
 
         return Step(

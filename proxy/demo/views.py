@@ -31,7 +31,7 @@ def container_status(one: ContainerRecord) -> pb.ContainerStatus:
 
 
 def verbose(one: ContainerRecord) -> dict[str, object]:
-    """What containerd tells as ``info`` of a container, as far as anybody reads it."""
+    """The ``info`` of a container in containerd, as far as it is used."""
     linux = {"cgroupsPath": one.cgroups_path, "resources": oci(one.resources)}
     return {
         "sandboxID": one.pod_id,

@@ -11,7 +11,7 @@ from proxy.kubelet.errors import KubeletError
 from proxy.kubelet.manager_settings import ManagerSettings
 from proxy.kubelet.settings import KubeletSettings
 from proxy.kubelet.state_files import CPU_STATE, Seen, StateFile
-from proxy.kubelet.together import Told, put_together
+from proxy.kubelet.together import KubeletSettingsReport, put_together
 from proxy.model.backoff import RetryTimes
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.kubelet import CpuManager
@@ -35,14 +35,14 @@ class KubeletBeside:
         topology: Callable[[], CpuTopology],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take note of what may be asked; nothing is opened.
+        """Prepare the sources; nothing is opened.
 
         Args:
             settings: Where ``/configz`` is, and how it is asked.
             state_dir: Kubelet's directory.
             config_file: Its configuration file; empty for ``config.yaml`` in its directory, if that is there.
-            topology: Gives the machine, for reserves that are told as an amount.
-            clock: Seconds that only grow.
+            topology: Returns the machine, for reserves that are given as an amount.
+            clock: Monotonic seconds.
         """
         self._settings = settings
         self._topology = topology
@@ -53,8 +53,8 @@ class KubeletBeside:
         self._good_until = float("-inf")
         self._live: ManagerSettings | None = None
         self._silence = ""
-        self._reported = Told()
-        self._made_of: tuple[Told, Seen] | None = None
+        self._reported = KubeletSettingsReport()
+        self._made_of: tuple[KubeletSettingsReport, Seen] | None = None
         self._manager = CpuManager()
 
     def refresh(self) -> None:
@@ -63,12 +63,12 @@ class KubeletBeside:
         if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
             self._ask()
         problems = (self._silence,) if self._silence else ()
-        reported = Told(self._live, CONFIGZ, problems, live=True)
+        reported = KubeletSettingsReport(self._live, CONFIGZ, problems, live=True)
         if self._live is None:
             try:
-                reported = Told(self._file.read(), self._file.path, problems)
+                reported = KubeletSettingsReport(self._file.read(), self._file.path, problems)
             except KubeletError as error:
-                reported = Told(None, "", (*problems, str(error)))
+                reported = KubeletSettingsReport(None, "", (*problems, str(error)))
         if reported != self._reported:
             self._reported = reported
 

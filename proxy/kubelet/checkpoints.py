@@ -10,9 +10,9 @@ The same type name stands in every version, so versions differ in the types of e
 - CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
 - memory 2 has also blocks for each pod.
 
-A file does not say its version; that whose text has the checksum is it. Reading never needs the checksum: a
-file that is being rewritten, or was edited, is told apart by ``version`` None, and it is for the caller to
-judge. Keys are matched whatever their case, as Go does.
+A file does not contain its version: the version is the one whose text has the checksum. Reading never needs
+the checksum: a file that is being rewritten, or was edited, has ``version`` None, and the caller decides.
+Keys match in any case, as in Go.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Checkpoint:
 
     Attributes:
         fields: The file's JSON; the keys of the outermost structure are in lower case.
-        checksum: What the file says; 0 where it says nothing.
+        checksum: The checksum in the file; 0 where there is none.
         version: The version whose text has the checksum, None where none has.
         text: The text that was hashed for that version; empty where there is none.
     """

@@ -1,7 +1,7 @@
-"""What kubelet knows and the CRI does not carry: a pod's requests, and its devices.
+"""Facts that kubelet has and the CRI does not carry: a pod's requests, and its devices.
 
-Kubelet is asked while a call of its own waits, so nothing here fails: what cannot be had is None, and why is
-told once for each cause, and again only after that source worked in between.
+Kubelet is asked while one of its own calls waits, so nothing here fails: a fact that is not available is
+None, and each cause is reported once, and again only after that source worked in between.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class KubeletClient:
         complain: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take note of what may be asked; nothing is opened before the first question.
+        """Prepare the sources; nothing is opened before the first request.
 
         Args:
             settings: Where and how.
-            complain: Is told why something cannot be had.
-            clock: Seconds that only grow.
+            complain: Takes a message why a fact is not available.
+            clock: Monotonic seconds.
         """
         self._complaints = Complaints(complain)
         self._clock = clock
@@ -148,16 +148,16 @@ class KubeletClient:
 
 
 class Complaints:
-    """Tells each cause once until its source works again."""
+    """Reports each cause once until its source works again."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:
-        """Take who is told."""
+        """Take the function that reports."""
         self._complain = complain
         self._lock = threading.Lock()
         self._reported: dict[str, set[str]] = {}
 
     def add(self, source: str, cause: str) -> None:
-        """Tell a cause if it is new."""
+        """Report a cause if it is new."""
         with self._lock:
             reported = self._reported.setdefault(source, set())
             if cause in reported:

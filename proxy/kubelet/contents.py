@@ -1,8 +1,8 @@
-"""What a state file of kubelet says: who holds which CPUs.
+"""The contents of kubelet's state files: which containers hold which CPUs.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). The files are hints for us,
-read at a moment that kubelet does not know of: between two writes a set may be in neither place. So what they
-say is turned into values as it stands, and only what is no set is refused.
+and kubelet does not know when we read them: between two writes a set may be in neither place. So the contents
+are converted as they are, and only an invalid set is refused.
 """
 
 from __future__ import annotations

@@ -85,5 +85,5 @@ def pod_of(spec: PodSpec, sandbox_id: str, source: str = "") -> Pod:
     facts = pod_facts(
         sandbox_id, spec.uid, spec.namespace, spec.name, 0, spec.labels, spec.annotations, parent
     )
-    # A uid may hold the words by which facts are told from a path; here the class is known.
+    # A uid may contain the words that identify a class in a path; here the class is known.
     return replace(facts, kube_qos=spec.qos, asks=spec.ask, source=source)

@@ -6,7 +6,8 @@ the look-up of a host name is not bounded. Tokens and certificates are renewed w
 files are read for each exchange. No redirect is followed and no proxy of the environment is asked: the token
 is meant for kubelet only, and goes over TLS only.
 
-``http.client`` and ``ssl`` are imported with the first exchange: a daemon that asks nobody loads neither.
+``http.client`` and ``ssl`` are imported with the first exchange: a daemon that does not need them loads
+neither.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _security(settings: KubeletSettings) -> ssl.SSLContext:
-    lean.allow_tls()  # the daemon bars it, for the sake of those who need none
+    lean.allow_tls()  # the daemon bars it, to save memory where it is not needed
     import ssl
 
     try:

@@ -69,7 +69,7 @@ class _Text:
         return value
 
     def fields(self) -> Iterator[str]:
-        """Return the keys of an object; who is given one reads its value before the next."""
+        """Return the keys of an object; the caller reads the value of a key before the next key."""
         self.need("{")
         ended = self.takes("}")
         while not ended:

@@ -1,10 +1,10 @@
-"""What a configuration of kubelet says of its CPU and topology managers.
+"""The settings of the CPU and topology managers in a configuration of kubelet.
 
 Theory (kubernetes v1.36 staging/src/k8s.io/kubelet/config/v1beta1/types.go, KubeletConfiguration). The same
 object, KubeletConfiguration, is in kubelet's file and in the answer of ``/configz``, there with all defaults
 filled in. Its other fields change from version to version, some even their type (koordinator-sh/koordinator
-issue 1801), so nothing but what is used is looked at, and what is used and cannot be read counts as not said
-and is told. Values of a file may be texts, as a YAML reader without types gives them.
+issue 1801), so only the fields that are used are read, and one of those that cannot be read counts as not set
+and is reported. Values of a file may be texts, as a YAML reader without types returns them.
 """
 
 from __future__ import annotations

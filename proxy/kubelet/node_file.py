@@ -1,9 +1,9 @@
-"""The Node object in a file, written by a bootstrap script or by somebody who watches the API server.
+"""The Node object in a file, written by a bootstrap script or by a program that watches the API server.
 
-Theory. Whoever writes the file may be in the middle of it when it is read, and may be gone tomorrow. So what
-cannot be read is read again a few times, a moment apart; and if it still cannot, the last good content stays
-in effect, and that is told. A file that is removed is no Node object without labels: it is one that nobody
-tells of any more.
+Theory. The writer may be in the middle of a write when the file is read, and may be gone tomorrow. So an
+unreadable file is read again a few times at short intervals; if it is still unreadable, the last good content
+stays in effect, and that is reported. A removed file does not mean a Node object without labels: it means
+that the object is unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reading the fields of a document that somebody wrote, and saying which of them is wrong.
+"""Reading the fields of a document, with errors that name the field.
 
-Every reader takes the value and where it stands, as ``spec.containers[1].name``, takes null for what is not
-there, as Kubernetes does, and raises FieldError for a value of another type.
+Every reader takes the value and its path, such as ``spec.containers[1].name``, takes null for an absent
+value, as Kubernetes does, and raises FieldError for a value of another type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def below(at: str, key: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Show a value that somebody wrote, cut where it is long."""
+    """Format a value of the document, truncated where it is long."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):

@@ -1,12 +1,12 @@
-"""Asking kubelet's pod-resources API v1 which devices a container was given, and where they are.
+"""A container's devices and their NUMA nodes, from kubelet's pod-resources API v1.
 
-Theory (kubernetes v1.36 pkg/kubelet/apis/podresources/server_v1.go). Devices are given when a pod is
-admitted, before the first call to the runtime. ``Get`` tells one pod, ``List`` all of them; kubelets before
-1.27 have no ``Get``, and up to 1.33 it is switched off and answers an error of no special kind, so ``List``
-is asked then, and ``Get`` tried again after a minute. Pods go by namespace and name here, there is no uid.
+Theory (kubernetes v1.36 pkg/kubelet/apis/podresources/server_v1.go). Devices are assigned when a pod is
+admitted, before the first call to the runtime. ``Get`` returns one pod, ``List`` all of them; kubelets before
+1.27 have no ``Get``, and up to 1.33 it is disabled and answers an unspecific error, so ``List`` is used then,
+and ``Get`` is tried again after a minute. Pods are identified by namespace and name here, there is no uid.
 App containers and sidecars are listed, init containers are not. A device may come in several groups, each
 with its NUMA nodes; node 0 is an empty message, which is not the same as no message. Kubelet answers bursts
-of 10 calls and 100 a second: who is turned away asks again a little later.
+of 10 calls and 100 a second: a rejected call is repeated a little later.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PodResources:
         """Return the devices of a container.
 
         Returns:
-            One entry a device, with ``nodes`` None where kubelet tells none; None where kubelet does not
+            One entry a device, with ``nodes`` None where kubelet reports none; None where kubelet does not
             list the pod or the container.
 
         Raises:
@@ -75,7 +75,7 @@ class PodResources:
         return None
 
     def allocatable(self) -> Devices:
-        """Return all devices that there are: resource to id to NUMA nodes (None where kubelet tells none).
+        """Return all devices: resource to id to NUMA nodes (None where kubelet reports none).
 
         An answer serves for 10 s, and while kubelet is slow to fail.
 

@@ -1,15 +1,16 @@
 """Finding a pod in kubelet's list of pods.
 
-Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was asked for after a call came
-holds the call's pod, if kubelet knows it at all. One exchange at a time is made, and it serves everybody who
-was waiting: who finds the pod in a list younger than 5 s takes it from there; who does not, and came after
-that list was asked for, asks again; who came before has the answer: kubelet does not know the pod. For one
-pod this happens once a second at most. After an exchange that failed nobody tries for ten times as long as it
-took: a kubelet that never answers costs a tenth of the time, and one that refuses at once costs nothing.
+Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was requested after a call
+arrived contains the call's pod, if kubelet knows it at all. One request at a time is made, and it serves all
+waiting callers: a caller whose pod is in a list younger than 5 s takes it from there; one whose pod is not,
+and that came after that list was requested, requests again; one that came before has its answer: kubelet does
+not know the pod. For one pod this happens once a second at most. After a failed request there is no new one
+for ten times as long as it took: a kubelet that never answers costs a tenth of the time, and one that refuses
+at once costs nothing.
 
-Static pods go by the hash of their file: it is their uid over the CRI, while the list may have the uid of the
-mirror pod, which carries the hash as an annotation. Anybody may write annotations, so namespace and name
-must be the same, too.
+Static pods are identified by the hash of their file: it is their uid in the CRI, while the list may have the
+uid of the mirror pod, which carries the hash as an annotation. Every user may write annotations, so namespace
+and name must match, too.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _index(content: bytes) -> dict[tuple[str, ...], Item]:
 
 
 def _file(item: object, found: dict[tuple[str, ...], Item]) -> None:
-    """Put an item where it is looked for; an item without a uid is nobody's."""
+    """Index an item by its uid; an item without a uid is ignored."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     if not isinstance(item, dict) or not isinstance(metadata, dict):
         return
@@ -122,7 +123,7 @@ def _file(item: object, found: dict[tuple[str, ...], Item]) -> None:
 
 
 def _kept(item: Item) -> Item:
-    """Let go of what nobody reads here, which is nine tenths of a list."""
+    """Drop the fields that are not used here, nine tenths of a list."""
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     spec, status = item.get("spec"), item.get("status")
     if isinstance(spec, dict):

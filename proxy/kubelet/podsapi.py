@@ -1,7 +1,7 @@
 """Asking kubelet's pods API for one pod (kubelet 1.36, gate PodsAPI; KEP-4188).
 
-It tells one pod where the list tells all of them, and needs no token, so it is asked first where it is there.
-The answer is turned into the form that JSON has, and read as such.
+It returns one pod where the list has all of them, and needs no token, so it is preferred where it exists. The
+answer is converted to the form of the JSON list, and read as such.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ ends with an error where it does not like what it finds; a kubelet that its supe
 then never comes up. What it wants:
 
 - the policy's name is that of its configuration, and the checksum is right;
-- under ``none`` nothing else: the default set is empty and nobody has an entry;
+- under ``none`` nothing else: the default set is empty and there are no entries;
 - under ``static`` the default set is not empty, no entry overlaps it, all entries and the default set
   together are the CPUs that are online, and the CPUs that kubelet keeps back lie in the default set. Under
   the option ``strict-cpu-reservation`` those lie in neither, and are not part of the whole.

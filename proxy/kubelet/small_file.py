@@ -12,7 +12,7 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one content of a file from another without reading it."""
+    """A stamp that changes with the content of a file, without reading it."""
 
     device: int
     inode: int
@@ -30,7 +30,7 @@ def stamp(path: str) -> Stamp | None:
     """Return a file's stamp; None where there is no file.
 
     Raises:
-        OSError: Nobody can tell.
+        OSError: The file's state cannot be read.
     """
     try:
         return Stamp.of(os.stat(path))  # noqa: PTH116 - this is called before each decision
@@ -49,7 +49,7 @@ def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
         OSError: It cannot be read, or would let us wait (some files of the kernel's own).
         ValueError: It is no regular file, or is larger.
     """
-    # Of a pipe nobody writes to, or a device, the end may never come.
+    # A pipe without a writer, or a device, may never reach an end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

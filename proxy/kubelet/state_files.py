@@ -1,15 +1,15 @@
-"""Reading a state file of kubelet that kubelet is writing meanwhile.
+"""Reading a state file that kubelet may be writing at the same time.
 
 Theory (kubernetes v1.36 pkg/kubelet/util/store/filestore.go, writeFile). Kubelet writes a temporary file,
-syncs it, and renames it over the old one, so a reader finds a whole file or the one before. Others do not: a
-hand with an editor, a copy that is put back, a file system that orders writes as it likes. What is empty,
-half or altered has not the checksum that it should have. It is read again a few times over a short while, and
-if it stays so, what was last read well stands and the caller is told. A file that is not there says that
-nothing is known: kubelet never removes it, people do, before a kubelet with another policy starts.
+syncs it, and renames it over the old one, so a reader finds a whole file, the old or the new one. Other
+writers do not: an editor, a backup that is restored, a file system that reorders writes. An empty, partial or
+altered file does not have the right checksum. It is read again a few times over a short period; if it stays
+so, the last good content stays in effect and the caller is notified. A missing file means that nothing is
+known: kubelet never removes it, operators do, before a kubelet with another policy starts.
 
-A look costs a ``stat`` while nothing has changed. An inode that was freed is soon used again, and times of
-files are no finer than some milliseconds, so one that was changed just before it was read is read once more:
-two contents may have the same stamp then.
+A check costs a ``stat`` while nothing has changed. A freed inode is soon reused, and file times have a
+resolution of some milliseconds, so a file that was changed just before it was read is read once more: two
+contents may have the same stamp then.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class StateFile:
         self._stamp, self._content = found, content
 
     def _failed(self, cause: str) -> None:
-        """Tell why it cannot be read; what was last read well stands."""
+        """Return why it cannot be read; the last good content stays in effect."""
         stands = "; what it said before stands" if self._seen.checkpoint is not None else ""
         seen = Seen(self._seen.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}")
         if seen != self._seen:

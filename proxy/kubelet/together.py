@@ -1,13 +1,14 @@
-"""What kubelet's CPU manager does, put together from its settings and its state file.
+"""The state of kubelet's CPU manager, from its settings and its state file.
 
 Three sources, the best first. ``/configz`` is what kubelet runs with. Its configuration file is what it would
-run with if flags and drop-in files say nothing else. Its state file names the policy that last wrote it, and
-kubelet does not start where that differs from its configuration (kubernetes v1.36
-pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState). Where two of them differ, it is told.
+run with if flags and drop-in files do not override it. Its state file names the policy that last wrote it,
+and kubelet does not start where that differs from its configuration (kubernetes v1.36
+pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState). A difference between two of them is
+reported.
 
-What kubelet gave is in the state file alone, and counts where the file itself says ``static``. Only the word
-of the running kubelet that its policy is another makes it an old file. The configuration file's does not: it
-may be changed long before kubelet is started again, and until then what kubelet gave is in effect.
+The assigned CPUs are in the state file alone, and count where the file itself has policy ``static``. Only the
+running kubelet's own report of another policy makes the file obsolete. The configuration file does not: it
+may be changed long before kubelet is restarted, and until then the assigned CPUs are in effect.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ REST = "(pod)"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What kubelet, or its configuration file, says of its settings.
+class KubeletSettingsReport:
+    """Kubelet's settings, from kubelet or its configuration file.
 
     Attributes:
-        settings: None where nobody tells.
+        settings: None where they are unknown.
         source: Where they came from, in words.
         problems: Why a source could not be read.
-        live: True where the running kubelet said it.
+        live: True where they are from the running kubelet.
     """
 
     settings: ManagerSettings | None = None
@@ -49,14 +50,16 @@ class Told:
     live: bool = False
 
 
-def put_together(reported: Told, seen: Seen, path: str, topology: Callable[[], CpuTopology]) -> CpuManager:
-    """Draw the picture of kubelet's CPU manager.
+def put_together(
+    reported: KubeletSettingsReport, seen: Seen, path: str, topology: Callable[[], CpuTopology]
+) -> CpuManager:
+    """Make the state of kubelet's CPU manager.
 
     Args:
         reported: Its settings.
         seen: Its state file.
         path: Where that file is.
-        topology: Gives the machine, for reserves that are told as an amount.
+        topology: Returns the machine, for reserves that are given as an amount.
     """
     settings, checkpoint = reported.settings, seen.checkpoint
     written = checkpoint.policy if checkpoint else ""
@@ -88,7 +91,7 @@ def put_together(reported: Told, seen: Seen, path: str, topology: Callable[[], C
     )
 
 
-def _values(reported: Told) -> tuple[dict[str, str], dict[str, str], list[str]]:
+def _values(reported: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return settings that have a default, where settings came from, and what is wrong with them."""
     settings, problems = reported.settings, [*reported.problems]
     if settings is None:
@@ -105,7 +108,9 @@ def _values(reported: Told) -> tuple[dict[str, str], dict[str, str], list[str]]:
     )
 
 
-def _reserved(reported: Told, policy: str, topology: Callable[[], CpuTopology]) -> tuple[CpuSet, str, str]:
+def _reserved(
+    reported: KubeletSettingsReport, policy: str, topology: Callable[[], CpuTopology]
+) -> tuple[CpuSet, str, str]:
     """Return the CPUs that are kept back, where they came from, and what is wrong.
 
     Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (kubernetes v1.36
@@ -130,12 +135,12 @@ def _reserved(reported: Told, policy: str, topology: Callable[[], CpuTopology]) 
     try:
         cpus = CpuPolicy.of(topology(), options, None, amount).reserved
     except CpuStateError as error:
-        return CpuSet(), "", f"cannot tell which {amount} CPUs kubelet keeps back: {error}"
+        return CpuSet(), "", f"cannot determine which {amount} CPUs kubelet keeps back: {error}"
     return cpus, f"{reported.source}, {amount} of them, as kubelet chooses", ""
 
 
 def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
-    """Read whom kubelet gave CPUs: its default set, the holders, and what is wrong."""
+    """Read the CPUs that kubelet assigned: its default set, the holders, and what is wrong."""
     from proxy.kubelet.checkpoints import CheckpointError
     from proxy.kubelet.contents import held_cpus
     from proxy.kubelet.rewriting import pods_of

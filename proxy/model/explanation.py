@@ -1,7 +1,7 @@
 """Why a container is where it is: the record that every decision leaves.
 
 A record holds values only, small enough to keep some hundreds of them: long lists of hints are counted, and
-a few are kept. Sentences are made from it when somebody asks, not when it is written.
+a few are kept. Sentences are made from it on demand, not when it is written.
 """
 
 from __future__ import annotations

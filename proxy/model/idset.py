@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _NARROW = 1024
-"""Up to so many ids a set is handled by shifts, whose cost is then bounded and small."""
+"""Up to this many ids a set is handled by shifts, whose cost is then bounded and small."""
 _FEW = 64
 """Up to so many ranges are joined by shifts."""
 _LONGEST = 6
@@ -194,7 +194,7 @@ class IdSet:
         return self._bits & other._bits == 0
 
     def require(self, item: int) -> None:
-        """Check that an id that somebody names is one of the machine's, which this set holds.
+        """Check that an id is one of the machine's, which this set holds.
 
         Raises:
             ValueError: It is not; the message names those that are.

@@ -10,7 +10,7 @@ ours, with Kubernetes' own classes beside it:
    Volcano's scheduler has chosen nodes, a pod that shares is narrowed to those.
 3. Row 5 is for every SYSTEM pod: where the node keeps no CPUs for the class, its pool is the shared one.
    Row 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not asked: where
-   kubelet's own CPU manager is static, its set for those who share still holds what we gave away.
+   kubelet's own CPU manager is static, its shared set still holds CPUs that we gave to owners.
 4. A Guaranteed container that asks for a whole number of CPUs owns that many where the policy is ``static``;
    where it is not and kubelet's own CPU manager pinned the container (the request names exactly that many
    CPUs), kubelet's choice stands. All others share.
@@ -41,7 +41,7 @@ class Claim:
 
     Attributes:
         pool: OWN, SHARED or BE.
-        cpus: The CPUs that somebody named for it (annotation or kubelet); None where we pick.
+        cpus: The CPUs that were named for it (by annotation or kubelet); None where we pick.
         count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
         per_pod: True when all containers of the pod own the same CPUs.
         hard: True when owned CPUs leave the BE pool too.
@@ -69,10 +69,10 @@ def whole_cpus(request: Request) -> int:
 
     The limit is quota/period, and the request is shares * 1000 / 1024 (kubernetes v1.36
     pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). A container that kubelet pinned has no quota since
-    1.33 (quota -1 or 0): then the shares alone tell.
+    1.33 (quota -1 or 0): then only the shares are left.
     """
     if request.cpu_shares == MOST_SHARES:
-        # The kernel takes no more, so from 256 CPUs on only the limit tells.
+        # The kernel takes no more, so from 256 CPUs on only the limit counts.
         count, rest = divmod(request.cpu_quota, request.cpu_period or 100_000)
         return count if count >= MOST_SHARES // 1024 and not rest else 0
     if request.cpu_shares < 1024 or request.cpu_shares % 1024:
@@ -91,8 +91,8 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         request: Its request.
         online: The machine's online CPUs; a named CPU outside them is a problem.
         static: Whether we give whole-CPU Guaranteed containers CPUs of their own.
-        exact: How many CPUs of its own the container is entitled to by what kubelet told of its pod; None
-            where only the CRI request tells.
+        exact: How many CPUs of its own the container is entitled to according to kubelet; None where only the
+            CRI request is known.
     """
     problem, fault = pod.problem, bool(pod.problem)
     is_be = pod.qos is QosClass.BE
@@ -114,8 +114,8 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         why = f"BE pod: its resource-status annotation names CPUs {cpus}, which the BE pool limits"
         return Claim(Pool.BE, why, within=pod.cpuset)
     if row in (Row.BE_ON_NODES, Row.SHARED_ON_NODES) and pod.nodes:
-        who = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
-        return Claim(pool, f"{_class(pod)} pod: {who} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
+        why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
+        return Claim(pool, f"{_class(pod)} pod: {why} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
     if pool is Pool.SHARED and may_own(pod) and not problem:
         count = whole_cpus(request) if exact is None else exact
         own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
@@ -142,7 +142,7 @@ def pool_of(pod: Pod) -> tuple[Pool, str]:
 
 
 def may_own(pod: Pod) -> bool:
-    """Return whether containers of a pod may be given CPUs of their own that nobody has named."""
+    """Return whether containers of a pod may get CPUs of their own that were not named for them."""
     return pod.kube_qos is KubeQos.GUARANTEED and pod.qos in (QosClass.NONE, *STRICT) and not pod.problem
 
 

@@ -48,7 +48,7 @@ def steps(groups: Iterable[Group], shall: Mapping[str, CpuSet]) -> tuple[SetCpus
 
     Args:
         groups: All of them, in any order.
-        shall: What they shall have; nobody is given an empty set.
+        shall: The target sets; none of them is empty.
     """
     there = sorted((g for g in groups if shall.get(g.path)), key=lambda g: (g.depth, g.path))
     above = {path for group in there for path in _ancestors(group.path)}

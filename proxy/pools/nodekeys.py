@@ -106,16 +106,16 @@ class SystemQos:
 
     Attributes:
         text: CPUs as they are written.
-        told_exclusive: Whether nobody else may use them; None where it is not said.
+        exclusive_field: Whether no other class may use them; None where it is not set.
     """
 
     text: str = ""
-    told_exclusive: bool | None = None
+    exclusive_field: bool | None = None
 
     @property
     def exclusive(self) -> bool:
-        """Whether nobody else may use them; so unless it is said otherwise."""
-        return self.told_exclusive is not False
+        """Whether no other class may use them; true unless set otherwise."""
+        return self.exclusive_field is not False
 
     @property
     def cpus(self) -> CpuSet:
@@ -131,7 +131,9 @@ class SystemQos:
         """Return it as Koordinator writes it: without what is empty."""
         reported: dict[str, object] = {"cpuset": self.text} if self.text else {}
         return (
-            reported if self.told_exclusive is None else {**reported, "cpusetExclusive": self.told_exclusive}
+            reported
+            if self.exclusive_field is None
+            else {**reported, "cpusetExclusive": self.exclusive_field}
         )
 
 
@@ -172,7 +174,7 @@ def node_labels(labels: Texts) -> NodeLabels:
 
 
 def reservation(annotations: Texts) -> tuple[Reservation, str]:
-    """Read what is kept back; a CPU list that is none is told, and kept as it is written."""
+    """Read the reservation; an invalid CPU list is reported, and kept as it is written."""
     text = annotations.get(RESERVATION)
     if text is None:
         return Reservation(), ""
@@ -187,7 +189,7 @@ def reservation(annotations: Texts) -> tuple[Reservation, str]:
 
 
 def system_qos(annotations: Texts) -> tuple[SystemQos, str]:
-    """Read the CPUs of class SYSTEM; a CPU list that is none is told, and kept as it is written."""
+    """Read the CPUs of class SYSTEM; an invalid CPU list is reported, and kept as it is written."""
     text = annotations.get(SYSTEM_QOS)
     if text is None:
         return SystemQos(), ""
@@ -201,7 +203,7 @@ def system_qos(annotations: Texts) -> tuple[SystemQos, str]:
 
 
 def amplification_ratios(annotations: Texts) -> tuple[dict[str, float] | None, str]:
-    """Read by how much resources are amplified; None where it is not told."""
+    """Read the amplification ratio of each resource; None where it is not set."""
     text = annotations.get(AMPLIFICATION)
     if text is None:
         return None, ""
@@ -233,7 +235,7 @@ def with_ratios(annotations: Texts, ratios: Mapping[str, float]) -> dict[str, st
 
 
 def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, str]:
-    """Read what was allocatable before amplification, amounts as they are written; None where not told."""
+    """Read what was allocatable before amplification, amounts as they are written; None where not set."""
     text = annotations.get(RAW_ALLOCATABLE)
     if text is None:
         return None, ""

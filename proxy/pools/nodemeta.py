@@ -1,7 +1,7 @@
 """A Node object out of its JSON: as ``kubectl get node NAME -o json`` prints it, or only its metadata.
 
-A member of the wrong kind counts as absent and is told; the rest counts. What is no Node object at all is an
-error, so that whoever reads it can go on with the last that was one.
+A member of the wrong kind counts as absent and is reported; the rest counts. Text that is not a Node object
+is an error, so that the reader can keep the last good one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from proxy.model.quantity import parse_quantity
 from proxy.pools.fields import load, short
 
 _OWN = ("name", "labels", "annotations")
-"""Members that tell metadata from any other object."""
+"""Members that distinguish metadata from any other object."""
 
 
 def node_meta(text: str) -> NodeMeta:

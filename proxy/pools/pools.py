@@ -1,4 +1,4 @@
-"""The pools: a pure function of the machine and of who owns CPUs. Never stored.
+"""The pools: a pure function of the machine and of the owners of CPUs. Never stored.
 
     shared pool = usable CPUs - everything that is owned
     BE pool     = usable CPUs - what LSE and exclusive Guaranteed containers own
@@ -23,7 +23,7 @@ from proxy.model.workload import Pool
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Exclusive CPUs and who owns them.
+    """Exclusive CPUs of one owner.
 
     Attributes:
         cpus: The CPUs.
@@ -68,10 +68,10 @@ def pools_of(
 
     Args:
         usable: The CPUs that pools may use.
-        owners: Everybody who owns CPUs.
+        owners: All owners of CPUs.
         system: CPUs of class SYSTEM; None for none.
         be_limit: CPUs to which BE is suppressed; None where it is not. Where none of them is left in the BE
-            pool, BE has all of it: nobody is left without CPUs.
+            pool, BE has all of it: no container is left without CPUs.
     """
     taken = hard = 0
     for owner in owners:

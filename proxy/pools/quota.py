@@ -5,7 +5,7 @@ See Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/cpuset.go, UnsetCo
 A container whose CPUs are its own can use no more than those, so a quota only throttles it, for work that
 comes in bursts: it is switched off, for the container and for its pod. Containers of one pod share the pod's
 CPUs, though, and without quotas one can starve the others; so a setting keeps them, for all pods or for pods
-of several containers. Who no longer owns CPUs gets the quota of the request back.
+of several containers. A container that no longer owns CPUs gets the quota of its request back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the node's pools are, as Koordinator hands them from its reporter to its hooks.
+"""The node's pools, as Koordinator's reporter passes them to its hooks.
 
 Theory (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). The reporter writes
 pools and kubelet's policy into annotations of the node's NodeResourceTopology; whoever sets CPUs reads them

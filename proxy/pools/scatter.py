@@ -3,8 +3,8 @@
 See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go,
 calculateBESuppressCPUSetPolicy.
 
-Theory. What BE pods use is taken from nobody as long as it lies evenly, so CPUs come from all NUMA nodes and
-sockets in turn; and a core that BE pods have for themselves disturbs nobody, so siblings come together. The
+Theory. BE pods disturb others least if their CPUs are spread evenly, so CPUs come from all NUMA nodes and
+sockets in turn; and if they have whole cores to themselves, so siblings come together. The
 CPUs are put into buckets by node and socket, the largest bucket first (then by lowest CPU). In rounds over
 the buckets, each gives two siblings as long as two are wanted and some bucket has two; then, from where that
 ended, each gives one.

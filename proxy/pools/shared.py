@@ -8,7 +8,7 @@ See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopol
     both  -= the node's reservation, and CPUs that belong to class SYSTEM alone
 
 kubelet's own reserve stays in both, so that pods that ask for next to nothing always have a CPU. A node on
-which nobody left anything has no pool at all; one that the reservation empties keeps an empty pool, which is
+which nothing is left has no pool at all; one that the reservation empties keeps an empty pool, which is
 published without a CPU list.
 
 A pool is a group of CPUs of one socket *and* one node. The two go together on all but odd machines; a node
@@ -64,7 +64,7 @@ class Withheld:
     Attributes:
         kubelet: What kubelet's static policy gave to pods of its own.
         reserved: The node's reservation.
-        system: CPUs of class SYSTEM that are nobody else's.
+        system: CPUs that only class SYSTEM may use.
     """
 
     kubelet: CpuSet = field(default_factory=CpuSet)

@@ -4,7 +4,7 @@ Koordinator's document asks for more than its code checks
 (https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
 
 - A pod without a class of its own stands where Kubernetes put it. A Guaranteed pod whose CPUs kubelet's
-  static policy chose stands as LSR: nobody but BE pods may come near. Any other Guaranteed or Burstable pod
+  static policy chose stands as LSR: only BE pods may share them. Any other Guaranteed or Burstable pod
   stands as LS, BestEffort as BE.
 - LSE and LSR pods ask for whole CPUs, and for exactly what their limits allow. Counted is what runs together:
   app containers and sidecars; init containers come and go before them.
@@ -35,7 +35,7 @@ def standing(qos: QosClass, kube_qos: KubeQos, *, pinned_by_kubelet: bool = Fals
 
 
 def owning_problem(qos: QosClass, asked: PodAsk) -> str:
-    """Tell why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
+    """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
     if qos not in OWNING:
         return ""
     for ask in asked.containers:

@@ -1,4 +1,4 @@
-"""What a session tells its owner, and the one error that it raises."""
+"""The notifications of a session to its owner, and the one error that it raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Unusual(StrEnum):
 
 
 class Handler(Protocol):
-    """What happens on the intercepted streams of one session, told synchronously and in order.
+    """Receives what happens on the intercepted streams of one session, synchronously and in order.
 
     Every method may call ``Session.release`` and ``Session.refuse`` for any stream. What a method raises
     leaves through ``Session.from_client`` or ``Session.from_server`` and spoils the session.

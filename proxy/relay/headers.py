@@ -23,9 +23,8 @@ from proxy.relay import huffman
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
 
 DEFAULT_TABLE_SIZE: Final = 4096
-MAX_TABLE_SIZE: Final = (
-    1 << 20
-)  # nobody uses more than 64 KiB; the bound keeps a hostile peer from filling memory
+MAX_TABLE_SIZE: Final = 1 << 20
+"""More than any client uses (64 KiB); the bound keeps a hostile peer from filling memory."""
 _ENTRY_OVERHEAD: Final = 32
 _STATIC: Final = 61
 # Lengths of the names of the static table (RFC 7541, appendix A), by index.
@@ -78,7 +77,7 @@ class Follower:
         self.cap = max(self.cap, min(size, MAX_TABLE_SIZE))
 
     def skim(self, block: bytes) -> None:
-        """Follow a block whose fields nobody asks for.
+        """Follow a block whose fields are not needed.
 
         Raises:
             RelayError: The block is not valid.

@@ -14,7 +14,7 @@ has the request, the client resets it, the runtime goes away (GOAWAY), the conne
 then called, once, if ``request`` was.
 
 A stream that ended while the client may still be sending is *dead*: the client's DATA for it is dropped (the
-window comes back by the rule in ``flow``). If it was we who refused it, what the runtime still sends for it
+window comes back by the rule in ``flow``). If we refused it, what the runtime still sends for it
 is dropped too, DATA against window for the runtime; its HEADERS must pass, because both header tables depend
 on them, and find a stream that we have reset before.
 

@@ -1,9 +1,9 @@
-"""Giving cpusets back in the kernel: from the top, and only wider. Runs in the kernel worker's thread.
+"""Restoring cpusets in the kernel: from the top, and only wider. Runs in the kernel worker's thread.
 
-A group's set lies within its parent's on cgroup v1, so who is above is written first: the group of class
+A group's set lies within its parent's on cgroup v1, so ancestors are written first: the group of class
 BestEffort, those of its pods and what is in them, where they hold the BE pool (``beCpuset: erase``), then
-sandboxes, monitors and containers. What a container is to have is added to what it has. On v2 a group without
-a list of its own has that of its parent already, and is left so.
+sandboxes, monitors and containers. A container's target set is added to its current one. On v2 a group
+without its own list has that of its parent already, and is left so.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Given:
 
 
 def give_back(enforcer: Enforcer, state: NodeState, targets: Iterable[tuple[Container, Target]]) -> Given:
-    """Widen everybody to what he is to have.
+    """Widen each container to its target set.
 
     Args:
         enforcer: Knows the groups.
         state: The node.
-        targets: Who is to have what.
+        targets: The target of each container.
     """
     done, cgroups = Given(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:

@@ -24,15 +24,15 @@ NOTHING = (
 
 
 class Leaving:
-    """Makes the release of a daemon when somebody wants it."""
+    """Makes the release of a daemon on demand."""
 
     def __init__(self, config: Config, keeper: Keeper | None, suppression: Suppression | None) -> None:
-        """Take note of the parts.
+        """Take the parts.
 
         Args:
-            config: Says what is done with decisions.
-            keeper: Whose containers; None in a daemon that decides nothing.
-            suppression: What keeps BE pods within limits; None where nothing does.
+            config: What happens to decisions.
+            keeper: The node; None in a daemon that decides nothing.
+            suppression: Keeps BE pods within limits; None where there is none.
         """
         self._config = config
         self._keeper = keeper
@@ -40,7 +40,7 @@ class Leaving:
         self._made: Release | None = None
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Go on where the last daemon ended; before anybody is moved."""
+        """Continue a release of the last daemon; before any container is moved."""
         if KEY in entries and self._config.mode is Mode.ENFORCE:
             self.get().recover(entries[KEY])
 

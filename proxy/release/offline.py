@@ -1,8 +1,8 @@
 """The release without a daemon: the same steps, from the ledger, the kernel and the runtime.
 
-The lock of the state directory keeps a daemon from starting meanwhile, and this from running beside one. What
-the ledger says is compared with the runtime, as at a daemon's start; where the runtime does not answer, the
-kernel is given back all the same, and what is left is told.
+The lock of the state directory keeps a daemon from starting meanwhile, and this from running beside one. The
+ledger is reconciled with the runtime, as at a daemon's start; where the runtime does not answer, the kernel's
+values are restored all the same, and what remains is reported.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Page = dict[str, object]
 
 
 def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
-    """Return everything back.
+    """Restore everything.
 
     Args:
-        config: Where things are.
+        config: The paths.
         limit: Seconds after which it ends, with what it has.
-        say: Told how far it is, now and then.
+        say: Takes progress messages.
 
     Returns:
         As ``/release`` of a daemon answers.

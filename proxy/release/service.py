@@ -1,12 +1,12 @@
-"""The release in the daemon: one way out, cut into steps that a crash cannot break.
+"""The release in the daemon: one way out, in steps that survive a crash.
 
-Order. The keeper rests (from that moment no call is held and nobody is moved, also by what is queued
-already: ``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE suppression are given
-back; everybody's cpuset is widened in the kernel; then the runtime is told, one container at a time, so
-that what it has saved agrees. A call that was at the runtime when this began may bring a set of ours to a
-container afterwards, so such calls are waited for, and at the end everybody is looked at once more: it is
-over when a sweep after a fresh list of the runtime finds nothing to do. Then the record says *released*. A
-daemon that starts with a record goes on where it was, and stays out of the way, until ``undo``.
+Order. The keeper pauses (from then on no call is held and no container is moved, also by queued work:
+``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE (best effort) suppression are
+reverted; every container's cpuset is widened in the kernel; then the runtime is updated, one container at a
+time, so that its saved values agree. A call that was at the runtime when this began may bring one of our sets
+to a container afterwards, so such calls are waited for, and at the end all containers are checked once more:
+it is over when a sweep after a new list of the runtime finds nothing to do. Then the record is *released*. A
+daemon that starts with a record continues, and stays out of the way, until ``undo``.
 
 A sweep costs what a comparison costs, and a container that has its set already costs the runtime nothing.
 """
@@ -30,7 +30,7 @@ from proxy.release.telling import Progress, Telling
 
 RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value
 PER_SECOND = 10.0
-"""How many containers a second are told where the configuration does not settle at all."""
+"""How many containers a second are updated at the runtime where the configuration does not limit that."""
 PAUSES = Backoff(0.1, 30.0)
 """Seconds between two sweeps while something is left that could not be done."""
 PASS_LIMIT_S = 10.0
@@ -51,11 +51,11 @@ class Release:
     """
 
     def __init__(self, keeper: Keeper, idle: Callable[[], bool] = lambda: True) -> None:
-        """Take note of the parts; ``recover`` or ``begin`` follows.
+        """Take the parts; ``recover`` or ``begin`` follows.
 
         Args:
-            keeper: Whose containers.
-            idle: Tells whether nothing of BE suppression is in effect.
+            keeper: The node.
+            idle: Returns whether nothing of BE suppression is in effect.
         """
         self._keeper = keeper
         self._idle = idle
@@ -81,9 +81,9 @@ class Release:
     # -- the record ---------------------------------------------------------------------------------------
 
     def recover(self, record: Mapping[str, object]) -> None:
-        """Go on where the last daemon ended; before the keeper takes anybody in."""
+        """Continue a release of the last daemon; before the keeper adopts any container."""
         stage, since = record.get("stage"), record.get("since")
-        # A record that cannot be read is one of a release: nobody's containers are moved on a guess.
+        # A record that cannot be read is one of a release: no container is moved on a guess.
         enter(self._keeper, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
         self.since = float(since) if isinstance(since, int | float) else self._keeper.wall()
         self._keeper.voice.warn(
@@ -188,10 +188,10 @@ class Release:
         return False
 
     async def sweep(self, pace: Callable[[], Awaitable[None]]) -> bool:
-        """Look at everybody once, and do what is to be done.
+        """Check all containers once, and do what is left to do.
 
         Args:
-            pace: Waits between two containers that the runtime is told.
+            pace: Waits between two updates of the runtime.
 
         Returns:
             True when nothing was left to do.
@@ -214,8 +214,8 @@ class Release:
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
-        keeper.store.enter(NodeMode.RELEASED)  # what is told is on the disk
-        keeper.voice.info(f"released: {len(progress.reported)} containers were told at the runtime")
+        keeper.store.enter(NodeMode.RELEASED)  # only what is on the disk is reported
+        keeper.voice.info(f"released: {len(progress.reported)} containers were updated at the runtime")
         return True
 
     def _is_over(self, clean: bool) -> bool:

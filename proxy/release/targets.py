@@ -1,22 +1,22 @@
 """What each container would have had without us.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/cpu_manager.go, reconcileState; runc v1.1). Three sides say
-where a container runs when nobody stands between kubelet and the runtime:
+where a container runs without topoproxy between kubelet and the runtime:
 
 * kubelet's CPU manager under policy ``static``: the CPUs of the container's entry in its state file, for
   all others its default set. It sends them with the create, and again in each of its reconcile periods.
-* the request that made the container, and the last update that named a set. Nobody but such a kubelet names
-  CPUs on most nodes; kubelet's memory manager names memory nodes.
-* the group above it. A container for which nobody named a set runs on all that its pod's group has: on
+* the request that created the container, and the last update that named a set. Only such a kubelet names CPUs
+  on most nodes; kubelet's memory manager names memory nodes.
+* the group above it. A container without a named set runs on all that its pod's group has: on
   cgroup v1 runc copies it when it makes the group, on v2 an empty list means the same.
 
 A container that was taken in after its create (``plan.adoption``) has as its request what the runtime had
 saved then: that is what it gets back. So where the ledger was lost while containers were on sets of ours,
 these sets are what is known of them.
 
-What is given back only grows in the kernel: a container first has what it has and what it is to have, so
-that nobody is ever left on fewer CPUs than he had (``proxy.release.kernel``). Where what it is to have is
-narrower, which only kubelet's static policy or a named set can say, the runtime's own update makes it so.
+In the kernel sets only grow: a container first has its current CPUs and its target together, so that no
+container ever has fewer CPUs than before (``proxy.release.kernel``). Where the target is narrower, which only
+kubelet's static policy or a named set can cause, the runtime's own update narrows it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from proxy.model.workload import Container, Request
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a container is to have.
+    """The target of a container.
 
     Attributes:
         cpus: The CPUs; None for those of the group above it.
         mems: The memory nodes; None for those of the group above it.
-        why: Who says so, in words.
+        why: The source of the target, in words.
     """
 
     cpus: CpuSet | None
@@ -45,10 +45,10 @@ class Target:
 
 
 def target_of(container: Container, machine: Machine, manager: CpuManager) -> Target:
-    """Return what a container is to have.
+    """Return the target of a container.
 
     Args:
-        container: Whom it is about.
+        container: The container.
         machine: The hardware.
         manager: What kubelet's CPU manager does.
     """

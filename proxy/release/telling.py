@@ -1,7 +1,8 @@
-"""The part of a release that takes long: having the runtime save what each container is to have.
+"""The slow part of a release: having the runtime save each container's target.
 
-Who has that saved already is not told: it is known of those that were placed or told since the start, and
-asked for of the others. A container with a call at the runtime waits for the next sweep.
+A container whose target is saved already is skipped: the saved value is known for those that were placed or
+updated since the start, and read for the others. A container with a call at the runtime waits for the next
+sweep.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from proxy.release.kernel import Due, Given
 
 @dataclass(slots=True)
 class Progress:
-    """How far it has come.
+    """The progress.
 
     Attributes:
-        told: Containers that the runtime was told, with what.
+        reported: Containers that were updated at the runtime, and with what.
         left: What could not be done in the last sweep, by container or group, in words.
-        sweeps: How often everybody was looked at.
-        pending: Ids that the last sweep found and that are not told yet.
+        sweeps: How often all containers were checked.
+        pending: Ids that the last sweep found and that are not updated yet.
     """
 
     reported: dict[str, Due] = field(default_factory=dict)
@@ -35,15 +36,15 @@ class Progress:
 
 
 class Telling:
-    """Tells the runtime."""
+    """Updates the runtime."""
 
     def __init__(self, keeper: Keeper, worker: Worker, progress: Progress) -> None:
-        """Take note of the parts.
+        """Take the parts.
 
         Args:
-            keeper: Whose containers.
+            keeper: The node.
             worker: Where the calls are made.
-            progress: Follows what is done.
+            progress: Records what is done.
         """
         self._keeper = keeper
         self._worker = worker
@@ -64,23 +65,23 @@ class Telling:
         return keeper.saved.get(container_id) != due.cpus or mems != due.mems
 
     async def all(self, given: Given, pace: Callable[[], Awaitable[None]]) -> None:
-        """Tell everybody who is pending; who cannot be told now is left for the next sweep."""
+        """Update all pending containers; one that cannot be updated now is left for the next sweep."""
         pending = self.progress.pending
         while pending:
             container_id = pending[0]
             try:
-                if await self._tell(container_id, given.due[container_id]):
+                if await self._update(container_id, given.due[container_id]):
                     await pace()
             except UnavailableError as error:
                 self.progress.left["runtime"] = str(error)
-                return  # nobody else would be told either
+                return  # the others would fail, too
             except RuntimeCallError as error:
                 self._keeper.quotas.refused(container_id)
                 if error.code != GrpcStatus.NOT_FOUND:
                     self.progress.left[container_id] = str(error)
             del pending[0]
 
-    async def _tell(self, container_id: str, due: Due) -> bool:
+    async def _update(self, container_id: str, due: Due) -> bool:
         """Have the runtime save what a container is to have.
 
         Returns:

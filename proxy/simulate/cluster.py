@@ -1,15 +1,15 @@
-"""Pods come one after the other to some machines.
+"""Pods arrive one after the other at some machines.
 
-Theory. Two decide, as in a real cluster. First a scheduler that knows sums only: it leaves out machines that
-lack CPU, memory, huge pages, devices or room for one more pod by requests (a machine that the pod names is
-the only one looked at), and of the others takes the one with the most free CPU, or with ``fill`` the least;
-equal ones in the order in which they were given. Then the machine's engine, the same code that ``serve``
-runs, which knows NUMA nodes and may refuse. A refused pod has failed there, as it does under kubelet: it
-holds nothing, and is not tried elsewhere unless ``retry`` says so.
+Theory. Two parts decide, as in a real cluster. First a scheduler that knows sums only: it leaves out machines
+that lack CPU, memory, huge pages, devices or room for one more pod by requests (if the pod names a machine,
+only that one is considered), and of the others takes the one with the most free CPU, or with ``fill`` the
+least; equal ones in the order in which they were given. Then the machine's engine, the same code that
+``serve`` runs, which knows NUMA nodes and may refuse. A refused pod has failed there, as it does under
+kubelet: it holds nothing, and is not tried elsewhere unless ``retry`` is set.
 
-Affinities, taints, priorities and preemption are not played; who needs them has a scheduler for it.
+Affinities, taints, priorities and preemption are not simulated.
 
-Machines are kept sorted by free CPU, so a pod that fits somewhere is usually placed at the first look.
+Machines are kept sorted by free CPU, so a pod that fits somewhere is usually placed at the first attempt.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Cluster:
         step: Callable[[], object] = lambda: None,
         explain: frozenset[str] = frozenset(),
     ) -> list[Result]:
-        """Let pods come.
+        """Place pods.
 
         Args:
             guests: The pods, in their order.

@@ -67,7 +67,7 @@ def compare_lines(
     *,
     verbose: bool,
 ) -> list[str]:
-    """Tell both, side by side."""
+    """Write both, side by side."""
     changed = differences(one, one_found, other, other_found)
     lines = [f"A: {clean(one.config.source)}", f"B: {clean(other.config.source)}", ""]
     lines += _table(one_found, other_found)

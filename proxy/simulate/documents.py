@@ -2,8 +2,8 @@
 
 Theory. YAML is read as events, not as objects: so the line of every mapping is known, a repeated key is seen,
 and nothing can be built that is larger than what is allowed. An alias stands for the value that its anchor
-names and counts with its whole size, so a few lines that mean a billion values are refused before anybody
-walks through them. Nesting costs no call depth.
+names and counts with its whole size, so a few lines that mean a billion values are refused before they are
+expanded. Nesting costs no call depth.
 
 Plain words become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. What only
 PyYAML takes for something else stays text: timestamps, and numbers to the base of 60 (``1:30``).

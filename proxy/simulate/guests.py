@@ -51,7 +51,7 @@ class Mould:
 
         Args:
             name: Its name.
-            number: Tells it from all other pods of the rehearsal.
+            number: Distinguishes it from all other pods of the rehearsal.
             host: The machine that it must run on; that of the mould if empty.
         """
         uid = f"{self.spec.uid or 'pod'}-{number}"

@@ -1,7 +1,7 @@
 """The machines of a rehearsal: what each offers, what is left, and the engine's state of each.
 
-What a machine offers is what kubelet would tell the scheduler: capacity less what is reserved, huge pages
-taken off the memory, healthy devices of the simulated plugins.
+What a machine offers is what kubelet would report to the scheduler: capacity less what is reserved, huge
+pages taken off the memory, healthy devices of the simulated plugins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Host:
         name: The machine's name.
         node: It as the engine knows it.
         state: The engine's state.
-        offers: Resource to amount; memory is left out where the machine does not tell it.
+        offers: Resource to amount; memory is left out where the machine does not report it.
         free: What is left of it by requests.
         guests: How many pods run here.
     """
@@ -54,7 +54,7 @@ class Host:
 
     @property
     def owned(self) -> CpuSet:
-        """CPUs that belong to somebody alone."""
+        """Exclusive CPUs."""
         return CpuSet.from_bits(union(owner.cpus.bits for owner in self.state.owners.values()))
 
     @property

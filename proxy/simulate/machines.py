@@ -79,15 +79,15 @@ def copies(machines: Sequence[Named], count: int) -> list[Named]:
     names = [named.name for named in made]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"cannot use two machines of the name {twice}: write NAME=FILE to tell them apart")
+        raise InputError(f"cannot use two machines of the name {twice}: write NAME=FILE to give them names")
     return made
 
 
 def _sound(machine: Machine, file: str) -> None:
     """Refuse a description that a real machine can only have by mistake.
 
-    A machine whose firmware says such things is read and worked with (``serve`` has no other); a description
-    is asked what would be, and no answer about it could be trusted.
+    ``serve`` works with a machine whose firmware reports such things (it has no other); a description is
+    meant to answer what would happen, and no answer about such a machine could be trusted.
     """
     if section(machine.extra, "numa").get("claimed"):
         raise _unsound(file, f"NUMA nodes overlap: {_overlap(machine)}")

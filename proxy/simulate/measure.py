@@ -5,9 +5,9 @@ touches no more NUMA nodes than any placement of it must touch on the empty mach
 least number is exact (``place.demand``): CPUs, memory and devices have to be had on the same nodes. Devices
 that are near to no node count nowhere.
 
-What is left is looked at in two measures, as the allocators do: CPUs (threads), and whole cores, of which
-nobody has taken a part. A request fits on one node where one node has as much of it; so the largest such
-piece, beside the sum over all nodes, tells how fragmented a machine is.
+What is left is measured in two units, as the allocators do: CPUs (threads), and whole cores that are entirely
+free. A request fits on one node where one node has as much of it; so the largest such piece, beside the sum
+over all nodes, shows how fragmented a machine is.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
 
 
 class Judge:
-    """Tells where containers lie; remembers what it has found out about requests that are alike."""
+    """Finds where containers are; remembers its results for equal requests."""
 
     def __init__(self) -> None:
         self._least: dict[object, int] = {}

@@ -5,7 +5,7 @@ The file maps a resource to a list of devices::
     nvidia.com/gpu:
       - {id: gpu0, numa: [0]}
       - {id: gpu1, numa: [1], healthy: false}
-      - {id: gpu2}                              # near to no NUMA node, or nobody tells
+      - {id: gpu2}                              # near to no NUMA node, or unknown
 """
 
 from __future__ import annotations

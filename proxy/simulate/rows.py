@@ -18,8 +18,8 @@ class Row:
     Attributes:
         node: Its id; None for devices that are near to no node.
         cpus: Its CPUs.
-        owned: Those that belong to somebody alone.
-        reserved: Those that are never given to somebody alone.
+        owned: Exclusive ones.
+        reserved: Those that are never exclusive.
         pods: How many pods were given CPUs, memory or devices of it.
         memory: Bytes given and bytes that can be given; None where memory is not counted by node.
         devices: Resource to devices given and healthy ones; a device near to several nodes is in each.
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def left(self) -> CpuSet:
-        """CPUs that could still be given to somebody alone."""
+        """CPUs that could still become exclusive."""
         return self.cpus - self.owned - self.reserved
 
 

@@ -26,8 +26,8 @@ class Summary:
         unschedulable: No machine has enough by requests, by the resources that are short; ``NoSuchMachine``
             where the pod asks for a machine that is not there.
         cpus: Online CPUs of all machines.
-        owned: Those that belong to somebody alone.
-        left: Those that could still be given to somebody alone.
+        owned: Exclusive ones.
+        left: Those that could still become exclusive.
         whole: Those of them in whole cores.
         largest: The largest request for CPUs that one NUMA node anywhere still holds.
         largest_whole: The same in whole cores.

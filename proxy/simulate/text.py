@@ -20,7 +20,7 @@ ALL = "--verbose shows all"
 
 
 def report(rehearsal: Rehearsal, found: Findings, notes: Sequence[str], *, verbose: bool) -> list[str]:
-    """Tell everything about a rehearsal."""
+    """Write everything about a rehearsal."""
     lines = machine_lines(rehearsal, verbose=verbose)
     lines += ["", *summary_lines(found.summary)]
     failed = failed_lines(rehearsal.results, verbose=verbose)
@@ -40,7 +40,7 @@ def machine_lines(rehearsal: Rehearsal, *, verbose: bool) -> list[str]:
 
 
 def summary_lines(reported: Summary) -> list[str]:
-    """Tell the numbers."""
+    """Write the numbers."""
     rows = [(label, str(value), words) for label, value, words in numbers(reported)]
     width = max(len(value) for _, value, _ in rows)
     return columns([(label, value.rjust(width), words) for label, value, words in rows])
@@ -120,7 +120,7 @@ def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
 
 
 def explain_lines(result: Result, width: int) -> list[str]:
-    """Tell why a pod is where it is, container by container."""
+    """Write why a pod is where it is, container by container."""
     refused = result.fate is Fate.REFUSED and result.explanations  # they say why
     lines = [f"{clean(result.guest.ref)}: {_refused_text(result) if refused else fate_text(result)}"]
     for reported in result.explanations:

@@ -21,15 +21,15 @@ STEPS = ("start", "finish", "revert")
 
 
 class Late:
-    """Makes the takeover of a daemon when somebody wants it."""
+    """Makes the takeover of a daemon on demand."""
 
     def __init__(self, config: Config, keeper: Keeper | None, ledger: Ledger | None) -> None:
-        """Take note of the parts; where the ledger has a takeover, the keeper's rules follow it at once.
+        """Take the parts; where the ledger has a takeover, the keeper's rules follow it at once.
 
         Args:
-            config: Says where things are.
-            keeper: Whose rules follow; None in a daemon that decides nothing.
-            ledger: Where the record is kept; None where nothing is.
+            config: The paths.
+            keeper: Its rules follow; None in a daemon that decides nothing.
+            ledger: Keeps the record; None where there is none.
         """
         self._config = config
         self._keeper = keeper

@@ -125,7 +125,7 @@ def notes(record: Record, scene: Scene) -> list[str]:
         said.append(
             f"finish wrote kubelet's file for policy {record.target}, and it is"
             f" {f'for {scene.file.policy}' if scene.file.policy else 'not usable'} now:"
-            " somebody else wrote it (finish again, with kubelet stopped)"
+            " another program wrote it (finish again, with kubelet stopped)"
         )
     said += [
         f"{row['container']} runs on CPUs {row['in_force']}, and kubelet's file says {row['cpus']}"

@@ -7,15 +7,15 @@ Theory. A takeover is a value with three phases:
       └────revert──────┴───────────────────┘
 
 - ``none``: CPUs that kubelet's CPU manager names are its choice, and are adopted.
-- ``started``: what it held then stays with those who have it, until they end; who comes gets our choice.
+- ``started``: what it held then stays with its containers until they end; new containers get our choice.
 - ``finished``: its file says so too. kubelet starts again under ``none``, or under ``static`` with a file in
   which all CPUs are as they are in effect.
 
 The record is one value of the daemon's ledger, and each change of it one atomic write. A step that writes
 kubelet's file writes the record three times: with what is going to be written (``pending``), and with the new
-phase afterwards; the file itself is replaced at once or not at all. So whoever comes after a crash compares
-the file with ``pending``: it is the new one (the step is completed), the old one (it never happened), or
-somebody else wrote it meanwhile (it is undone, and told). Nothing has to be written for that but the record.
+phase afterwards; the file itself is replaced at once or not at all. So after a crash the file is compared
+with ``pending``: it is the new one (the step is completed), the old one (it never happened), or another
+program wrote it meanwhile (it is undone, and reported). Nothing but the record has to be written for that.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Record:
         stage: Where it is.
         began, since: When it began, and when this stage was reached; seconds since the epoch.
         policy: kubelet's policy before.
-        reserved: CPUs that kubelet kept back: nobody is given one of them alone.
+        reserved: CPUs that kubelet kept back: they are never exclusive CPUs.
         strict: kubelet's option ``strict-cpu-reservation`` was on.
         backup: kubelet's file as it was at the start.
-        old: Whom kubelet had given CPUs at the start.
+        old: The CPUs that kubelet had assigned at the start.
         target: The policy that ``finish`` wrote; empty before.
         written: What ``finish`` wrote; empty before.
         forced: kubelet ran while that was written, so it may have something else in memory.
@@ -112,7 +112,7 @@ class Record:
 
 
 def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
-    """Find out what became of a write that was under way when the daemon ended.
+    """Find out the result of a write that was under way when the daemon ended.
 
     Args:
         record: The record as the ledger has it.
@@ -120,7 +120,7 @@ def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
         now: Seconds since the epoch.
 
     Returns:
-        The record without a write under way, and what has to be told; empty if nothing has.
+        The record without a write under way, and a message; empty if there is none.
     """
     pending = record.pending
     if pending is None:
@@ -133,7 +133,7 @@ def settled(record: Record, text: str | None, now: float) -> tuple[Record, str]:
             undone,
             f"the takeover's step {pending.step} had not come to its write: it is undone, repeat it",
         )
-    words = "somebody else wrote kubelet's file while it was under way"
+    words = "another program wrote kubelet's file while it was under way"
     return undone, f"the takeover's step {pending.step} is undone: {words}; see topoproxy takeover status"
 
 

@@ -39,7 +39,7 @@ class Outcome:
 
     Attributes:
         record: The record from here on; with a write under way, that write is to be made.
-        told: What happened, one sentence each.
+        reported: What happened, one sentence each.
     """
 
     record: Record
@@ -55,7 +55,7 @@ def _conflicts(scene: Scene) -> Iterator[str]:
     if not scene.enforce:
         yield "the mode is observe: nothing would be placed (mode: enforce)"
     if not scene.ready:
-        yield "the daemon has not compared its state with the runtime yet (topoproxy status tells why)"
+        yield "the daemon has not compared its state with the runtime yet (topoproxy status has the reason)"
     file = scene.file
     if file.held is None:
         yield f"kubelet's state file {scene.directory}/cpu_manager_state cannot be used: {file.problem}"
@@ -77,25 +77,25 @@ def _sets(scene: Scene) -> Iterator[str]:
     held = [(uid, n, cpus) for uid, pod in scene.file.held.held.items() for n, cpus in pod.items()]
     everything = CpuSet()
     for uid, name, cpus in held:
-        who = scene.ref(uid, name)
+        ref = scene.ref(uid, name)
         if missing := cpus - scene.online:
-            yield f"CPUs {missing} that kubelet gave to {who} are not online"
+            yield f"CPUs {missing} that kubelet gave to {ref} are not online"
         if both := cpus & scene.file.held.default:
-            yield f"CPUs {both} that kubelet gave to {who} are in its default set too"
+            yield f"CPUs {both} that kubelet gave to {ref} are in its default set too"
         for other, other_name, theirs in held:
             if uid < other and cpus & theirs:
-                yield f"kubelet gave CPUs {cpus & theirs} to {who} and to {scene.ref(other, other_name)}"
+                yield f"kubelet gave CPUs {cpus & theirs} to {ref} and to {scene.ref(other, other_name)}"
         if uid not in scene.elsewhere:
             for each in scene.owning:
                 if each.uid != uid and each.cpus & cpus:
-                    yield f"CPUs {each.cpus & cpus} that kubelet gave to {who} are owned by {each.ref}"
+                    yield f"CPUs {each.cpus & cpus} that kubelet gave to {ref} are owned by {each.ref}"
         everything |= cpus
     if scene.shareable <= everything:
         yield "kubelet has given all CPUs away: the shared pool would be empty"
 
 
 def left(record: Record, scene: Scene) -> tuple[Owning, ...]:
-    """List the allocations of the start whose pod is still there."""
+    """List the allocations of the start whose pod still exists."""
     found = []
     for uid, names in record.old.items():
         for name, cpus in names.items():
@@ -200,7 +200,7 @@ def _may_write(scene: Scene, what: str, *, force: bool) -> None:
     if not scene.ready:
         raise StepRefusedError(
             f"cannot {what}: the daemon has not compared its state with the runtime yet",
-            ("repeat this in a moment; topoproxy status tells why if it stays so",),
+            ("repeat this shortly; topoproxy status has the reason if it stays so",),
         )
     if scene.unwritable:
         raise StepRefusedError(

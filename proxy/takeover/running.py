@@ -1,8 +1,8 @@
 """Finding out whether kubelet runs: it writes its state file from memory, so it must not while we do.
 
-Three signs, of which each can fail: a process of that name (kubelet may run inside another program), somebody
-who listens at its sockets (a dead kubelet leaves them behind, so one connects), and its health port (which
-may be switched off, or be another). One sign is enough. Everything here may block for a moment.
+Three signs, each of which can fail: a process of that name (kubelet may run inside another program), a
+process that listens at its sockets (a dead kubelet leaves them behind, so one connects), and its health port
+(which may be switched off, or be another). One sign is enough. Everything here may block for a short time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _processes(procfs: Path) -> Iterator[str]:
 
 
 def _alive(entry: Path) -> bool:
-    """Return whether a process is more than a name: nobody has waited for it yet (zombie), or it is dead."""
+    """Return whether a process is alive: neither a zombie nor dead."""
     # The name in brackets may have blanks and brackets of its own.
     after = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return not after or after[0] not in ("Z", "X")
@@ -59,7 +59,7 @@ def _listening(directory: Path) -> Iterator[str]:
                 client.connect(str(path))
         except OSError:
             continue
-        yield f"somebody listens at {path}"
+        yield f"a process listens at {path}"
 
 
 def _healthy(health: tuple[str, int]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a takeover looks at: kubelet's file and settings, who owns which CPUs, and whether kubelet runs."""
+"""The inputs of a takeover: kubelet's file and settings, the owners of CPUs, and whether kubelet runs."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Scene:
     Attributes:
         directory: Where kubelet's file is.
         file: The file.
-        manager: What kubelet's CPU manager does, as far as it tells.
+        manager: What kubelet's CPU manager does, as far as it is known.
         running: Signs that kubelet runs, in words; empty where there is none.
         unwritable: Why the file could not be written, in words; empty if it could.
-        owning: Who has CPUs of his own, by our account.
+        owning: The owners of exclusive CPUs, by our account.
         pods: Pods that are there: uid to ``namespace/name``.
         from_files: Uids of pods that kubelet has from files (static pods).
         elsewhere: Uids of pods whose CPUs a label or the scheduler decides, not kubelet.
@@ -112,7 +112,7 @@ class Scene:
 
     @property
     def owned(self) -> Mapping[tuple[str, str], Owning]:
-        """Who has CPUs of his own, by uid and name."""
+        """The owners of exclusive CPUs, by uid and name."""
         return {(each.uid, each.name): each for each in self.owning}
 
     def ref(self, uid: str, name: str) -> str:
@@ -121,7 +121,7 @@ class Scene:
 
 
 def owning_of(state: NodeState) -> tuple[Owning, ...]:
-    """List who has CPUs of his own and has not ended."""
+    """List the owners of exclusive CPUs that have not ended."""
     return tuple(
         Owning(c.pod.uid, c.name, c.ref, c.placement.own)
         for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.attempt, c.id))
@@ -136,7 +136,7 @@ def pods_of(state: NodeState) -> dict[str, str]:
 
 
 def elsewhere_of(state: NodeState) -> frozenset[str]:
-    """List pods whose CPUs somebody else than kubelet decides."""
+    """List pods whose CPUs are not decided by kubelet."""
     return frozenset(pod.uid for pod in state.pods.values() if _elsewhere(pod))
 
 

@@ -1,9 +1,9 @@
 """The takeover in the daemon: one step at a time, the keeper's rules along with the record.
 
-The scene is put together from two sides: who is where, on the loop, at one moment; kubelet's file, settings
-and signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the
-record says that pods that come are ours, the node's rules say ``static`` and keep kubelet's reserve, whatever
-the configuration says; what the configuration says comes back with a revert.
+The inputs come from two sides: the containers, from the loop, at one instant; kubelet's file, settings and
+signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the record
+says that new pods are ours, the node's rules are ``static`` and keep kubelet's reserve, whatever the
+configuration says; the configuration is in effect again after a revert.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Takeover:
         places: Places,
         alive: Callable[[Path, Path], tuple[str, ...]] = signs,
     ) -> None:
-        """Take note of the parts; ``recover`` follows.
+        """Take the parts; ``recover`` follows.
 
         Args:
-            keeper: Whose rules follow the record.
+            keeper: Its rules follow the record.
             writer: Keeps the record.
-            places: Where things are.
+            places: The paths.
             alive: Lists signs that kubelet runs, from its directory and /proc; called in a worker.
         """
         self._keeper = keeper
@@ -83,7 +83,7 @@ class Takeover:
         return self._writer.record
 
     def recover(self) -> None:
-        """Go on where the last daemon ended; to be called before the keeper takes anybody in."""
+        """Continue where the last daemon ended; called before the keeper adopts any container."""
         if said := self._writer.recover():
             self._keeper.problems.note(said)
         self._follow()

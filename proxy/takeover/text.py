@@ -76,7 +76,7 @@ def _rows(data: Mapping[str, object]) -> Iterable[str]:
         rows.append((*cells, f"{one_line(row.get('container'))}{static}"))
     yield ""
     if len(rows) == 1:
-        yield "kubelet's file gives CPUs to nobody."
+        yield "kubelet's file assigns no CPUs."
         return
     yield f"What kubelet has given ({len(rows) - 1})"
     yield from table(rows)

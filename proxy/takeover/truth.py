@@ -1,13 +1,13 @@
 """kubelet's file as it would be if kubelet knew what is in effect.
 
-Theory. The file of policy ``none`` says nothing about anybody. That of ``static`` has, for each container
-with CPUs of its own, the CPUs that it has (ours by our account), and what kubelet holds for containers that
-are not here, where that meets nobody's and leaves a CPU for all others. kubelet drops what is stale when it
+Theory. The file of policy ``none`` contains no container. That of ``static`` has, for each container with
+exclusive CPUs, the CPUs that it has (by our account), and what kubelet holds for containers that are not
+here, where that overlaps with none and leaves a CPU for all others. kubelet drops stale entries when it
 starts.
 
-Not everything can be said in it: kubelet would not start where somebody has a CPU that it keeps back, or one
-that is offline. Such a container is left out and named. kubelet then gives it CPUs on paper, and its updates
-are answered with those that the container really has.
+Not everything can be expressed in it: kubelet would not start where a container has a CPU that it keeps back,
+or one that is offline. Such a container is left out and named. kubelet then assigns it CPUs in its file, and
+its updates are answered with those that the container really has.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def truth(record: Record, scene: Scene, target: str) -> Truth:
 
 
 def _ours(scene: Scene, reserved: CpuSet) -> tuple[Entries, list[str]]:
-    """Return the CPUs that containers really have, and who cannot be said."""
+    """Return the CPUs that containers really have, and those that the file cannot express."""
     held: Entries = {}
     left_out: list[str] = []
     for each in scene.owning:
@@ -94,7 +94,7 @@ def _keep_theirs(scene: Scene, held: Entries, reserved: CpuSet) -> None:
 
 
 def _bubbles(scene: Scene, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
-    """Keep the CPUs of pods as a whole as they are, where their containers are inside and nobody else is."""
+    """Keep the CPUs of pods as a whole as they are, where their containers and no others are inside."""
     assert scene.file.checkpoint is not None
     found: dict[str, CpuSet] = {}
     for uid, cpus in pods_of(scene.file.checkpoint).items():

@@ -60,10 +60,10 @@ class Writer:
         self._now = now
 
     def recover(self) -> str:
-        """Load the record, and settle what was under way.
+        """Load the record, and settle a write that was under way.
 
         Returns:
-            What has to be told; empty if nothing has.
+            A message; empty if there is none.
         """
         known = load(self._ledger.entries.get(KEY) if self._ledger is not None else None)
         if known is None:
@@ -77,13 +77,13 @@ class Writer:
             return str(error)
 
     def settle(self) -> str:
-        """Find out what became of a write that was under way.
+        """Find out the result of a write that was under way.
 
         Returns:
-            What has to be told; empty if nothing has.
+            A message; empty if there is none.
 
         Raises:
-            CheckpointError, CannotCreateError: That cannot be found out, or not be recorded.
+            CheckpointError, CannotCreateError: It cannot be found out, or not be recorded.
         """
         if self.record.pending is None:
             return ""
@@ -111,7 +111,7 @@ class Writer:
             write_text(self._directory, pending.after)
             self._stays(pending.after, pending.step)
         except TopoproxyError:
-            with contextlib.suppress(TopoproxyError):  # what failed first is what is told
+            with contextlib.suppress(TopoproxyError):  # the first failure is the one that is reported
                 self._keep(dataclasses.replace(outcome.record, pending=None))
             raise
         self._keep(completed(self.record, self._now()))

@@ -19,7 +19,7 @@ KOBJECT_UEVENT = 15
 FROM_THE_KERNEL = 1
 """The group of the kernel's own events; udev sends its processed ones to another."""
 ACTIONS = (b"online", b"offline", b"add", b"remove")
-FOLDERS = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
+DIRECTORIES = (b"/devices/system/cpu/cpu", b"/devices/system/memory/memory", b"/devices/system/node/node")
 LONGEST = 8192
 AT_ONCE = 256
 
@@ -27,7 +27,7 @@ AT_ONCE = 256
 def concerns(message: bytes) -> bool:
     """Return whether a uevent is about a CPU, a block of memory or a NUMA node that came or went."""
     action, _, path = message.partition(b"\0")[0].partition(b"@")
-    return action in ACTIONS and path.startswith(FOLDERS)
+    return action in ACTIONS and path.startswith(DIRECTORIES)
 
 
 class Uevents:

@@ -35,12 +35,12 @@ def lines(data: Any, width: int = 120) -> list[str]:
 def test_who_wrote_and_who_does_so_again_and_again() -> None:
     assert lines(DATA) == [
         "",
-        "Cpusets that somebody else wrote, put back (by who that probably was): unknown 5, kubelet 2",
+        "Cpusets written by other programs and restored (by probable writer): unknown 5, kubelet 2",
         "  WRITTEN AGAIN AND AGAIN  BY       FOUND  INSTEAD OF  TIMES  SINCE  PUT BACK IN",
         "  ns/ls/c                  kubelet  0-15   4-15        12     33 s   0.5 s",
     ]
     lack = DATA | {"not_watched": "too many inotify watches", "wars": []}
-    assert lines(lack)[2:] == ["  not all writes are told of: too many inotify watches"]
+    assert lines(lack)[2:] == ["  not all writes are noticed: too many inotify watches"]
 
 
 def test_nothing_is_said_of_nothing() -> None:

@@ -240,11 +240,13 @@ def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
 
 class TestClient:
     def test_nobody_there(self, at: Path) -> None:
-        with pytest.raises(UnavailableError, match=f"cannot ask the daemon at {at}: nobody listens there"):
+        with pytest.raises(
+            UnavailableError, match=f"cannot ask the daemon at {at}: no process listens there"
+        ):
             ask(at, "/status")
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(at))
-        with pytest.raises(UnavailableError, match="nobody listens there"):
+        with pytest.raises(UnavailableError, match="no process listens there"):
             ask(at, "/status")
 
     def test_no_answer_in_time(self, at: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_is_no_pod(driver: Driver, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["1f", "crio://1f", "containerd://", "containerd://a/b", "containerd://.."])
 def test_ids_that_name_no_container(text: str) -> None:
-    with pytest.raises(CgroupError, match="cannot tell the cgroup of container"):
+    with pytest.raises(CgroupError, match="cannot name the cgroup of container"):
         container_name(SYSTEMD, text)
 
 

@@ -50,7 +50,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Node:
     made = Node(tmp_path, capsys)
-    monkeypatch.setattr(shipped, "shipped_folder", lambda: made.shipped)
+    monkeypatch.setattr(shipped, "shipped_directory", lambda: made.shipped)
     return made
 
 
@@ -85,7 +85,7 @@ def test_a_new_hook_in_a_folder_of_ones_own_from_one_that_is_shipped(node: Node,
         (["50-mine", "--from", "nothing"], 2, "cannot use nothing: there is no such hook"),
         (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
         (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),
-        (["50-mine", "--folder", "/dev/null"], 73, "50-mine.py: /dev/null is no folder"),
+        (["50-mine", "--folder", "/dev/null"], 73, "50-mine.py: /dev/null is no directory"),
         (["50-mine", "--folder", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
     ],
 )

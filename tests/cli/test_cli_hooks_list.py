@@ -167,14 +167,16 @@ def test_what_is_no_answer_is_not_taken_for_a_node_without_hooks(
     config = serve_admin({"/hooks": lambda: answer})
     code, _, errors = run("hooks", "list", "--config", config)
     assert code == 0
-    assert "what answers there is no daemon that knows hooks (so this is what the folders tell)" in errors
+    assert (
+        "what answers there is no daemon that knows hooks (so this is the state of the directories)" in errors
+    )
 
 
 def test_without_a_daemon_the_folders_tell(node: Path, run: Run) -> None:
     code, said, errors = run("hooks", "list", "--config", node / "c.yaml")
     assert code == 0
     first, second = errors.splitlines()
-    assert first.endswith("nobody listens there (so this is what the folders tell)")
+    assert first.endswith("no process listens there (so this is the state of the directories)")
     assert second.startswith(f"note: hook file {node}/etc/mine.py is left alone")
     wide = run("hooks", "list", "--wide", "--config", node / "c.yaml")[1].splitlines()
     elsewhere = ("--admin", f"unix://{node}/nobody.sock")

@@ -119,13 +119,13 @@ def test_json(daemon: Path) -> None:
 
 
 def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
-    words = r"cannot explain ml/trianer: nothing is remembered of it \(did you mean ml/trainer\?\); "
+    words = r"cannot explain ml/trianer: there is no decision for it \(did you mean ml/trainer\?\); "
     with pytest.raises(
         TopoproxyError, match=words + "8 decisions are remembered, topoproxy explain lists"
     ) as caught:
         run("ml/trianer", "--config", daemon)
     assert caught.value.exit_code == 1
-    with pytest.raises(TopoproxyError, match="nothing is remembered of it; 8 decisions"):
+    with pytest.raises(TopoproxyError, match="there is no decision for it; 8 decisions"):
         run("zzzzzzzzzzzz", "--json", "--config", daemon)
     with pytest.raises(TopoproxyError, match=r"did you mean db/wide/postgres\?"):
         run("db/wide/postgre", "--config", daemon)
@@ -138,7 +138,7 @@ def test_nothing_is_known_at_all(daemon: Path, history: History) -> None:
     for _, _, key in DAY:
         history.gone(key)
     assert run("--config", daemon).startswith("Nothing is remembered yet")
-    with pytest.raises(TopoproxyError, match="nothing is remembered of it, nothing was decided since"):
+    with pytest.raises(TopoproxyError, match="there is no decision for it, nothing was decided since"):
         run("x", "--config", daemon)
 
 
@@ -154,7 +154,9 @@ def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
-    words = r"nobody listens there \(systemctl status topoproxy tells whether it runs, --admin names another"
+    words = (
+        r"no process listens there \(systemctl status topoproxy shows whether it runs, --admin names another"
+    )
     with pytest.raises(UnavailableError, match=words) as caught:
         run("x", "--admin", tmp_path / "no.sock")
     assert caught.value.exit_code == 69
@@ -165,7 +167,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_is_answered_in_one_line(daemon: Path) -> None:
     with pytest.raises(TopoproxyError) as caught:
         run("\udcff\n\x1b[31mred", "--config", daemon)
-    assert str(caught.value).startswith("cannot explain ? ?[31mred: nothing is remembered of it")
+    assert str(caught.value).startswith("cannot explain ? ?[31mred: there is no decision for it")
 
 
 def test_ascii_terminals_are_enough(daemon: Path) -> None:

@@ -63,7 +63,9 @@ def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
-    words = r"nobody listens there \(systemctl status topoproxy tells whether it runs, --admin names another"
+    words = (
+        r"no process listens there \(systemctl status topoproxy shows whether it runs, --admin names another"
+    )
     with pytest.raises(UnavailableError, match=words) as caught:
         run("--admin", tmp_path / "no.sock")
     assert caught.value.exit_code == 69

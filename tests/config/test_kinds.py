@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proxy.config.kinds import (
     BYTES,
     CPU_AMOUNT,
-    FOLDER,
+    DIRECTORY,
     OPTIONAL_ADDRESS,
     OPTIONAL_FILE,
     OPTIONAL_SOCKET,
@@ -88,10 +88,10 @@ def test_truth() -> None:
 
 
 def test_folders_are_absolute() -> None:
-    assert str(FOLDER.read("//var/./lib/../x/")) == "/var/x"
+    assert str(DIRECTORY.read("//var/./lib/../x/")) == "/var/x"
     for text in ("", "x", "./x", "/a\0"):
         with pytest.raises(ValueError, match="not an absolute path"):
-            FOLDER.read(text)
+            DIRECTORY.read(text)
 
 
 def test_an_optional_socket_may_be_empty() -> None:

@@ -90,7 +90,7 @@ def test_a_reserve_that_cannot_be_chosen_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\nkubeReserved: {cpu: 99}\n")
     got = seen(beside(tmp_path))
     assert got.reserved == CpuSet()
-    assert got.problems[0].startswith("cannot tell which 99 CPUs kubelet keeps back: ")
+    assert got.problems[0].startswith("cannot determine which 99 CPUs kubelet keeps back: ")
 
 
 def test_an_option_that_is_newer_than_we_are_does_no_harm(tmp_path: Path) -> None:

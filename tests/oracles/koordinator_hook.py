@@ -10,7 +10,7 @@ cases, in which the text would do harm:
 - A BE pod that names CPUs (row 1) gets only those of them that are in the BE pools: it may not run on what an
   LSE pod owns.
 - Pools of nodes where nothing is left (rows 3 and 4) would be an empty list, which runtimes take for all
-  CPUs: then the container gets the whole pool, and the problem is told.
+  CPUs: then the container gets the whole pool, and the problem is reported.
 - Row 7 leaves the container to the cgroups above it; its CPUs are those of the BE pools.
 """
 
@@ -54,22 +54,22 @@ class Asker:
 
     @classmethod
     def of(cls, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str) -> Asker:
-        """Read a pod's labels and annotations, and the class that its cgroup tells."""
+        """Read a pod's labels and annotations, and the class from its cgroup."""
         status, problem = resource_status(annotations)
         return cls(qos_class(labels.get(QOS_LABEL, "")), kube_qos(cgroup_parent), status, problem)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the table says.
+    """The result of the table.
 
     Attributes:
-        row: Which row decided; 0 where the annotation is faulty, or nobody may ask.
+        row: The row that decided; 0 where the annotation is faulty, or the table does not apply.
         action: What happens to the list of the request.
         text: What Koordinator's hook writes for SET and ERASE.
-        cpus: What we put into force; empty for LEAVE, and where the node has no such CPUs.
+        cpus: The CPUs that we apply; empty for LEAVE, and where the node has no such CPUs.
         why: One sentence.
-        problem: What could not be done as asked, in words.
+        problem: What could not be done as requested, in words.
     """
 
     row: int
@@ -180,7 +180,7 @@ class Change:
     """An answer that is another than before.
 
     Attributes:
-        key: Whom it is for, as given.
+        key: The caller's key of the container.
     """
 
     key: str
@@ -190,10 +190,10 @@ class Change:
 def changes(
     before: Rule | None, after: Rule, pods: Iterable[tuple[str, Asker]], *, be_manager: bool = False
 ) -> tuple[Change, ...]:
-    """Tell whose CPUs change with a rule, in the order given; those whose annotation is faulty do not.
+    """Return whose CPUs change with a rule, in the order given; those with a faulty annotation do not.
 
-    Koordinator writes every container again. Here only those are touched that get other CPUs, however the
-    lists of their pools are cut; all that are to be set where there was no rule before.
+    Koordinator writes every container again. Here only containers that get other CPUs are written, however
+    the lists of their pools are cut; all that have a set where there was no rule before.
     """
     alike: dict[object, Answer | None] = {}
     found = []

@@ -152,9 +152,9 @@ def test_without_a_daemon_for_who_may_not(node: Node, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "stat", denied)
     config = Config(state_dir=node.folder / "state")
-    with pytest.raises(PermissionDeniedError, match=r"cannot use the state folder .*: Permission denied"):
+    with pytest.raises(PermissionDeniedError, match=r"cannot use the state directory .*: Permission denied"):
         offline.release(config, 1, print)
-    with pytest.raises(PermissionDeniedError, match=r"cannot use the state folder .*: Permission denied"):
+    with pytest.raises(PermissionDeniedError, match=r"cannot use the state directory .*: Permission denied"):
         offline.undo(config)
 
 

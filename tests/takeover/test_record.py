@@ -71,8 +71,8 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
     [
         (FINISH, "before", "had not come to its write"),
         (REVERT, None, "had not come to its write"),
-        (FINISH, "other", "somebody else wrote"),
-        (FINISH, None, "somebody else wrote"),
+        (FINISH, "other", "another program wrote"),
+        (FINISH, None, "another program wrote"),
     ],
 )
 def test_a_write_that_did_not_is_undone(record: Record, text: str | None, words: str) -> None:

@@ -50,7 +50,7 @@ def test_sockets_count_where_somebody_listens(root: Path) -> None:
         server.bind(str(path))
         assert found(root) == (), "bound, and nobody listens: as a dead kubelet leaves it"
         server.listen()
-        assert found(root) == (f"somebody listens at {path}",)
+        assert found(root) == (f"a process listens at {path}",)
     assert path.exists()
     assert found(root) == ()
 

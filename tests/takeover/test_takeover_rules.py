@@ -106,7 +106,7 @@ def test_a_start() -> None:
     assert (record.stage, record.began, record.since, record.policy) == (Stage.STARTED, 5.0, 5.0, "static")
     assert (record.reserved, record.strict, record.old) == (CpuSet([0]), True, HELD)
     assert record.backup == scene().file.text
-    assert outcome.told[0].startswith("2 allocations")
+    assert outcome.reported[0].startswith("2 allocations")
     assert start(record, scene(), 6.0).record == record
 
 
@@ -205,7 +205,7 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
         "ns/a/x has CPUs 0-1: CPUs 0 are kept back by kubelet",
         "ns/b/y has CPUs 9: none of them is online",
     )
-    told = revert(begun(), scene(HELD, owning=owning), force=False).told
+    told = revert(begun(), scene(HELD, owning=owning), force=False).reported
     assert any("ns/a/x has CPUs 0-1" in words for words in told)
 
 
@@ -281,5 +281,5 @@ def test_the_pages() -> None:
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
     assert next_steps(finished, dataclasses.replace(there, running=("sign",))) == []
     assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"
-    assert any("somebody else wrote it" in words for words in notes(finished, scene()))
+    assert any("another program wrote it" in words for words in notes(finished, scene()))
     assert next_steps(Record(), scene(ready=False)) == ["remove what stands against it"]

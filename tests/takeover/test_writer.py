@@ -43,7 +43,7 @@ def test_a_step_that_writes(ledger: Any, folder: Path) -> None:
     writer.take(Outcome(STARTED, ()))
     assert ledger.entries[KEY]["stage"] == "started"
     done = writer.take(finishing())
-    assert (done.told, done.record) == (("told",), writer.record)
+    assert (done.reported, done.record) == (("told",), writer.record)
     assert (writer.record.stage, writer.record.since, writer.record.written) == (Stage.FINISHED, 7.0, "after")
     assert read_text(folder) == "after"
     copy = folder.parent / "ours/takeover/cpu_manager_state.before-finish"

@@ -68,10 +68,10 @@ def test_garbage_in_the_online_file_falls_back_to_the_folders_and_is_told(sysfs)
     ("files", "why"),
     [
         ({"CPU/online": "\n", "CPU/cpu0/topology/core_id": "0"}, "names no CPU"),
-        ({"CPU/possible": "0-3"}, "neither a file 'online' nor a folder"),
+        ({"CPU/possible": "0-3"}, "neither a file 'online' nor a directory"),
         ({"CPU/online": "x"}, "no CPU is known to be online .*'x' is not a list"),
         ({"CPU/online": "0-99999"}, "is not a list of ids"),
-        ({"NODE/node0/cpumap": "f"}, "there is no folder devices/system/cpu"),
+        ({"NODE/node0/cpumap": "f"}, "there is no directory devices/system/cpu"),
     ],
 )
 def test_no_usable_cpu_is_refused_in_clear_words(sysfs, files: dict[str, str], why: str) -> None:
@@ -80,7 +80,7 @@ def test_no_usable_cpu_is_refused_in_clear_words(sysfs, files: dict[str, str], w
 
 
 def test_missing_root_is_refused(tmp_path) -> None:
-    with pytest.raises(TopologyError, match="there is no folder"):
+    with pytest.raises(TopologyError, match="there is no directory"):
         read_machine(tmp_path / "nowhere")
 
 

@@ -29,8 +29,8 @@ def hooks() -> None:
 
     \b
     Write one
-      topoproxy hooks new 50-mine --directory .         a template to fill in
-      topoproxy hooks points pre_create_container    what it is told, and what it may answer
+      topoproxy hooks new 50-mine --folder .         a template to fill in
+      topoproxy hooks points pre_create_container    what it receives, and what it may answer
       topoproxy hooks validate 50-mine.py            is it good?
       topoproxy hooks run 50-mine.py --example pre_create_container      what does it do?
       install -m 0644 50-mine.py /etc/topoproxy/hooks.d/                 on a node, as root

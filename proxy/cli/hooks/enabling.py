@@ -23,13 +23,13 @@ SOON = "a daemon that runs follows within a second: topoproxy hooks list"
 @click.argument("name")
 @config_option
 def enable(name: str, file: Path | None) -> None:
-    """Let a hook run that comes with topoproxy, or that was disabled.
+    """Enable a hook that comes with topoproxy, or that was disabled.
 
-    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.directory a link to
-    the file is made; what masks it there (a link to /dev/null, an empty file) is removed.
+    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.folder a link to the
+    file is created; a mask there (a link to /dev/null, an empty file) is removed.
 
     Ends with 1 where a directory has its name, 2 where there is no such hook, 73 where the link cannot be
-    made, 77 for who may not.
+    created, 77 without permission.
     """
     hooks = read_config(file, {}).hooks
     name = full_name(
@@ -39,7 +39,7 @@ def enable(name: str, file: Path | None) -> None:
     brought = _is_there(theirs) and not _is_mask(theirs)
     masked = _is_mask(ours) or _leads_nowhere(ours)
     if not masked and _is_there(ours):
-        if not os.path.isfile(ours):  # noqa: PTH113 - Path.is_file raises where nobody may look
+        if not os.path.isfile(ours):  # noqa: PTH113 - Path.is_file raises without permission
             raise TopoproxyError(f"cannot enable {name}: {ours} is no file; remove it, or rename it")
         click.echo(f"{name} is enabled already: {_shown(ours)}")
     elif not masked and brought:
@@ -63,13 +63,13 @@ def enable(name: str, file: Path | None) -> None:
 @click.argument("name")
 @config_option
 def disable(name: str, file: Path | None) -> None:
-    """Let a hook not run any more.
+    """Disable a hook.
 
-    A link that topoproxy hooks enable has made is removed; a file in hooks.vendorFolder is masked by a link
-    to /dev/null of the same name in hooks.directory. A file of your own in hooks.directory is not touched.
+    A link that topoproxy hooks enable has created is removed; a file in hooks.vendorFolder is masked by a
+    link to /dev/null of the same name in hooks.folder. A file of your own in hooks.folder is not touched.
 
     Ends with 1 where the hook is a file of your own or a server, 2 where there is no such hook, 73 where the
-    link cannot be made, 77 for who may not.
+    link cannot be created, 77 without permission.
     """
     hooks = read_config(file, {}).hooks
     known = {**_files(hooks.directory), **_files(hooks.vendor_directory)}

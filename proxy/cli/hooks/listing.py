@@ -71,9 +71,9 @@ def _reported(config: Config, timeout: float) -> Mapping[str, object]:
     """Ask the daemon.
 
     Raises:
-        UnavailableError: Nobody answers, or nobody who knows of hooks.
+        UnavailableError: The daemon does not answer, or has no hooks.
     """
-    hint = "so this is what the directories tell"
+    hint = "so this is the state of the directories"
     answer = as_map(ask_daemon(config, "/hooks", timeout, hint=hint))
     if not isinstance(answer.get("hooks"), list):
         what = "what answers there is no daemon that knows hooks"

@@ -29,18 +29,18 @@ _NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
     "--folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where the file is made; hooks.directory of the configuration by default.",
+    help="Where the file is made; hooks.folder of the configuration by default.",
 )
 @config_option
 def new(name: str, source: str, directory: Path | None, file: Path | None) -> None:
-    """Make a hook file from a template.
+    """Create a hook file from a template.
 
-    NAME is two digits and a name, such as 50-mine: hooks are asked in the order of their names. The new file
-    can be read by all and written by its owner alone, as the daemon wants it; as root, in the directory of
-    the configuration, a daemon that runs takes it at once.
+    NAME is two digits and a name, such as 50-mine: hooks are called in the order of their names. The new file
+    is readable by all and writable by its owner alone, as the daemon requires; as root, in the directory of
+    the configuration, a running daemon loads it at once.
 
-    Ends with 2 for a name that cannot be used or is taken, 73 where the file cannot be made, 77 for who may
-    not.
+    Ends with 2 for a name that cannot be used or is taken, 73 where the file cannot be created, 77 without
+    permission.
     """
     name = name.removesuffix(".py")
     if not _NAME.fullmatch(name):
@@ -58,7 +58,7 @@ def new(name: str, source: str, directory: Path | None, file: Path | None) -> No
 
 def _next_steps(path: Path) -> list[str]:
     return [
-        "topoproxy hooks points                 what it can be told, and answer",
+        "topoproxy hooks points                 what it can receive, and answer",
         f"topoproxy hooks validate {path}",
         f"topoproxy hooks run {path} --example pre_create_container",
         "topoproxy hooks list                   on a node: does it run?",

@@ -15,14 +15,15 @@ WIDEST = 100
 """Columns of prose."""
 
 
-@click.command(short_help="Tell what hooks are told, and may answer.")
+@click.command(short_help="Show what hooks receive, and may answer.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--markdown", is_flag=True, help="Print the whole reference, as in docs/hook-points.md.")
 def points(names: tuple[str, ...], markdown: bool) -> None:
-    """Return what hooks are told at each point, and what they may answer.
+    """Show what hooks receive at each point, and what they may answer.
 
-    Without a NAME: all points in one line each. NAME is a point (pre_create_container), or a class of what is
-    told or answered (Decision, Adjustment).
+    Without a NAME: all points in one line each. NAME is a point (pre_create_container), or a class of an
+        event
+    or an answer (Decision, Adjustment).
     """
     from proxy.hooks.reference import reference
 

@@ -18,13 +18,13 @@ from proxy.model.errors import HookError
 
 @dataclass(frozen=True, slots=True)
 class AskedAbout:
-    """What came of one event.
+    """The result of one event.
 
     Attributes:
-        event: What hooks were asked, or told.
+        event: The event.
         outcome: Of the call.
-        failed: How those hooks did that failed at it.
-        handled: A hook was asked.
+        failed: The state of the hooks that failed at it.
+        handled: A hook was called.
     """
 
     event: Point
@@ -52,11 +52,11 @@ class Rehearsed:
 
 
 async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearsed:
-    """Configure hooks, ask them about events one after the other, and shut them down.
+    """Configure hooks, send them events one after the other, and shut them down.
 
     Args:
         hooks: As they were loaded.
-        events: What they are asked, or told. ``configure`` and ``shutdown`` they are told in any case.
+        events: The events. ``configure`` and ``shutdown`` are sent in any case.
 
     Raises:
         HookError: One cannot be configured; the daemon would not use it.

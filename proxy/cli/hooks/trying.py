@@ -67,9 +67,9 @@ def run(
 ) -> None:
     """Ask hooks about events, and show what they want together.
 
-    The hooks run here, as whoever runs this command: configure, then the events, then shutdown, with their
-    deadlines. What they want is shown and done to nobody; what they do themselves, such as writing files, is
-    done. Settings come from the configuration, and --set goes before. Several FILEs are asked in the order of
+    The hooks run here, as the user of this command: configure, then the events, then shutdown, with their
+    deadlines. Their answers are shown and not applied; their own effects, such as writing files, do happen.
+    Settings come from the configuration, and --set goes before. Several FILEs are called in the order of
     their names, so conflicts show.
 
     \b
@@ -102,19 +102,19 @@ def run(
 
 
 def _load(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig) -> list[Loaded]:
-    """Load all files, whoever may write them.
+    """Load all files, whatever their owner.
 
     Raises:
         InputError: One is not good.
-        UsageError: What is to be set cannot be.
+        UsageError: A setting is invalid.
     """
     from proxy.hooks.files.loading import load_file
 
     for path in files:
         if not path.name.endswith(".py"):
-            raise UsageError(f"cannot run {path}: it is no NN-name.py; topoproxy hooks validate tells more")
+            raise UsageError(f"cannot run {path}: it is no NN-name.py; topoproxy hooks validate shows more")
     if pairs and len(files) > 1:
-        raise UsageError("cannot use --set with several files: whose setting is meant?")
+        raise UsageError("cannot use --set with several files: it is ambiguous which one is meant")
     if pairs:
         config = _with(config, files[0].name.removesuffix(".py"), pairs)
     try:
@@ -150,7 +150,7 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
 
 
 def _cause(error: ConfigError) -> str:
-    """Say what is wrong with a value, without the place in a text that nobody has written."""
+    """Describe what is wrong with a value, without a position in a text that does not exist."""
     said = re.sub(r"^line [0-9]+: ", "", str(error).partition(": ")[2])
     cause = said.removeprefix("hooks.settings.x.config.")
     return f"{cause} (a text with signs of YAML in it is put in quotes)"
@@ -201,8 +201,8 @@ def _of_event(one: AskedAbout) -> Iterator[str]:
     from proxy.hooks.engine.errors import subject
     from proxy.report.parts import one_line, table
 
-    who = one_line(subject(one.event))
-    title = f"{one.event.NAME}, {who}" if who.strip("/") else one.event.NAME
+    about = one_line(subject(one.event))
+    title = f"{one.event.NAME}, {about}" if about.strip("/") else one.event.NAME
     fields = list(fields_of(one.outcome.adjustment))
     if one.outcome.refusal:
         yield f"{title}: refused"

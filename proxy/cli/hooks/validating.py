@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Check hook files as the daemon would.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-@click.option("--untrusted", is_flag=True, help="Do not look at who owns the file, and who may write it.")
+@click.option("--untrusted", is_flag=True, help="Do not check the owner and the permissions of the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @config_option
 def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_json: bool) -> None:
