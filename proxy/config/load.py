@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
-from proxy.config.trees import Fault, Tree, clash, meant
+from proxy.config.trees import SettingError, Tree, clash, meant
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
 from proxy.permissions import Trust
 
@@ -184,7 +184,7 @@ def _read_value(
         return
     try:
         changes[name] = kind.read(Tree(node) if kind.nested else node.value)
-    except Fault as fault:
+    except SettingError as fault:
         problems.append(f"line {fault.line}: {where.partition(': ')[2]}{fault.path}: {fault}")
     except ValueError as error:
         problems.append(f"{where}: {error}")

@@ -18,7 +18,7 @@ _DEPTH, _PIECES = 16, 1000
 WORDS = frozenset({"str", "int", "float", "bool"})
 
 
-class Fault(ValueError):  # noqa: N818 - reads as what it is
+class SettingError(ValueError):
     """What is wrong with a piece.
 
     Attributes:
@@ -41,9 +41,9 @@ class Tree:
         self._node = node
         self._path = path
 
-    def fault(self, cause: object) -> Fault:
+    def fault(self, cause: object) -> SettingError:
         """Return the error that says what is wrong here."""
-        return Fault(self._node.start_mark.line + 1, self._path, str(cause))
+        return SettingError(self._node.start_mark.line + 1, self._path, str(cause))
 
     def text(self, wants: str, tags: Iterable[str] = WORDS) -> str:
         """Return the text as it is written.
@@ -53,7 +53,7 @@ class Tree:
             tags: YAML's short types that are right.
 
         Raises:
-            Fault: It is nothing, or of another type.
+            SettingError: It is nothing, or of another type.
         """
         tag = self._node.tag.rpartition(":")[2]
         if self._node.id != "scalar" or tag not in tags:
@@ -64,7 +64,7 @@ class Tree:
         """Iterate over keys and their values.
 
         Raises:
-            Fault: It has none, or a key is no text or stands there twice.
+            SettingError: It has none, or a key is no text or stands there twice.
         """
         if self._node.id != "mapping":
             raise self.fault(f"wants {wants}, not {clash(self._node)}")
@@ -81,7 +81,7 @@ class Tree:
         """Iterate over the members of a list.
 
         Raises:
-            Fault: It is none.
+            SettingError: It is none.
         """
         if self._node.id != "sequence":
             raise self.fault(f"wants {wants}, not {clash(self._node)}")
@@ -96,7 +96,7 @@ class Tree:
             number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
 
         Raises:
-            Fault: Something has no value, is nested too deep, or is too much.
+            SettingError: Something has no value, is nested too deep, or is too much.
         """
         return self._plain(depth, [_PIECES])
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from proxy.cri.call import Call, Interceptor
-from proxy.cri.pipe import OWN_WATER, Faults, Pipe
+from proxy.cri.pipe import OWN_WATER, Pipe, PipeCallbacks
 from proxy.relay.events import RelayError, Unusual
 from proxy.relay.room import Room
 from proxy.relay.session import Session
@@ -91,7 +91,7 @@ class Link:
         self._eof = self._ending = False
         self.closed = False
         from_client, from_server = self._session.from_client, self._session.from_server
-        faults = Faults(self.failed, ground.room.shed, ground.swollen)
+        faults = PipeCallbacks(self.failed, ground.room.shed, ground.swollen)
         self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
         self.server = Pipe(
             partial(self.received, from_server), self.lost, self.lost, faults, own_water=SERVER_OWN_WATER

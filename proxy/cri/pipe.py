@@ -43,7 +43,7 @@ def _nothing(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class PipeCallbacks:
     """What a pipe reports beside what it reads.
 
     Attributes:
@@ -57,7 +57,7 @@ class Faults:
     swollen: Callable[[], None] = _nothing
 
 
-_NONE: Final = Faults(_nothing)
+_NONE: Final = PipeCallbacks(_nothing)
 
 
 class Pipe:
@@ -80,7 +80,7 @@ class Pipe:
         got: Callable[[bytes], None],
         ended: Callable[[], None],
         lost: Callable[[], None],
-        faults: Faults,
+        faults: PipeCallbacks,
         *,
         own_water: int = OWN_WATER,
     ) -> None:

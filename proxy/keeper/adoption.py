@@ -18,9 +18,10 @@ from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimeP
 from proxy.keeper.turns import Turns
 from proxy.keeper.watching import Watching
 from proxy.keeper.worker import Worker
+from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Fault, KubeQos, Phase, Pod, Pool, Request
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.plan.admission import sum_requests
 from proxy.plan.adoption import adopt
 from proxy.pools.annotations import RESOURCE_STATUS
@@ -242,7 +243,7 @@ class Adoption:
         keeper.counters["adopted"] += 1
         keeper.bad_input.judge(pod, plan)
         keeper.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
-        if plan.problem and not isinstance(plan.problem, Fault):
+        if plan.problem and not isinstance(plan.problem, InputDefect):
             keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
         saved = saved_cpus(detail.cpuset_cpus)
         if saved is not None:

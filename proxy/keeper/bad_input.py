@@ -10,7 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from proxy.model.admission import CLAIMED, Rule
-from proxy.model.workload import Fault, Note, Pod
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.workload import Pod
 from proxy.plan.place import Plan
 
 COUNTER = "bad_input_"
@@ -38,25 +39,25 @@ class BadInput:
         self._counters = counters
         self._tell = tell
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
-        counters.update({f"{COUNTER}{kind}": 0 for kind in Note})
+        counters.update({f"{COUNTER}{kind}": 0 for kind in DefectKind})
         counters.update({f"{LIMITED}{rule}_{verdict}": 0 for rule in Rule for verdict in VERDICTS})
 
     def see(self, pod: Pod) -> None:
         """Look at what is wrong with a pod's labels and annotations."""
-        for fault in pod.faults:
-            self._note(pod, fault)
+        for defect in pod.defects:
+            self._note(pod, defect)
 
     def judge(self, pod: Pod, plan: Plan) -> None:
         """Look at what a decision found wrong with what was asked."""
         self.see(pod)
-        if isinstance(plan.problem, Fault):
+        if isinstance(plan.problem, InputDefect):
             self._note(pod, plan.problem)
         elif plan.verdict.reason == IN_USE:
-            self._note(pod, Fault(plan.verdict.operator_message, Note.OVERLAP), told=True)
+            self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP), told=True)
 
     def beyond(self, pod: Pod, words: str) -> None:
         """Look at a claim that went beyond a rule of admission."""
-        self._note(pod, Fault(words, Note.ADMISSION), told=pod.ref in words)
+        self._note(pod, InputDefect(words, DefectKind.ADMISSION), told=pod.ref in words)
 
     def limited(self, pod: Pod, limit: Rule | None, words: str, *, admitted: bool) -> None:
         """Count and report a claim that went beyond a rule of admission."""
@@ -65,14 +66,14 @@ class BadInput:
             if admitted or limit in CLAIMED:
                 self.beyond(pod, words)
 
-    def _note(self, pod: Pod, fault: Fault, *, told: bool = False) -> None:
+    def _note(self, pod: Pod, fault: InputDefect, *, told: bool = False) -> None:
         seen = self._seen.get(pod.key)
         if seen is None:
             seen = self._seen[pod.key] = set()
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
         # What is in the way of a claim, and how much is left, changes from attempt to attempt.
-        what = fault.kind if fault.kind in (Note.OVERLAP, Note.ADMISSION) else str(fault)
+        what = fault.kind if fault.kind in (DefectKind.OVERLAP, DefectKind.ADMISSION) else str(fault)
         if what in seen:
             return
         seen.add(what)

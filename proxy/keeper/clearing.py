@@ -40,7 +40,7 @@ _REFUSED = "the kernel refuses to move another container off them"
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class ClearingFailure:
     """Why CPUs are not free.
 
     Attributes:
@@ -80,14 +80,16 @@ class Clearing:
         self._lifecycle = lifecycle
         self._creates = creates
 
-    def answer(self, obstacle: Obstacle) -> str:
+    def answer(self, obstacle: ClearingFailure) -> str:
         """Give the words for a client; they name other pods only where the configuration allows that."""
         return obstacle.words if self._keeper.state.node.admission.name_others else obstacle.client_words
 
-    async def clear(self, container: Container) -> Obstacle | None:
+    async def clear(self, container: Container) -> ClearingFailure | None:
         """Make a placement durable and have the others leave its CPUs; None when they are free."""
         if why := await self.write_down(container):
-            return Obstacle(f"the placement is not written down: {why}", container.placement.own, final=True)
+            return ClearingFailure(
+                f"the placement is not written down: {why}", container.placement.own, final=True
+            )
         return await self.barrier(container.placement.own, self._count)
 
     def _count(self, wait: Wait) -> None:
@@ -106,7 +108,7 @@ class Clearing:
 
     async def barrier(
         self, mine: CpuSet, waited: Callable[[Wait], None] = lambda wait: None
-    ) -> Obstacle | None:
+    ) -> ClearingFailure | None:
         """See to it that nobody runs on CPUs that are not his.
 
         Args:
@@ -118,13 +120,13 @@ class Clearing:
         waited(wait)
         if wait.late:
             words, public = confinement.words(wait), confinement.public_words(wait)
-            return Obstacle(words, wait.cpus, public=public)
+            return ClearingFailure(words, wait.cpus, public=public)
         try:
             async with asyncio.timeout(keeper.options.call_timeout):
                 done = await self._shrink()
                 return (await self._obstacle(done, mine) if done.errors else None) or self._fought(mine)
         except TimeoutError:
-            return Obstacle("the kernel does not take the others' CPUs in time", mine, final=True)
+            return ClearingFailure("the kernel does not take the others' CPUs in time", mine, final=True)
 
     async def _shrink(self) -> Enforced:
         """Write everybody who owns no CPUs, and what may succeed a moment later again."""
@@ -140,7 +142,7 @@ class Clearing:
         self._writes.moved(done)
         return done
 
-    def _fought(self, mine: CpuSet) -> Obstacle | None:
+    def _fought(self, mine: CpuSet) -> ClearingFailure | None:
         """Find out who is put onto the CPUs again and again by somebody else: he cannot be moved for long."""
         keeper = self._keeper
         contested = self._drift.contested(mine)
@@ -149,15 +151,17 @@ class Clearing:
         ref = keeper.state.containers[next(iter(contested))].ref
         cpus = CpuSet.from_bits(union(cpus.bits for cpus in contested.values()))
         words = f"somebody keeps writing the cpuset of {ref}: see drift in status"
-        return Obstacle(words, cpus, public="the cpuset of another container is written by another program")
+        return ClearingFailure(
+            words, cpus, public="the cpuset of another container is written by another program"
+        )
 
-    async def _obstacle(self, done: Enforced, mine: CpuSet) -> Obstacle | None:
+    async def _obstacle(self, done: Enforced, mine: CpuSet) -> ClearingFailure | None:
         """Find out who is in the way after writes were refused; what is not is only told."""
         keeper = self._keeper
         keeper.attention.set()  # the machine may have changed, or who was refused has gone
         if not done.refused:
             # Groups above pods: which containers are on which CPUs is not known.
-            return Obstacle(done.errors[0], mine, final=True, public=_REFUSED)
+            return ClearingFailure(done.errors[0], mine, final=True, public=_REFUSED)
         held = await keeper.kernel.run(self._held, tuple(done.refused))
         there = keeper.state.containers
         in_the_way = [
@@ -170,7 +174,7 @@ class Clearing:
         final = any(action_for(done.refused[i].errno) is WriteAction.REFUSE for i in in_the_way)
         words = str(done.refused[in_the_way[0]])
         cpus = CpuSet.from_bits(union(cpus.bits for cpus in held.values()))
-        return Obstacle(words, cpus, final, public=_REFUSED)
+        return ClearingFailure(words, cpus, final, public=_REFUSED)
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""
@@ -187,7 +191,7 @@ class Clearing:
                     found[container_id] = keeper.state.node.machine.online  # it may be anywhere
         return found
 
-    def elsewhere(self, container: Container, obstacle: Obstacle) -> Container | None:
+    def elsewhere(self, container: Container, obstacle: ClearingFailure) -> Container | None:
         """Withdraw a placement whose CPUs cannot be freed, and make another one.
 
         Returns:
@@ -208,7 +212,7 @@ class Clearing:
         return self._creates.take(plan, again=True).container
 
 
-def other(state: NodeState, container: Container, obstacle: Obstacle, token: str) -> Plan | None:
+def other(state: NodeState, container: Container, obstacle: ClearingFailure, token: str) -> Plan | None:
     """Decide a container again, without CPUs that cannot be freed.
 
     Args:

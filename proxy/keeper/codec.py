@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
@@ -23,9 +24,7 @@ from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.wording import listed
 from proxy.model.workload import (
     Container,
-    Fault,
     KubeQos,
-    Note,
     Part,
     Phase,
     Placement,
@@ -70,7 +69,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         **({} if pod.total is None else {"total": {name: getattr(pod.total, name) for name in TOTAL_FIELDS}}),
         **{name: getattr(pod, name).value for name in POLICIES if getattr(pod, name)},
         **({} if pod.aside is None else {"aside": _dump_aside(pod.aside)}),
-        **({"faults": [[fault.kind.value, str(fault)] for fault in pod.faults]} if pod.faults else {}),
+        **({"faults": [[each.kind.value, str(each)] for each in pod.defects]} if pod.defects else {}),
     }
 
 
@@ -192,17 +191,19 @@ def load_pod(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Pod | Non
 
 
 def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
-    faults = [Fault(_sentence(words), Note(kind)) for kind, words in data.get("faults", [])[:MOST_FAULTS]]
-    problem = _sentence(data["problem"])
+    defects = _defects(data)
+    undecided = not any(defect.decisive for defect in defects)
     cpuset = None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"]))
     nodes = Mask.parse(_text(data["nodes"])) if "nodes" in data else None
     wished = Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None
     if cpuset is not None and not cpuset <= bounds.cpus:
-        problem, cpuset = problem or _not_here(cpuset - bounds.cpus, faults), None
+        defects.append(_not_here(cpuset - bounds.cpus, decisive=undecided))
+        cpuset, undecided = None, False
     if nodes is not None and not nodes <= bounds.nodes:
-        problem, nodes = problem or _not_here(nodes - bounds.nodes, faults), None
+        defects.append(_not_here(nodes - bounds.nodes, decisive=undecided))
+        nodes = None
     if wished is not None and not wished <= bounds.nodes:
-        _not_here(wished - bounds.nodes, faults)
+        defects.append(_not_here(wished - bounds.nodes, decisive=False))
         wished = None
     return Pod(
         _text(data["sandbox_id"]),
@@ -214,7 +215,7 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         KubeQos(data["kube_qos"]),
         _text(data["cgroup_parent"]),
         cpuset,
-        next((fault for fault in faults if fault == problem), problem),
+        tuple(defects),
         nodes=nodes,
         bind_required=BindPolicy(data.get("bind_required", "")),
         bind_preferred=BindPolicy(data.get("bind_preferred", "")),
@@ -225,17 +226,28 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         wish_nodes=wished,
         chosen=data.get("chosen") is True,
         aside=_aside(data["aside"], bounds) if "aside" in data else None,
-        faults=tuple(faults),
         reparented=data.get("reparented") is True,
         total=_total(data["total"]) if "total" in data else None,
     )
 
 
-def _not_here(ids: IdSet, faults: list[Fault]) -> Fault:
-    """Add the fault that a scheduler named ids that are not on the machine."""
-    fault = Fault(f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine", Note.CPU_LIST)
-    faults.append(fault)
-    return fault
+def _defects(data: Mapping[str, Any]) -> list[InputDefect]:
+    """Read a pod's defects: ``faults`` has them all, ``problem`` repeats the decisive one."""
+    problem = _sentence(data["problem"])
+    found = [
+        InputDefect(_sentence(words), DefectKind(kind))
+        for kind, words in data.get("faults", [])[:MOST_FAULTS]
+    ]
+    if problem and problem not in found:
+        found.insert(0, InputDefect(problem))
+    decisive = next((each for each in found if each == problem), None) if problem else None
+    return [each.as_decisive() if each is decisive else each for each in found]
+
+
+def _not_here(ids: IdSet, *, decisive: bool) -> InputDefect:
+    """Give the defect that a scheduler named ids that are not on the machine."""
+    words = f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine"
+    return InputDefect(words, DefectKind.CPU_LIST, decisive=decisive)
 
 
 def _total(data: Mapping[str, Any]) -> Request:

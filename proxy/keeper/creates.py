@@ -21,7 +21,8 @@ import dataclasses
 from proxy.keeper.context import NodeContext
 from proxy.keeper.entrusted import Entrusted
 from proxy.keeper.store import Follow
-from proxy.model.workload import Fault, Pod, Pool, Request
+from proxy.model.defects import InputDefect
+from proxy.model.workload import Pod, Pool, Request
 from proxy.plan.place import Plan, place
 
 
@@ -38,7 +39,7 @@ class Creates:
         request, again = self._entrusted.back(pod, name, attempt, request)
         token = keeper.token("call")
         plan = place(keeper.state, pod, name, attempt, request, token)
-        if plan.problem or pod.faults or plan.container is None:
+        if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
         if plan.container is None:
             keeper.counters["creates_refused"] += 1
@@ -73,10 +74,10 @@ class Creates:
         keeper.bad_input.limited(pod, plan.limit, words, admitted=plan.verdict.admitted)
         if not plan.problem:
             return plan
-        if not isinstance(plan.problem, Fault):
+        if not isinstance(plan.problem, InputDefect):
             keeper.problems.note(f"{pod.ref}/{name}: {plan.problem}")
         why = plan.explanation
-        if why is None or plan.problem in pod.faults or any(plan.problem in told for told in why.reasons):
+        if why is None or plan.problem in pod.defects or any(plan.problem in told for told in why.reasons):
             return plan
         return dataclasses.replace(
             plan, explanation=dataclasses.replace(why, reasons=(*why.reasons, plan.problem))

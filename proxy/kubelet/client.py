@@ -54,7 +54,7 @@ class KubeletClient:
             complain: Takes a message why a fact is not available.
             clock: Monotonic seconds.
         """
-        self._complaints = Complaints(complain)
+        self._complaints = SourceErrorLog(complain)
         self._clock = clock
         self._hung = RetryTimes[str](settings.rests)
         self._no_api_until = _NEVER
@@ -147,7 +147,7 @@ class KubeletClient:
         return None
 
 
-class Complaints:
+class SourceErrorLog:
     """Reports each cause once until its source works again."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:

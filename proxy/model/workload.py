@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Self
 
 from proxy.model.asks import PodAsk
+from proxy.model.defects import InputDefect
 from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
@@ -37,31 +37,6 @@ class QosClass(enum.StrEnum):
     BE = "BE"
     SYSTEM = "SYSTEM"
     NONE = ""
-
-
-class Note(enum.StrEnum):
-    """Kinds of bad input, and of wishes that cannot be met."""
-
-    QOS_CLASS = "qos-class"
-    ANNOTATION = "annotation"
-    POLICY = "policy"
-    CPU_LIST = "cpu-list"
-    OVERLAP = "overlap"
-    WISH = "wish"
-    ADMISSION = "admission"
-
-
-class Fault(str):
-    """What is wrong with something that a user wrote: a sentence that knows its kind."""
-
-    __slots__ = ("kind",)
-    kind: Note
-
-    def __new__(cls, words: str, kind: Note = Note.ANNOTATION) -> Self:
-        """Make a fault of a sentence."""
-        fault = super().__new__(cls, words)
-        fault.kind = kind
-        return fault
 
 
 class Phase(enum.StrEnum):
@@ -120,7 +95,7 @@ class Pod:
     Attributes:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
         cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
-        problem: What is wrong with the annotation, in words; empty if nothing is.
+        defects: What is wrong with its labels and annotations.
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
         bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
@@ -131,7 +106,6 @@ class Pod:
         aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
         apart: Whether it keeps apart from pods that span NUMA nodes (the same).
         wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
-        faults: What is wrong with its labels and annotations.
         reparented: A hook has named its cgroup, and kubelet knows of another.
         total: CPUs that its containers ask for together, as its sandbox's configuration says; None where that
             is not known. Only kept for pods whose annotation names CPUs.
@@ -146,7 +120,7 @@ class Pod:
     kube_qos: KubeQos = KubeQos.GUARANTEED
     cgroup_parent: str = ""
     cpuset: CpuSet | None = None
-    problem: str = ""
+    defects: tuple[InputDefect, ...] = ()
     nodes: Mask | None = None
     bind_required: BindPolicy = BindPolicy.NONE
     bind_preferred: BindPolicy = BindPolicy.NONE
@@ -159,9 +133,13 @@ class Pod:
     apart: NumaExclusive = NumaExclusive.NONE
     wish_policy: Policy | None = None
     wish_nodes: Mask | None = None
-    faults: tuple[Fault, ...] = ()
     reparented: bool = False
     total: Request | None = None
+
+    @property
+    def problem(self) -> str:
+        """The defect that leaves the pod without CPUs of its own; empty if there is none."""
+        return next((defect for defect in self.defects if defect.decisive), "") if self.defects else ""
 
     @property
     def ref(self) -> str:

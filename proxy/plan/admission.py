@@ -19,10 +19,11 @@ from __future__ import annotations
 import dataclasses
 
 from proxy.model.admission import BeyondLimit, Breach, ResourceStatusMode, Rule
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.wording import counted, cpus
-from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass, Request, Verdict
+from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
 from proxy.place.asks import peak_request
 from proxy.place.cpu_request import CPU, MILLI
 from proxy.plan.node import Node
@@ -95,9 +96,9 @@ def rejects_claims(node: Node) -> bool:
     return node.admission.beyond is BeyondLimit.REJECT
 
 
-def sharing_problem(breach: Breach) -> Fault:
+def sharing_problem(breach: Breach) -> InputDefect:
     """Return the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
-    return Fault(f"it owns no CPUs ({breach.rule}): {breach.words}", Note.ADMISSION)
+    return InputDefect(f"it owns no CPUs ({breach.rule}): {breach.words}", DefectKind.ADMISSION)
 
 
 def requested_cpus(pod: Pod, request: Request) -> int:
@@ -184,7 +185,7 @@ def _without_annotation(pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
         pod,
         cpuset=None if named else pod.cpuset,
         nodes=None if bound else pod.nodes,
-        problem="" if faulty else pod.problem,
+        defects=tuple(each.as_decisive(decisive=False) for each in pod.defects) if faulty else pod.defects,
     ), breach
 
 

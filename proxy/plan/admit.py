@@ -23,13 +23,14 @@ from dataclasses import dataclass
 
 from proxy.model.admission import Breach, Rule
 from proxy.model.asks import PodAsk
+from proxy.model.defects import InputDefect
 from proxy.model.explanation import Explanation, Step
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.wording import listed
-from proxy.model.workload import Fault, Part, Pod, Request, SetAside, Verdict
+from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
 from proxy.place.cpu_request import MILLI, container_cpus, pod_cpus
 from proxy.place.policies import UNALIGNED
 from proxy.place.providers.provider import ProviderRequest
@@ -194,7 +195,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     aligns = wants_alignment(pod) and (milli > 0 or bool(request.near))
     if not aligns and not any(provider.wants(request) for provider in context.providers):
         return PodAdmission(Verdict(), pod, state)
-    unmet: Fault | None = None
+    unmet: InputDefect | None = None
     if aligns:
         decision = _decide_by_pod_policy(state, context, milli)
     else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.model.admission import Rule
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Lack
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.wording import listed
-from proxy.model.workload import Fault, Note, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.place.providers.provider import ProviderRequest
 from proxy.plan.admit import detailed_verdict
 from proxy.plan.cases import build_context, pod_requests
@@ -172,7 +173,7 @@ def _fall_back(state: NodeState, pod: Pod, wish: Claim, conflict: CpuConflict, r
         what = f"give CPUs {listed(wish.cpus or CpuSet())} to {ref}"
         raise PlacementRefusedError(conflict.verdict(what, name_others=name_others))
     words = conflict.words
-    fault = Fault(words, Note.OVERLAP)
+    fault = InputDefect(words, DefectKind.OVERLAP)
     if not wish.per_pod and wish.cpus:
         why = f"{wish.why}, but {words}: others are chosen"
         return Claim(Pool.OWN, why, count=len(wish.cpus), hard=wish.hard, problem=fault)

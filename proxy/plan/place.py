@@ -12,24 +12,14 @@ import dataclasses
 from dataclasses import dataclass
 
 from proxy.model.admission import Breach, Rule
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Explanation, Lack
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.wording import listed
 from proxy.model.wording import nodes as named
-from proxy.model.workload import (
-    Container,
-    Fault,
-    KubeQos,
-    Note,
-    Phase,
-    Placement,
-    Pod,
-    Pool,
-    Request,
-    Verdict,
-)
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.place.cpu_request import container_cpus
 from proxy.place.providers.provider import ProviderRequest
 from proxy.place.refusal import AllocationRefusedError
@@ -261,7 +251,7 @@ def _within_limits(draft: ContainerDraft, wish: Claim) -> DraftedContainer:
         if pinned:
             count = len(wish.cpus or ())
             words = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
-            problem = Fault(words, Note.ADMISSION)
+            problem = InputDefect(words, DefectKind.ADMISSION)
             again = dataclasses.replace(wish, cpus=None, count=count, problem=problem)
         try:
             other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
@@ -378,7 +368,7 @@ def _context(
     return build_context(state, asked)
 
 
-def _decide(context: AdmissionContext) -> tuple[TopologyDecision, Fault | None]:
+def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:
     aside = context.request.pod.aside
     if aside is None:
         return decide_with_wishes(context, admit_container)

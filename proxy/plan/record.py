@@ -129,7 +129,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
         facts.append(Fact(f"device {what}", where, device.source))
     facts += _wishes(pod)
-    facts += [Fact("ignored:", fault, "") for fault in pod.faults]
+    facts += [Fact("ignored:", fault, "") for fault in pod.defects]
     return tuple(facts)
 
 

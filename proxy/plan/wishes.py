@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Step
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import Policy
 from proxy.model.wording import nodes as named
-from proxy.model.workload import Fault, Note
 from proxy.plan.desk import AdmissionContext, TopologyDecision
 
 VOLCANO = "volcano"
@@ -26,7 +26,7 @@ _BY_STRICTNESS = tuple(Policy)
 
 def decide_with_wishes(
     context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
-) -> tuple[TopologyDecision, Fault | None]:
+) -> tuple[TopologyDecision, InputDefect | None]:
     """Decide with the wishes for a pod, and without them where that fails.
 
     Args:
@@ -60,14 +60,16 @@ def decide_with_wishes(
     return _noted(decide(context), _unmet_wish(policy, nodes, why))
 
 
-def _noted(decision: TopologyDecision, unmet: Fault) -> tuple[TopologyDecision, Fault]:
+def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDecision, InputDefect]:
     return dataclasses.replace(decision, steps=(Step(VOLCANO, unmet), *decision.steps)), unmet
 
 
-def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> Fault:
+def _unmet_wish(policy: Policy | None, nodes: Mask | None, why: str) -> InputDefect:
     what = [f"policy {policy}"] if policy else []
     what += [named(nodes)] if nodes else []
-    return Fault(f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", Note.WISH)
+    return InputDefect(
+        f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", DefectKind.WISH
+    )
 
 
 def _granted_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.options import Policy
 from proxy.model.quoting import quoted
-from proxy.model.workload import Fault, Note
 from proxy.pools.fields import LARGEST_STATUS, LARGEST_WISH, Fields, amount, short
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
@@ -36,7 +36,7 @@ VOLCANO_DECISION = "volcano.sh/topology-decision"
 BATCH_CPU = "kubernetes.io/batch-cpu"
 """Milli-CPUs that BE pods ask for, as a plain number."""
 
-NO_FAULT = Fault("")
+NO_FAULT = InputDefect("")
 Annotations = Mapping[str, str]
 E = TypeVar("E", bound=enum.StrEnum)
 V = TypeVar("V")
@@ -137,29 +137,34 @@ class CpuListError(ValueError):
     """A text that must be a list of CPUs of the machine is none, or an id names no NUMA node of it."""
 
 
-_KINDS: Mapping[type[Exception], Note] = {UnknownValueError: Note.POLICY, CpuListError: Note.CPU_LIST}
+_KINDS: Mapping[type[Exception], DefectKind] = {
+    UnknownValueError: DefectKind.POLICY,
+    CpuListError: DefectKind.CPU_LIST,
+}
 
 
-def resource_spec(annotations: Annotations) -> tuple[ResourceSpec, Fault]:
+def resource_spec(annotations: Annotations) -> tuple[ResourceSpec, InputDefect]:
     """Read ``resource-spec``."""
     return _read(annotations, RESOURCE_SPEC, ResourceSpec(), _spec)
 
 
-def resource_status(annotations: Annotations, bounds: Bounds = ANY_MACHINE) -> tuple[ResourceStatus, Fault]:
+def resource_status(
+    annotations: Annotations, bounds: Bounds = ANY_MACHINE
+) -> tuple[ResourceStatus, InputDefect]:
     """Read ``resource-status``; ``bounds`` are the CPUs and NUMA nodes that it may name."""
     return _read(
         annotations, RESOURCE_STATUS, ResourceStatus(), lambda fields: _status(fields, bounds), LARGEST_STATUS
     )
 
 
-def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, Fault]:
+def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, InputDefect]:
     """Read ``numa-topology-spec``."""
     return _read(annotations, NUMA_TOPOLOGY_SPEC, NumaSpec(), _numa)
 
 
 def volcano_wish(
     annotations: Annotations, bounds: Bounds = ANY_MACHINE
-) -> tuple[VolcanoWish, tuple[Fault, ...]]:
+) -> tuple[VolcanoWish, tuple[InputDefect, ...]]:
     """Read Volcano's two annotations; a fault in one does not spoil the other.
 
     Args:
@@ -172,7 +177,7 @@ def volcano_wish(
         policy = Policy(text) if text else None
     except ValueError:
         words = short(f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(Policy)}")
-        problem = Fault(words, Note.POLICY)
+        problem = InputDefect(words, DefectKind.POLICY)
     cpu, wrong = _read(
         annotations, VOLCANO_DECISION, dict[int, int](), lambda fields: _decision(fields, bounds)
     )
@@ -182,15 +187,15 @@ def volcano_wish(
 
 def _read(
     annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V], largest: int = LARGEST_WISH
-) -> tuple[V, Fault]:
+) -> tuple[V, InputDefect]:
     text = annotations.get(key)
     if not text:
         return absent, NO_FAULT
     try:
         return reader(Fields.parse(text, largest)), NO_FAULT
     except ValueError as error:
-        kind = _KINDS.get(type(error), Note.ANNOTATION)
-        return absent, Fault(short(f"annotation {key}: {error}"), kind)
+        kind = _KINDS.get(type(error), DefectKind.ANNOTATION)
+        return absent, InputDefect(short(f"annotation {key}: {error}"), kind)
 
 
 def one_of(kind: type[E], text: str, what: str) -> E:

@@ -24,10 +24,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.wording import listed
 from proxy.model.wording import nodes as named_nodes
-from proxy.model.workload import Fault, KubeQos, Note, Pod, Pool, QosClass, Request
+from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.rows import Row, row_of
 
 STRICT = (QosClass.LSE, QosClass.LSR)
@@ -100,9 +101,9 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         missing = pod.cpuset - online
         if not missing:
             return _named(pod, pod.cpuset)
-        problem = Fault(
+        problem = InputDefect(
             f"resource-status asks for CPUs {listed(pod.cpuset)}, but {listed(missing)} not online here",
-            Note.CPU_LIST,
+            DefectKind.CPU_LIST,
         )
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)

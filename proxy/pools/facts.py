@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import Mask
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.quoting import NAME, kept, quoted
-from proxy.model.workload import Fault, KubeQos, Note, Pod, QosClass
+from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import (
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
@@ -107,11 +108,13 @@ def pod_facts(
         kube = kube_qos(cgroup_parent)
         return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent)
     status, wrong = resource_status(annotations, bounds)
-    spec, fault = resource_spec(annotations)
+    spec, spoilt = resource_spec(annotations)
     numa, trouble = numa_topology_spec(annotations)
     wish, unread = volcano_wish(annotations, bounds)
-    faults = [_no_class(label)] if label and not qos else []
-    faults += [each for each in (wrong, fault, trouble, *unread) if each]
+    defects = [_no_class(label)] if label and not qos else []
+    first = next((each for each in (wrong, spoilt, trouble) if each), None)
+    read = (each for each in (wrong, spoilt, trouble, *unread) if each)
+    defects += [each.as_decisive() if each is first else each for each in read]
     return Pod(
         sandbox_id,
         uid,
@@ -122,7 +125,7 @@ def pod_facts(
         kube_qos(cgroup_parent),
         cgroup_parent,
         status.cpus or None,
-        wrong or fault or trouble,
+        tuple(defects),
         Mask(status.nodes) if status.nodes else None,
         spec.required,
         spec.preferred,
@@ -131,7 +134,6 @@ def pod_facts(
         apart=numa.exclusive,
         wish_policy=wish.policy,
         wish_nodes=wish.nodes,
-        faults=tuple(faults),
     )
 
 
@@ -144,11 +146,11 @@ def _path(cgroup_parent: str) -> str:
     return cgroup_parent if size <= LONGEST_PATH else ""
 
 
-def _no_class(label: str) -> Fault:
+def _no_class(label: str) -> InputDefect:
     known = ", ".join(each for each in QosClass if each)
-    return Fault(
+    return InputDefect(
         short(f"label {QOS_LABEL}: {quoted(label)} is no class ({known}), so the pod has none"),
-        Note.QOS_CLASS,
+        DefectKind.QOS_CLASS,
     )
 
 

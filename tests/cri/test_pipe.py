@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from proxy.cri import pipe
-from proxy.cri.pipe import HIGH_WATER, READ_BYTES, Faults, Pipe
+from proxy.cri.pipe import HIGH_WATER, READ_BYTES, Pipe, PipeCallbacks
 
 if TYPE_CHECKING:
     import pytest
@@ -26,11 +26,11 @@ class Joined:
         self.short = 0
         self.a = Pipe(
             lambda d: self.b.write([d]), lambda: self._said("a ended"), lambda: self._said("a lost"),
-            Faults(lambda e: self._failed(self.a, e), self._no_memory),
+            PipeCallbacks(lambda e: self._failed(self.a, e), self._no_memory),
         )  # fmt: skip
         self.b = Pipe(
             lambda d: self.a.write([d]), lambda: self._said("b ended"), lambda: self._said("b lost"),
-            Faults(lambda e: self._failed(self.b, e), self._no_memory),
+            PipeCallbacks(lambda e: self._failed(self.b, e), self._no_memory),
         )  # fmt: skip
         self.a.other, self.b.other = self.b, self.a
         self.a.attach(near_left)

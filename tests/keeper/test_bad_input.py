@@ -5,7 +5,8 @@ from typing import Any
 
 from proxy.keeper import bad_input
 from proxy.keeper.bad_input import BadInput
-from proxy.model.workload import Fault, Note, Pod
+from proxy.model.defects import DefectKind, InputDefect
+from proxy.model.workload import Pod
 
 
 def counted(w: Any) -> dict[str, int]:
@@ -64,9 +65,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     counters: Counter[str] = Counter()
     said: list[str] = []
     seer = BadInput(counters, said.append)
-    assert {k: n for k, n in counters.items() if k.startswith("bad_")} == {f"bad_input_{k}": 0 for k in Note}
+    assert {k: n for k, n in counters.items() if k.startswith("bad_")} == {
+        f"bad_input_{k}": 0 for k in DefectKind
+    }
     for number in (1, 2, 2, 3, 1):
-        seer.see(Pod("s", f"u{number}", "ns", f"p{number}", faults=(Fault("bad", Note.POLICY),)))
+        seer.see(Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),)))
     assert said == ["ns/p1: bad", "ns/p2: bad", "ns/p3: bad", "ns/p1: bad"]
     assert counters["bad_input_policy"] == 4
 
@@ -83,8 +86,8 @@ def test_it_is_known_after_a_restart(live) -> None:
         assert counted(w) == counted_before
         assert told(w, "ns/odd: label koordinator.sh/qosClass")
         pod = next(iter(w.keeper.state.pods.values()))
-        assert pod.faults[1] == pod.problem
-        assert isinstance(pod.problem, Fault)
+        assert pod.defects[1] == pod.problem
+        assert isinstance(pod.problem, InputDefect)
         assert "ignored: label" in reasons(w, "ns/odd")
 
     live(day)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.model.asks import Ask, PodAsk
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
@@ -44,6 +45,15 @@ ASIDES = st.builds(
     BLOCKS,
     st.lists(st.builds(Part, TEXTS, CPUS, BLOCKS), max_size=3).map(tuple),
 )
+DEFECTS = st.builds(
+    lambda words, kinds, decisive: tuple(
+        InputDefect(each, kind, decisive=i == decisive)
+        for i, (each, kind) in enumerate(zip(words, kinds, strict=True))
+    ),
+    st.lists(TEXTS.filter(bool), min_size=3, max_size=3, unique=True),
+    st.lists(st.sampled_from(DefectKind), min_size=3, max_size=3),
+    st.none() | st.integers(0, 2),
+)
 PODS = st.builds(
     Pod,
     TEXTS,
@@ -55,7 +65,7 @@ PODS = st.builds(
     st.sampled_from(KubeQos),
     TEXTS,
     st.none() | CPUS,
-    TEXTS,
+    DEFECTS,
     st.none() | MASKS,
     st.sampled_from(BindPolicy),
     st.sampled_from(BindPolicy),
@@ -93,7 +103,10 @@ CONTAINERS = st.builds(
 
 @given(PODS)
 def test_pods_come_back_as_they_were(pod: Pod) -> None:
-    assert load_pod(json.loads(json.dumps(dump(pod)))) == pod
+    read = load_pod(json.loads(json.dumps(dump(pod))))
+    assert read == pod
+    assert read is not None
+    assert [(d.kind, d.decisive) for d in read.defects] == [(d.kind, d.decisive) for d in pod.defects]
 
 
 @given(CONTAINERS)

@@ -13,21 +13,11 @@ from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.keeper.history import History
 from proxy.keeper.problems import Problems
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
-from proxy.model.workload import (
-    Container,
-    Fault,
-    Note,
-    Phase,
-    Placement,
-    Pod,
-    Pool,
-    QosClass,
-    Request,
-    Verdict,
-)
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, Verdict
 
 SPARSE = json.dumps({"cpuset": ",".join(map(str, range(0, 65536, 2)))})
 OVERLAPPING = json.dumps({"cpuset": ",".join(["0-65535"] * 31000)})
@@ -113,8 +103,8 @@ def test_records_of_an_older_ledger_are_read_without_what_is_not_on_the_machine(
     async def day(w: Any) -> None:
         pods, containers = w.keeper.state.pods, w.keeper.state.containers
         assert pods["s-evil"].cpuset is None
-        assert pods["s-evil"].problem.kind is Note.CPU_LIST
-        assert pods["s-evil"].problem in pods["s-evil"].faults
+        assert pods["s-evil"].problem.kind is DefectKind.CPU_LIST
+        assert pods["s-evil"].problem in pods["s-evil"].defects
         assert (pods["s-be"].nodes, pods["s-be"].wish_nodes) == (None, None)
         assert list(containers) == ["be-1"], "CPUs that nobody can own are no record of an owner"
         assert containers["be-1"].placement.within == CpuSet(range(0, 16, 2))
@@ -128,12 +118,33 @@ def test_records_of_an_older_ledger_are_read_without_what_is_not_on_the_machine(
 
 def test_a_record_is_read_as_it_was_written_where_the_machine_has_its_ids() -> None:
     bounds = Bounds(CpuSet(range(8)), Mask([0, 1]))
-    faults = (Fault("bad", Note.POLICY), Fault("worse"))
-    pod = Pod("s", "u", "ns", "p", cpuset=CpuSet([7]), nodes=Mask([1]), wish_nodes=Mask([0]), faults=faults)
+    bad, worse = InputDefect("bad", DefectKind.POLICY), InputDefect("worse", decisive=True)
+    pod = Pod(
+        "s", "u", "ns", "p", cpuset=CpuSet([7]), nodes=Mask([1]), wish_nodes=Mask([0]), defects=(bad, worse)
+    )
     placement = Placement(Pool.BE, CpuSet(), Mask([0]), ("why",), within=CpuSet([7]), nodes=Mask([1]))
     container = Container("c", "main", pod, Request(), placement, Phase.RUNNING)
-    assert load_pod(dump(pod), bounds) == pod
+    read = load_pod(dump(pod), bounds)
+    assert read == pod
+    assert read is not None
+    assert [(each.kind, each.decisive) for each in read.defects] == [
+        (DefectKind.POLICY, False),
+        (DefectKind.ANNOTATION, True),
+    ]
     assert load_container(dump(container), bounds) == container
+
+
+def test_the_problem_of_an_older_record_is_the_decisive_defect() -> None:
+    record = dump(Pod("s", "u", "ns", "p")) | {"problem": "annotation is not JSON"}
+    read = load_pod(record)
+    assert read is not None
+    assert read.problem == "annotation is not JSON"
+    assert load_pod(dump(read)) == read
+    told = record | {"faults": [["policy", "no such policy"], ["annotation", "annotation is not JSON"]]}
+    read = load_pod(told)
+    assert read is not None
+    assert [each.decisive for each in read.defects] == [False, True]
+    assert dump(read) == told
 
 
 def test_sentences_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:

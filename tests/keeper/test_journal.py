@@ -15,13 +15,16 @@ from proxy.keeper import journal as module
 from proxy.keeper.journal import REJECTED, Journal
 from proxy.keeper.worker import Worker
 from proxy.ledger import open_ledger
+from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos, Pod, QosClass
 
 EVIL = '{"numaNodeResources":[{"node":0,"resources":{"\\ud800":"abc"}}]}'
 """63 bytes that name a resource by a lone surrogate, which JSON can carry and UTF-8 cannot."""
 HONEST = Pod("s-1", "u-1", "tenant-a", "payments", 0, QosClass.LS, KubeQos.BURSTABLE, "/kubepods/pod1")
-POISONED = dataclasses.replace(HONEST, sandbox_id="s-2", name="evil", problem="\ud800 is no resource")
+POISONED = dataclasses.replace(
+    HONEST, sandbox_id="s-2", name="evil", defects=(InputDefect("\ud800 is no resource", decisive=True),)
+)
 
 
 class Memory(dict[str, Any]):

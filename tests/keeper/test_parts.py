@@ -13,11 +13,23 @@ from proxy.keeper.journal import Journal
 from proxy.keeper.page import node_page
 from proxy.keeper.problems import Problems
 from proxy.keeper.worker import Worker
+from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 
-POD = Pod("s", "u", "ns", "p", 1, QosClass.LSR, KubeQos.BURSTABLE, "/kubepods", CpuSet.parse("1-2"), "odd")
+POD = Pod(
+    "s",
+    "u",
+    "ns",
+    "p",
+    1,
+    QosClass.LSR,
+    KubeQos.BURSTABLE,
+    "/kubepods",
+    CpuSet.parse("1-2"),
+    (InputDefect("odd", decisive=True),),
+)
 OWNER = Container(
     "id",
     "c",

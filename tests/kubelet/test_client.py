@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from proxy.keeper.ports import Kubelet
-from proxy.kubelet.client import POD_LIST, PODS_API, Complaints, KubeletClient
+from proxy.kubelet.client import POD_LIST, PODS_API, KubeletClient, SourceErrorLog
 from proxy.kubelet.pb import podresources_pb2, pods_pb2
 from proxy.kubelet.pods import PodList
 from proxy.kubelet.settings import KubeletSettings
@@ -302,7 +302,7 @@ def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None
 
 def test_causes_do_not_fill_the_memory() -> None:
     heard: list[str] = []
-    complaints = Complaints(heard.append)
+    complaints = SourceErrorLog(heard.append)
     for i in range(1000):
         complaints.add("list", f"cause {i}")
     assert len(heard) == 1000

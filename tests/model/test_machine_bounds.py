@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import ANY_MACHINE, Cpu, Machine, NumaNode
-from proxy.model.workload import Note, Request
+from proxy.model.workload import Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import claim
 from proxy.pools.facts import pod_facts
@@ -28,7 +29,7 @@ def test_cpus_that_may_come_may_be_named() -> None:
     assert pod.cpuset == CpuSet([3, 7])
     found = claim(pod, Request(), MACHINE.online, static=True)
     assert found.problem == "resource-status asks for CPUs 3,7, but 7 not online here"
-    assert found.problem.kind is Note.CPU_LIST  # type: ignore[attr-defined]  # it is a fault
+    assert found.problem.kind is DefectKind.CPU_LIST  # type: ignore[attr-defined]  # it is a fault
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Policy, Scope
@@ -64,7 +65,7 @@ def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: Policy, scope:
     [
         pod("a", kube_qos=KubeQos.BURSTABLE),
         pod("a", qos=QosClass.LS),
-        pod("a", problem="no JSON", qos=QosClass.LSR),
+        pod("a", defects=(InputDefect("no JSON", decisive=True),), qos=QosClass.LSR),
         pod("a", cpuset=CpuSet([4]), qos=QosClass.LSR),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaStrategy
 from proxy.model.options import Policy
@@ -124,7 +125,7 @@ def test_decided_elsewhere_or_nothing_asked() -> None:
     for decided in (
         lsr("a", SINGLE, cpuset=CpuSet.parse("0-11")),
         burstable("a", SINGLE, nodes=Mask((0, 1))),
-        burstable("a", SINGLE, problem="faulty"),
+        burstable("a", SINGLE, defects=(InputDefect("faulty", decisive=True),)),
     ):
         assert not decides_pod(state.node, decided)
     silent = admit(state, burstable("a", SINGLE), Request(cpu_shares=2))

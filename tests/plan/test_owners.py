@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from proxy.model.asks import Ask, Kind, PodAsk
+from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
 from proxy.model.options import Policy
@@ -122,7 +123,7 @@ def test_who_is_not_concerned() -> None:
     for who in (
         pod(cpuset=CpuSet((1,))),
         pod(nodes=Mask((0,))),
-        pod(problem="x"),
+        pod(defects=(InputDefect("x", decisive=True),)),
         pod(QosClass.LS),
         pod(QosClass.NONE),
     ):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota
 from proxy.model.options import CpuOptions
@@ -251,11 +252,14 @@ def test_exited_containers_own_nothing() -> None:
     assert after.owners == {}
 
 
+BAD = InputDefect("annotation is not JSON", decisive=True)
+
+
 def test_invalid_argument_for_strict_pods_only() -> None:
-    bad = dataclasses.replace(pod("lse", QosClass.LSE), problem="annotation is not JSON")
+    bad = dataclasses.replace(pod("lse", QosClass.LSE), defects=(BAD,))
     assert put(empty(), bad).verdict.code == 3
     assert "annotation is not JSON" in put(empty(), bad).verdict.message
-    ls = dataclasses.replace(pod("ls", QosClass.LS), problem="annotation is not JSON")
+    ls = dataclasses.replace(pod("ls", QosClass.LS), defects=(BAD,))
     plan = put(empty(), ls)
     assert plan.verdict.admitted
     assert plan.problem == "annotation is not JSON"

@@ -261,7 +261,7 @@ def test_an_annotation_that_is_ignored_is_as_none(annotation: str, qos: str) -> 
         with_it, without = pod_of(annotation, qos, asked(4000)), pod_of("", qos, asked(4000))
         seen, breach = permitted_claim(node, with_it)
         assert breach is None
-        assert dataclasses.replace(seen, faults=(), total=None) == dataclasses.replace(without, total=None)
+        assert dataclasses.replace(seen, defects=(), total=None) == dataclasses.replace(without, total=None)
         state = NodeState.empty(node)
         one, other = (admit(state, pod, asked(4000)) for pod in (with_it, without))
         assert (one.verdict, one.pod.aside) == (other.verdict, other.pod.aside)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.place.cputopo import CpuTopology
@@ -87,7 +88,7 @@ def test_promised_are_cpus_of_annotations_and_of_what_has_ended_in_a_pod_that_li
     assert state.promised("a/c") == CpuSet.parse("4-5")
     assert state.promised("b") == CpuSet.parse("0-1")
     batch = dataclasses.replace(named, qos=QosClass.BE)
-    faulty = dataclasses.replace(named, problem="resource-spec is no good")
+    faulty = dataclasses.replace(named, defects=(InputDefect("resource-spec is no good", decisive=True),))
     for pod in (batch, faulty):
         assert not NodeState.of(NODE, [pod], []).promised("x/c"), "it does not own what its annotation names"
 

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Policy, Scope
-from proxy.model.workload import KubeQos, Note, Phase, Pod, Pool, Request
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.admit import admit
 from proxy.plan.node import Node
@@ -58,7 +59,7 @@ def test_nodes_with_too_little_are_given_up_and_that_is_told(policy: Policy) -> 
     plan = put(state, pod("a", wish_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE0
     assert "cannot meet what Volcano's scheduler wishes (NUMA node 1)" in plan.problem
-    assert getattr(plan.problem, "kind", None) is Note.WISH
+    assert getattr(plan.problem, "kind", None) is DefectKind.WISH
 
 
 def test_nodes_that_are_not_there() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.options import Policy
-from proxy.model.workload import Note
 from proxy.pools.annotations import (
     BATCH_CPU,
     NUMA_TOPOLOGY_SPEC,
@@ -106,11 +106,11 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
     wish, (fault,) = volcano_wish({VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'})
     assert wish == VolcanoWish(None, Mask([1]), {1: 0})
     assert fault.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
-    assert fault.kind is Note.POLICY
+    assert fault.kind is DefectKind.POLICY
     wish, (fault,) = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
     assert wish == VolcanoWish(Policy.NONE)
     assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is no NUMA node"
-    assert fault.kind is Note.ANNOTATION
+    assert fault.kind is DefectKind.ANNOTATION
 
 
 @pytest.mark.parametrize(

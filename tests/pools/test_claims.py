@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.claims import claim, pool_of, whole_cpus
@@ -13,7 +14,8 @@ WHOLE_TWO = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
 
 
 def pod(qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus: str = "", problem: str = ""):
-    return Pod("s", "u", "ns", "p", 0, qos, kube, "", CpuSet.parse(cpus) or None, problem)
+    defects = (InputDefect(problem, decisive=True),) if problem else ()
+    return Pod("s", "u", "ns", "p", 0, qos, kube, "", CpuSet.parse(cpus) or None, defects)
 
 
 @pytest.mark.parametrize(

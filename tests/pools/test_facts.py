@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaExclusive, NumaPolicy
 from proxy.model.options import Policy
 from proxy.model.quoting import QUOTED
-from proxy.model.workload import KubeQos, Note, Pod, QosClass
+from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS, VOLCANO_POLICY
 from proxy.pools.annotations import VOLCANO_DECISION as DECISION
 from proxy.pools.facts import POD_KEYS, QOS_LABEL, kube_qos, parent_of, pod_facts, qos_class
@@ -141,13 +142,19 @@ def test_every_fault_of_a_pod_is_told_with_its_kind() -> None:
         VOLCANO_POLICY: "strict",
     }
     pod = pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LSX"}, annotations, "")
-    kinds = [fault.kind for fault in pod.faults]
-    assert kinds == [Note.QOS_CLASS, Note.CPU_LIST, Note.POLICY, Note.ANNOTATION, Note.POLICY]
+    kinds = [fault.kind for fault in pod.defects]
+    assert kinds == [
+        DefectKind.QOS_CLASS,
+        DefectKind.CPU_LIST,
+        DefectKind.POLICY,
+        DefectKind.ANNOTATION,
+        DefectKind.POLICY,
+    ]
     assert pod.qos is QosClass.NONE
-    assert "'LSX' is no class (LSE, LSR, LS, BE, SYSTEM)" in pod.faults[0]
-    assert pod.problem == pod.faults[1]
-    assert not pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LS"}, {"a": "b"}, "").faults
-    assert pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "ls"}, {}, "").faults
+    assert "'LSX' is no class (LSE, LSR, LS, BE, SYSTEM)" in pod.defects[0]
+    assert pod.problem == pod.defects[1]
+    assert not pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LS"}, {"a": "b"}, "").defects
+    assert pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "ls"}, {}, "").defects
 
 
 def test_what_schedulers_wish_for() -> None:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.keeper.codec import dump
+from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import ANY_MACHINE, Bounds
-from proxy.model.workload import Note, Pod, QosClass, Request
+from proxy.model.workload import Pod, QosClass, Request
 from proxy.pools.annotations import (
     BATCH_CPU,
     NUMA_TOPOLOGY_SPEC,
@@ -131,7 +132,7 @@ def test_whatever_a_pod_says_little_is_kept_of_it(
     assert pod.cpuset is None or pod.cpuset <= bounds.cpus
     assert pod.nodes is None or pod.nodes <= bounds.nodes
     assert pod.wish_nodes is None or pod.wish_nodes <= bounds.nodes
-    for words in (pod.problem, *pod.faults, claimed.why, claimed.problem):
+    for words in (pod.problem, *pod.defects, claimed.why, claimed.problem):
         assert len(words) <= 300
         assert words.isprintable()
     assert len(pod.ref) <= 320
@@ -181,7 +182,7 @@ def test_a_set_that_is_not_on_the_machine_is_not_kept() -> None:
     pod = facts('{"cpuset":"0,2,4,31"}', label="LSR")
     assert pod.cpuset is None
     assert pod.problem == f"annotation {RESOURCE_STATUS}: cpuset: CPU 31 is not on this machine (0-7)"
-    assert [fault.kind for fault in pod.faults] == [Note.CPU_LIST]
+    assert [fault.kind for fault in pod.defects] == [DefectKind.CPU_LIST]
     found = claim(pod, Request(), SMALL.cpus, static=True)
     assert found.fatal
     assert found.problem == pod.problem
@@ -198,9 +199,9 @@ def test_a_set_that_is_not_on_the_machine_is_not_kept() -> None:
 def test_a_numa_node_that_is_not_on_the_machine_is_not_kept(key: str, text: str, words: str) -> None:
     pod = facts(text, key)
     assert (pod.nodes, pod.wish_nodes) == (None, None)
-    (fault,) = pod.faults
+    (fault,) = pod.defects
     assert fault == f"annotation {key}: {words}"
-    assert fault.kind is Note.CPU_LIST
+    assert fault.kind is DefectKind.CPU_LIST
 
 
 def test_half_a_surrogate_pair_in_a_key_is_escaped() -> None:
@@ -218,13 +219,13 @@ def test_what_is_quoted_of_an_annotation_is_escaped(key: str, odd: str) -> None:
             {"cpuset": odd, "requiredCPUBindPolicy": odd, "numaTopologyPolicy": odd, "numa": {odd: 1}}
         ),
     ):
-        for fault in facts(text, key, bounds=None).faults:
+        for fault in facts(text, key, bounds=None).defects:
             assert fault.isprintable()
             fault.encode()
 
 
 def test_a_label_is_quoted_escaped_and_cut() -> None:
-    (fault,) = facts("", label="\u202e\ud800" + "x" * 10**6, bounds=None).faults
+    (fault,) = facts("", label="\u202e\ud800" + "x" * 10**6, bounds=None).defects
     assert fault.isprintable()
     assert "\\u202e\\ud800xxx" in fault
     assert len(fault) < 200
@@ -241,8 +242,8 @@ def test_an_annotation_is_read_up_to_a_size(key: str, largest: int) -> None:
         return '{"other":"' + "x" * (size - 12) + '"}'
 
     assert len(of(largest)) == largest
-    assert facts(of(largest), key).faults == ()
-    (fault,) = facts(of(largest + 1), key).faults
+    assert facts(of(largest), key).defects == ()
+    (fault,) = facts(of(largest + 1), key).defects
     assert fault == f"annotation {key}: it has {largest + 1} characters; at most {largest} are read"
 
 
@@ -254,7 +255,7 @@ def test_so_many_entries_are_read() -> None:
     ):
         assert f"has {MOST_ITEMS + 1} entries; at most {MOST_ITEMS} are read" in facts(compact(value)).problem
     many = {"numa": {str(i): {} for i in range(MOST_ITEMS + 1)}}
-    (fault,) = facts(compact(many), VOLCANO_DECISION, ANY_MACHINE).faults
+    (fault,) = facts(compact(many), VOLCANO_DECISION, ANY_MACHINE).defects
     assert "at most 1024 are read" in fault
 
 

@@ -12,7 +12,7 @@ from proxy.model.errors import TopoproxyError
 SERVICE = "runtime.v1.RuntimeService"
 
 
-class RefusedError(TopoproxyError):
+class HookCallRefusedError(TopoproxyError):
     """The call is refused; ``code`` is a gRPC status."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -87,7 +87,7 @@ class ForeignCall:
         """Have the call not be made."""
         if not self.decided:
             self._end(None)
-            self._outcome.set_exception(RefusedError(code, message))
+            self._outcome.set_exception(HookCallRefusedError(code, message))
 
     # -- what became of it --------------------------------------------------------------------------------
 

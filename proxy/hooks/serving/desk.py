@@ -11,7 +11,7 @@ from __future__ import annotations
 from proxy.cri.pb import api_pb2 as cri
 from proxy.cri.trips import Trip
 from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.serving.call import ForeignCall, RefusedError, Wire
+from proxy.hooks.serving.call import ForeignCall, HookCallRefusedError, Wire
 from proxy.hooks.serving.finding import Finder
 from proxy.hooks.serving.messages import (
     container_echo,
@@ -202,7 +202,7 @@ class Desk:
         keeper.problems.note(words)
         keeper.attention.set()
         if keeper.store.mode.enforces and (keeper.options.refuse_on_error or self.is_strict(asked)):
-            raise RefusedError(GrpcStatus.UNAVAILABLE, words)
+            raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, words)
         return container_echo(asked)
 
     def is_strict(self, asked: Container) -> bool:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from proxy.hooks.hook import LONGEST_S
 from proxy.hooks.pb import hook_pb2 as pb
-from proxy.hooks.serving.call import RefusedError
+from proxy.hooks.serving.call import HookCallRefusedError
 from proxy.hooks.serving.desk import Desk
 from proxy.hooks.serving.messages import container_echo, pod_echo
 from proxy.hooks.serving.place import Place
@@ -138,7 +138,7 @@ class Server:
                 job.cancel()
             try:
                 return job.result(limit + _MARGIN_S)
-            except RefusedError as error:
+            except HookCallRefusedError as error:
                 _refuse(context, error.code, str(error))
             except concurrent.futures.CancelledError:
                 _refuse(context, GrpcStatus.CANCELLED, "cannot answer: the client does not wait any more")
@@ -155,14 +155,14 @@ class Server:
         try:
             async with asyncio.timeout(limit):
                 return await answer(asked)
-        except RefusedError:
+        except HookCallRefusedError:
             keeper.counters["hook_questions_refused"] += 1
             raise
         except TimeoutError:
             keeper.attention.set()
             words = f"cannot answer {name}: it took longer than {limit:.3g} s"
             keeper.problems.note(words)
-            raise RefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
+            raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             keeper.broken(error)
             keeper.attention.set()
@@ -175,7 +175,9 @@ class Server:
         strict = self._keeper.options.refuse_on_error or self._desk.is_strict(asked)
         if name == "PreCreateContainerHook" and self._keeper.store.mode.enforces and strict:
             what = f"{type(error).__name__}: {error}"
-            raise RefusedError(GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}")
+            raise HookCallRefusedError(
+                GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"
+            )
         return container_echo(asked)
 
 

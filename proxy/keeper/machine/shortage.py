@@ -23,7 +23,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class HardwareLoss:
     """What a container has less, or other, than it was promised.
 
     Attributes:
@@ -61,7 +61,7 @@ class Lacking:
         return "; ".join(parts)
 
 
-def lacking(state: NodeState, container: Container) -> Lacking | None:
+def lacking(state: NodeState, container: Container) -> HardwareLoss | None:
     """Tell what a container lacks of what was decided for it; None where that is nothing.
 
     Memory nodes matter to those that are bound to some: who has all nodes has those that there are.
@@ -75,7 +75,7 @@ def lacking(state: NodeState, container: Container) -> Lacking | None:
         return None
     here = state.wanted(container)
     mems = state.wanted_mems(container)
-    return Lacking(away, here & placement.instead, here, nodes if bound else Mask(), mems)
+    return HardwareLoss(away, here & placement.instead, here, nodes if bound else Mask(), mems)
 
 
 class Shortage:
@@ -89,7 +89,7 @@ class Shortage:
         self._keeper = keeper
         self.known: dict[str, str] = {}
 
-    def now(self) -> dict[str, Lacking]:
+    def now(self) -> dict[str, HardwareLoss]:
         """Give what is lacking, by container id."""
         state = self._keeper.state
         found = ((i, lacking(state, container)) for i, container in state.containers.items())
