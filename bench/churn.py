@@ -37,11 +37,11 @@ GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
     "proxy.keeper.history.History._gone": 500,
     "proxy.keeper.history.History._named": 500,
-    "proxy.keeper.problems.Problems._known": 100,
+    "proxy.telemetry.problems.Problems._known": 100,
     "proxy.keeper.bad_input.BadInput._seen": 4096,
     "proxy.keeper.news.News._left": 2048,
     "proxy.keeper.retries.Retries._open": 256,
-    "proxy.keeper.throttle.Throttle._windows": 512,
+    "proxy.telemetry.throttle.Throttle._windows": 512,
     "proxy.apply.search.Finder._found": 1024,
     "proxy.cri.rewrite._create_suffixes": 256,
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from proxy.pages import Pages
     from proxy.release.making import Leaving
     from proxy.takeover.making import Late
+    from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
 """Why a state folder cannot take a lock although it is named rightly."""
@@ -83,6 +83,7 @@ class Daemon:
         self._machine = machine
         self._cgroups = cgroups
         self._notifier = notifier or Notifier()
+        self._telemetry: Telemetry | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
         self._state_lock: Lock | None = None
@@ -121,11 +122,12 @@ class Daemon:
         from proxy import logs
         from proxy.cri.wire import Front
 
+        self._telemetry = telemetry = logs.telemetry()
         lean.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
-            self._front = Front(str(config.runtime), _Nothing(), (), log=_throttled(logs.log.warning))
+            self._front = Front(str(config.runtime), _Nothing(), (), report=telemetry.problem)
         else:
-            self._front = await self._wire(machine, away)
+            self._front = await self._wire(machine, away, telemetry)
         lean.freeze_modules()
         await self._front.start(self._listener.socket)
         await self._start_admin()
@@ -135,9 +137,9 @@ class Daemon:
             self._task(self.keeper.health.run)
         self._task(self._slim)
         self._notifier.ready(self._status())
-        logs.log.info(f"{self._status()}, {config.mode} mode")
+        telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
-    async def _wire(self, machine: Machine, away: list[str]) -> Front:
+    async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
         from proxy.keeper.turns import Turns
@@ -149,11 +151,17 @@ class Daemon:
         enforce = config.mode is Mode.ENFORCE
         entries, notes = self._open_state(machine) if enforce else ({}, [])
         self.keeper = keeper = keeper_of(
-            config, machine, self._cgroups, self._ledger, entries, reread=self._machine is None
+            config,
+            machine,
+            self._cgroups,
+            self._ledger,
+            entries,
+            reread=self._machine is None,
+            telemetry=telemetry,
         )
         notes += [*(f"{what}: that counts when it is back" for what in away), *exposed(config)]
         for note in notes:
-            keeper.problems.note(note)
+            telemetry.problem("notice at start-up", reason=note)
         self._takeover = Late(config, keeper, self._ledger)
         self._launch, self.sync, self._settler = keeper.launch, keeper.sync, keeper.settler
         await Turns().through(self.sync.recovering(entries))
@@ -177,7 +185,7 @@ class Daemon:
             self._task(self.hooking.run)
             self._task(self.hooking.serve)
         return Front(
-            str(config.runtime), interceptors, METHODS, log=keeper.problems.note, fault=keeper.broken
+            str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=keeper.broken
         )
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
@@ -239,18 +247,18 @@ class Daemon:
         self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._begun_anew)))
 
     def _begun_anew(self, error: BaseException) -> None:
-        from proxy import logs
-
         if self.keeper is not None:
             self.keeper.begun_anew(error)
-        else:
-            logs.log.warning(f"internal error: {type(error).__name__}: {error}")
+        elif self._telemetry is not None:
+            self._telemetry.fault(error)
 
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
             if not self._listener.standing and self.keeper is not None:
-                self.keeper.problems.note(f"cannot be reached: {self._listener.path} was removed (restart)")
+                self.keeper.telemetry.problem(
+                    "the socket was removed: no client can connect (restart)", path=self._listener.path
+                )
             mirror_mode(self._listener.path, self.config.runtime)
             await asyncio.sleep(5)
 
@@ -261,9 +269,11 @@ class Daemon:
         await self.keeper.synced.wait()
         await asyncio.sleep(0.2)
         lean.freeze()
-        counters, seen, begin = self.keeper.counters, (-1, -1), 6
+        from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
+
+        telemetry, seen, begin = self.keeper.telemetry, (-1, -1), 6
         while True:
-            now = counters["passes"], counters["event_streams"]
+            now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
             if now != seen:
                 await asyncio.to_thread(lean.trim)
                 await asyncio.to_thread(lean.drop_clean_pages, "cygrpc")
@@ -281,7 +291,12 @@ class Daemon:
             words = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
             if health is not None and health.may_restart():
                 what = "; ".join(words)
-                logs.log.say_once("watchdog", "error", f"{what}: no sign of life is sent, for a restart")
+                logs.log.say_once(
+                    "watchdog",
+                    "error",
+                    "workers are stuck: the watchdog gets no ping, for a restart",
+                    workers=what,
+                )
             else:
                 self._notifier.ping()
             if words or said:
@@ -318,7 +333,8 @@ class Daemon:
         """End everything, in so many seconds; what hangs is left behind."""
         from proxy import logs
 
-        ending = Ending(max(seconds, STOP_S), logs.log.warning)
+        telemetry = self._telemetry or logs.telemetry()
+        ending = Ending(max(seconds, STOP_S), telemetry.warning)
         for task in self._tasks:
             task.cancel()
         await ending.step("end tasks", asyncio.gather(*self._tasks, return_exceptions=True))
@@ -345,14 +361,6 @@ class Daemon:
             self._state_lock.release()
         if self._listener is not None:
             self._listener.close()
-
-
-def _throttled(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Write lines that clients can cause, not too many of them."""
-    from proxy.keeper.throttle import Throttle
-
-    throttle = Throttle(time.monotonic, say)
-    return lambda line: throttle.say(line.partition(":")[0], line)
 
 
 class _Nothing:

@@ -164,7 +164,7 @@ class Hooking:
 
         keeper, config, owned = self._keeper, self.config, self.config.owned_cpus
         updates = Updates(keeper, self._launch, owned_cpus=owned)
-        engine = Engine(keeper.problems.note, updates.take)
+        engine = Engine(keeper.telemetry.problem, updates.take)
         learning = Learning(keeper, engine)
         following = Following(keeper, engine, learning.resumed, learning.later, owned_cpus=owned)
         learning.following = following
@@ -172,8 +172,8 @@ class Hooking:
             config,
             engine,
             lambda: following.everything() if keeper.synced.is_set() else None,
-            keeper.problems.note,
-            keeper.voice.info,
+            keeper.telemetry.problem,
+            keeper.telemetry.event,
             marks=self._marks,
         )
         adopt = self._sync.adoption.adopt_one

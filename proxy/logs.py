@@ -23,16 +23,19 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TextIO
 
 from proxy.model.quoting import MESSAGE
 from proxy.model.quoting import message as fit
+from proxy.telemetry.text import escaped, pairs, quoted
 
 if TYPE_CHECKING:
     import loguru
+
+    from proxy.telemetry.port import Telemetry
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 QUIET_SECONDS = 60.0
@@ -162,6 +165,11 @@ class Log:
             self._repeats.popitem(last=False)
         self._write(level, message, context)
 
+    def write(self, level: str, message: str, keys: Mapping[str, object], above: int) -> None:
+        """Write a record for a caller further up; see ``proxy.telemetry.port.Sink``."""
+        if self.enabled(level):
+            self._open().opt(depth=1 + above).bind(**keys).log(level.upper(), message)
+
     def _write(self, level: str, message: str, context: dict[str, object], trace: bool = False) -> None:
         if LEVELS[level] < self._threshold:
             return
@@ -173,6 +181,13 @@ log = Log()
 """The log of this process."""
 
 setup = log.setup
+
+
+def telemetry() -> Telemetry:
+    """Return new telemetry that writes to the log of this process."""
+    from proxy.telemetry.port import Telemetry
+
+    return Telemetry(log, time.monotonic, time.time)
 
 
 def apart(stream: TextIO) -> TextIO:
@@ -226,7 +241,7 @@ def _text(with_time: bool) -> Render:
     def render(record: loguru.Record) -> list[str]:
         start = f"{record['time']:%H:%M:%S.%f}"[:-3] + " " if with_time else ""
         level = f"{record['level'].name:<7} " if with_time or record["level"].no >= 30 else ""
-        head = f"{start}{level}{_plain(record['message'])}{_pairs(record)}"
+        head = f"{start}{level}{escaped(record['message'])}{pairs(record['extra'])}"
         return [fit(line) for line in (head, *_trace(record))]
 
     return render
@@ -235,7 +250,7 @@ def _text(with_time: bool) -> Render:
 def _klog(record: loguru.Record) -> list[str]:
     name = record["level"].name
     head = f"{name[0] if name != 'DEBUG' else 'I'}{record['time']:%m%d %H:%M:%S.%f} {record['process'].id:>7}"
-    head = f"{head} {_caller(record)}] {_quoted(record['message'])}{_pairs(record)}"
+    head = f"{head} {_caller(record)}] {quoted(record['message'])}{pairs(record['extra'], bare=False)}"
     return [fit(line) for line in (head, *_trace(record))]
 
 
@@ -280,32 +295,6 @@ def _fitted(entry: dict[str, object]) -> dict[str, object]:
 
 def _caller(record: loguru.Record) -> str:
     return f"{PurePath(record['file'].path).name}:{record['line']}"
-
-
-def _pairs(record: loguru.Record) -> str:
-    return "".join(f" {key}={_shown(value)}" for key, value in record["extra"].items())
-
-
-def _shown(value: object) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-        if isinstance(value, int | float)
-        else _quoted(value)
-    )
-
-
-def _quoted(value: object) -> str:
-    """Quote as Go's strconv.Quote does for what is likely: no line break and no escape sequence gets out."""
-    return '"' + _plain(str(value)[: LINE + 1].replace("\\", "\\\\").replace('"', '\\"')) + '"'
-
-
-def _plain(text: str) -> str:
-    text = text[: 2 * LINE]  # a longer line is cut in the end
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] if c != "\x7f" else "\\x7f" for c in text)
 
 
 def _trace(record: loguru.Record) -> list[str]:

@@ -158,4 +158,5 @@ class Pages:
         """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
         from proxy.report.metrics import metrics
 
-        return metrics(self.status())
+        registry = None if self._keeper is None else self._keeper.telemetry.registry
+        return metrics(self.status(), registry)

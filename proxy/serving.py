@@ -37,13 +37,13 @@ def _end_within(seconds: float) -> None:
 def _say_overdue(seconds: float) -> None:
     from proxy.logs import log
 
-    log.error(f"cannot stop in {seconds:g} s: the process ends without waiting any longer")
+    log.error("cannot stop in time: the process ends without waiting any longer", seconds=seconds)
 
 
 def _pass_over(number: signal.Signals) -> None:
     from proxy.logs import log
 
-    log.warning(f"{number.name} does nothing: the configuration is read at the start (restart to apply it)")
+    log.warning("a signal was ignored: restart to apply a changed configuration", signal=number.name)
 
 
 def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from proxy.keeper.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
     from proxy.keeper.systemd.ports import Fences, Units
     from proxy.kubelet.settings import KubeletSettings
+    from proxy.telemetry.port import Telemetry
 
 
 def keeper_of(
@@ -42,6 +43,7 @@ def keeper_of(
     entries: Collection[str],
     *,
     reread: bool,
+    telemetry: Telemetry,
 ) -> Keeper:
     """Make the keeper of a node.
 
@@ -52,13 +54,12 @@ def keeper_of(
         ledger: Where placements are kept; None to keep none.
         entries: Keys of what it told; a ledger that can be read may not be one that can be written.
         reread: Whether the machine is looked at again now and then; one that is described never changes.
+        telemetry: Where to log, count and report problems.
     """
-    from proxy import logs
     from proxy.apply.kernel import open_cgroups
     from proxy.apply.runtime import GrpcRuntime
     from proxy.keeper.keeper import Keeper
     from proxy.keeper.node import node_of
-    from proxy.keeper.options import Voice
 
     groups, lack = _cpu_groups(config, cgroups)
     node = node_of(config, machine)
@@ -68,7 +69,9 @@ def keeper_of(
     def ports(context: NodeContext) -> Ports:
         runtime.unread = context.unreadable
         if lack and node.keep_quota is not KeepQuota.ALWAYS:
-            context.problems.note(f"CFS quotas of who owns CPUs stay as they are: {lack}")
+            context.telemetry.problem(
+                "cannot remove the CFS quotas of containers with exclusive CPUs", err=lack
+            )
         return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
 
     return Keeper(
@@ -78,7 +81,7 @@ def keeper_of(
         runtime,
         ledger,
         _options(config),
-        Voice(logs.log.info, logs.log.warning, logs.log.debug, logs.log.enabled("debug")),
+        telemetry,
         time.monotonic,
         time.time,
         ports,
@@ -134,8 +137,12 @@ def _writes(context: NodeContext) -> Writes | None:
     try:
         return InotifyWrites(root)
     except CgroupError as error:
-        period = context.options.reconcile_period
-        context.problems.note(f"{error}: until a restart they are compared every {period / 2:g} s")
+        seconds = context.options.reconcile_period / 2
+        context.telemetry.problem(
+            "cannot watch the writes to cpusets: they are compared periodically until a restart",
+            seconds=seconds,
+            err=error,
+        )
         return None
 
 
@@ -219,7 +226,7 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
         if asked.mode is SuppressMode.QUOTA or record:
             groups = open_cpu_groups(config.cgroup_root)
     except CgroupError as error:
-        keeper.problems.note(str(error))
+        keeper.telemetry.problem("cannot suppress BE pods", err=error)
     settings = Settings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
     return Suppression(
         keeper, keeper.writes, settings, usage, lambda worker: BeQuota(keeper, groups, worker, record)
@@ -254,14 +261,14 @@ def _kubelet(config: Config, context: NodeContext) -> Kubelet | None:
         return None
     from proxy.kubelet.client import KubeletClient
 
-    return KubeletClient(_kubelet_settings(config), context.complain)
+    return KubeletClient(_kubelet_settings(config), context.telemetry.problem)
 
 
 def _devices(config: Config, context: NodeContext) -> Hardware:
     """Find out where devices are, by sysfs."""
     from proxy.topology.devices import SysfsDevices
 
-    return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.complain)
+    return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
 
 
 def _beside(config: Config, context: NodeContext) -> Beside:
@@ -297,12 +304,12 @@ def _kubelet_settings(config: Config) -> KubeletSettings:
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:
     """Have the kernel report CPUs and memory that come or go, where it can."""
-    from proxy.keeper.machine.hotplug import LATE
+    from proxy.keeper.machine.hotplug import NO_UEVENTS
     from proxy.topology.uevents import listen
 
     events, lack = listen()
     if lack:
-        context.problems.note(f"{lack}: {LATE}")
+        context.telemetry.problem(NO_UEVENTS, err=lack)
     return events
 
 

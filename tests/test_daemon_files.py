@@ -20,6 +20,6 @@ def test_a_token_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
     wanted = f"kubelet.tokenFile: {token} can be read by others (mode 0644): chmod o-r {token}"
 
     async def scenario() -> None:
-        assert wanted in [problem["what"] for problem in daemon.pages.status()["problems"]]
+        assert wanted in [problem["keys"]["reason"] for problem in daemon.pages.status()["problems"]]
 
     run(daemon, scenario)

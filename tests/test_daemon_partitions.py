@@ -13,6 +13,7 @@ from proxy.demo.client import PodSpec
 from proxy.keeper.keeper import Keeper
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
+from proxy.telemetry import metrics
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node, until
 
 OWN = CpuSet.parse("2-3")
@@ -89,7 +90,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
         await until(lambda: effective(shared) == MACHINE.online - CpuSet.parse("4-5"))
         assert effective(more) == CpuSet.parse("4-5")
         assert kind(more) == "isolated"
-        assert keeper(daemon).problems.page() == []
+        assert keeper(daemon).telemetry.problems() == []
 
     node.live(ISOLATED, day)
 
@@ -127,7 +128,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
         await until(lambda: kind(groups[0]) == "isolated")
 
     async def second(daemon: Daemon) -> None:
-        assert any("not kept" in str(told["what"]) for told in keeper(daemon).problems.page())
+        assert any("not kept" in str(told["what"]) for told in keeper(daemon).telemetry.problems())
         await until(lambda: kind(groups[0]) == "member")
         await until(lambda: node.rest() == MACHINE.online)
 
@@ -143,15 +144,15 @@ def test_an_overlap_by_somebody_else_is_repaired(node: Node) -> None:
     async def day(daemon: Daemon) -> None:
         own = await node.group(LSE)
         # The file says "isolated" before the daemon has read it back: an overlap in between fails that.
-        await until(lambda: keeper(daemon).counters["partitions_made"])
+        await until(lambda: keeper(daemon).telemetry.value(metrics.PARTITIONS_MADE))
         assert kind(own) == "isolated"
         beside = str(own.relative_to(node.root).parent / "beside")
         node.cgroups.mkdir(beside)
         node.cgroups.files.write(beside, "cpuset.cpus", "3-4")
-        counters, problems = keeper(daemon).counters, keeper(daemon).problems
-        await until(lambda: counters["partitions_lost"])
+        telemetry = keeper(daemon).telemetry
+        await until(lambda: telemetry.value(metrics.PARTITIONS_LOST))
         await until(lambda: kind(own) == "member")
-        await until(lambda: any("not exclusive" in str(told["what"]) for told in problems.page()))
+        await until(lambda: any("not exclusive" in str(told["what"]) for told in telemetry.problems()))
         assert node.rest() == MACHINE.online
         assert effective(own) == OWN
         node.cgroups.rmdir(beside)

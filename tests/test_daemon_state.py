@@ -61,7 +61,7 @@ def owned(daemon: Daemon) -> set[str]:
 
 def told(daemon: Daemon) -> list[str]:
     assert daemon.keeper is not None
-    return [str(problem["what"]) for problem in daemon.keeper.problems.page()]
+    return [str(problem["what"]) for problem in daemon.keeper.telemetry.problems()]
 
 
 def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
@@ -119,7 +119,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
         await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == {"2-3"}
         assert any(
-            what.endswith("placements are not kept (a restart asks the runtime)") for what in told(daemon)
+            what.endswith('placements are not kept (a restart asks the runtime)"') for what in told(daemon)
         )
 
     run(daemon, day, synced=True)

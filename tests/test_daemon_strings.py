@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.model.idset import CpuSet
+from proxy.telemetry import metrics
 from proxy.topology.build import described
 from tests.go_strings import MARK, GoClient, GoRuntime
 from tests.testkit.daemon import LIMIT_S, DaemonNode, until
@@ -75,7 +76,7 @@ def test_a_container_of_a_pod_with_odd_strings_is_placed(node: Node) -> None:
         assert node.cpus(owner) == "2-3"
         placed = {c.pod.name: c for c in node.running.keeper.state.containers.values()}
         assert placed.keys() == {"owner", "odd"}
-        assert not node.running.keeper.counters["requests_undecodable"]
+        assert not node.running.keeper.telemetry.value(metrics.REQUESTS_UNDECODABLE)
 
     lived(node, day)
 
@@ -85,7 +86,7 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
         status = f'{{"cpuset":"2-3","note":"{MARK}"}}'
         odd = await asyncio.to_thread(client.run, "odd", "LS", _resource_status=status)
         assert node.cpus(odd) == "0-7"
-        told = [str(each["what"]) for each in node.running.keeper.problems.page()]
+        told = [str(each["what"]) for each in node.running.keeper.telemetry.problems()]
         assert any("ns/odd" in what and "resource-status" in what for what in told)
 
     lived(node, day)
@@ -96,14 +97,14 @@ def test_comparisons_go_on_beside_a_sandbox_with_odd_strings(node: Node) -> None
         keeper = node.running.keeper
         plain = await asyncio.to_thread(client.run, "plain")
         await asyncio.to_thread(client.run, "odd", note=MARK, **{MARK: "a key"})
-        passes = keeper.counters["passes"]
+        passes = keeper.telemetry.value(metrics.RECONCILES)
         keeper.attention.set()
-        await until(lambda: keeper.counters["passes"] > passes)
+        await until(lambda: keeper.telemetry.value(metrics.RECONCILES) > passes)
         behind = await asyncio.to_thread(node.direct.run, "behind", "", more=MARK)
         node.cgroups.write(node.runtime.containers[plain].cgroup, CpuSet.parse("5"), None)
         keeper.attention.set()
         await until(lambda: behind in keeper.state.containers and node.cpus(plain) == "0-7")
-        assert not any("deserializing" in str(each["what"]) for each in keeper.problems.page())
+        assert not any("deserializing" in str(each["what"]) for each in keeper.telemetry.problems())
 
     lived(node, day)
 

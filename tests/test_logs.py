@@ -49,7 +49,7 @@ def test_text(log: Log) -> None:
     out = open_as(log, "text")
     log.info("container placed", pod="ns/web", cpus="0-3", count=2, hard=True)
     assert re.fullmatch(
-        r'\d\d:\d\d:\d\d\.\d{3} INFO    container placed pod="ns/web" cpus="0-3" count=2 hard=true\n',
+        r"\d\d:\d\d:\d\d\.\d{3} INFO    container placed pod=ns/web cpus=0-3 count=2 hard=true\n",
         out.getvalue(),
     )
 
@@ -110,7 +110,7 @@ def test_records_of_the_standard_library_come_along(log: Log) -> None:
     out = open_as(log, "text")
     logging.getLogger("asyncio").warning("slow %s {x}", "callback")
     logging.getLogger("asyncio").info("chatter")
-    assert 'WARNING slow callback {x} logger="asyncio"' in out.getvalue()
+    assert "WARNING slow callback {x} logger=asyncio" in out.getvalue()
     assert "chatter" not in out.getvalue()
 
 
@@ -122,7 +122,7 @@ def test_repeats_are_counted_for_a_minute(log: Log, clock: Clock) -> None:
     assert len(out.getvalue().splitlines()) == 2
     clock.now = 60.0
     log.say_once(("annotation", "ns/x"), "warning", "malformed annotation", pod="ns/x")
-    assert out.getvalue().splitlines()[2].endswith('malformed annotation pod="ns/x" repeated=4')
+    assert out.getvalue().splitlines()[2].endswith("malformed annotation pod=ns/x repeated=4")
 
 
 def test_keys_are_bounded(log: Log) -> None:
@@ -142,7 +142,7 @@ def test_the_journal_gets_priorities_and_no_times(log: Log, monkeypatch: pytest.
         log.warning("small")
         stream.seek(0)
         lines = stream.read().splitlines()
-    assert lines == ['<6>placed pod="a/b"', "<3>ERROR   two\\nlines", "<4>WARNING small"]
+    assert lines == ["<6>placed pod=a/b", "<3>ERROR   two\\nlines", "<4>WARNING small"]
 
 
 def test_loguru_is_not_imported_before_the_first_record() -> None:

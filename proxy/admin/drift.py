@@ -18,7 +18,7 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
         width: Columns of the terminal; long lines are cut at it.
     """
     by = {one_line(writer): n for writer, n in as_map(data.get("by")).items() if isinstance(n, int) and n > 0}
-    wars = [as_map(entry) for entry in as_list(data.get("wars"))]
+    wars = [as_map(entry) for entry in as_list(data.get("writeConflicts"))]
     if not by and not wars:
         return
     count = ", ".join(f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))

@@ -40,11 +40,11 @@ def render(status: object, width: int = 100) -> str:
         *suppression(as_map(data.get("beSuppress")), width),
     ]
     lines += _stuck(as_map(data.get("workers")))
-    lines += [*prescribed(as_map(data.get("prescribed"))), *kubelet(as_map(data.get("kubelet")))]
+    lines += [*prescribed(as_map(data.get("nodePolicy"))), *kubelet(as_map(data.get("kubelet")))]
     lines += [*_memory(data), *_exclusive(data), *_aside(data)]
     lines += quotas([as_map(entry) for entry in as_list(data.get("quotas"))])
     lines += partitions(as_map(data.get("partitions")))
-    lines += short([as_map(entry) for entry in as_list(data.get("short"))])
+    lines += short([as_map(entry) for entry in as_list(data.get("shortfalls"))])
     lines += hooks(as_map(data.get("hooks")), width)
     lines += [*_containers(data, width), *drift(as_map(data.get("drift")), width), *_problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -147,7 +147,7 @@ def _memory(data: Mapping[str, object]) -> Iterable[str]:
 
 def _aside(data: Mapping[str, object]) -> Iterable[str]:
     """Name pods for which more is set aside than their containers own so far."""
-    pods = [as_map(entry) for entry in as_list(data.get("aside"))]
+    pods = [as_map(entry) for entry in as_list(data.get("reservations"))]
     if pods:
         yield ""
         yield "Set aside for pods"

@@ -65,7 +65,9 @@ class ContainerCalls:
             except (UnavailableError, RuntimeCallError) as error:
                 obstacle = str(error)
             if obstacle:
-                self.keeper.problems.note(obstacle)
+                self.keeper.telemetry.problem(
+                    "cannot start a container", containerID=container_id, err=obstacle
+                )
                 call.refuse(
                     GrpcStatus.FAILED_PRECONDITION, f"cannot start container {container_id}: {obstacle}"
                 )

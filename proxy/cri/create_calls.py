@@ -18,6 +18,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.admit import with_earlier_decision
 from proxy.plan.write_errors import ELSEWHERE
+from proxy.telemetry.port import subject
 
 NO_DEVICES = Given()
 """Stands for devices that nobody has looked for, as they could change nothing."""
@@ -130,7 +131,7 @@ class CreateCalls:
         """Write down what hooks have named, which no list of the runtime would say after a crash."""
         keeper = self.keeper
         if why := await keeper.clearing.write_down(container):
-            keeper.problems.note(f"what hooks want of {container.ref} is not written down: {why}")
+            keeper.telemetry.problem("cannot store what hooks ask for", **subject(container), err=why)
         current = keeper.state.containers.get(container.id)
         if call.done:
             return
@@ -168,7 +169,7 @@ class CreateCalls:
                 container = hooked
             obstacle = await clearing.clear(container)
         if obstacle is not None:
-            self.keeper.problems.note(obstacle.words)
+            self.keeper.telemetry.problem("cannot free CPUs", **subject(container), err=obstacle.words)
             self.keeper.lifecycle.failed(container.id)
             words = clearing.answer(obstacle)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {words}")

@@ -32,9 +32,12 @@ from proxy.keeper.sync import Sync
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
 from proxy.relay.events import Unusual
+from proxy.telemetry import metrics
 
 _UNREADABLE = (Unusual.COMPRESSED, Unusual.TRAILERS)
 """What a runtime may execute and is not decided on."""
+
+UNSYNCED = "forwarded a call without a decision: the initial reconcile with the runtime is not done"
 
 
 class Interceptors:
@@ -85,8 +88,8 @@ class Interceptors:
     def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
         """A request is not one plain message: report it; gives a refusal or None."""
         keeper, method = self.keeper, path.rpartition("/")[2]
-        keeper.counters["calls_not_plain"] += 1
-        keeper.problems.note(f"a {method} request {kind}")
+        keeper.telemetry.count(metrics.CALLS_MALFORMED)
+        keeper.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
         keeper.attention.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
@@ -122,7 +125,7 @@ class Interceptors:
         """An answer could not be taken note of: compare the node with the runtime soon."""
         self.keeper.attention.set()
         if isinstance(error, DecodeError):
-            self.keeper.problems.note(f"cannot read the answer to a {call.method} request: {error}")
+            self.keeper.telemetry.problem("cannot decode an answer", method=call.method, err=str(error))
         else:
             self.keeper.broken(error)
 
@@ -143,8 +146,8 @@ class Interceptors:
         may be one that would rather not run than run anywhere, the runtime does not get the request.
         """
         keeper = self.keeper
-        keeper.counters["requests_undecodable"] += 1
-        keeper.problems.note(f"cannot decode a {call.method} request: {error}")
+        keeper.telemetry.count(metrics.REQUESTS_UNDECODABLE)
+        keeper.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
         keeper.attention.set()
         if call.method in MAKING and keeper.store.mode.enforces and self._is_strict(call):
             call.refuse(
@@ -183,7 +186,7 @@ class Interceptors:
             async with asyncio.timeout(self.keeper.options.call_timeout):
                 await self.keeper.synced.wait()
         except TimeoutError:
-            self.keeper.problems.note(f"{call.method} passed undecided: not in step with the runtime yet")
+            self.keeper.telemetry.problem(UNSYNCED, method=call.method)
             self.keeper.attention.set()
             if call.method == "CreateContainer" and self.keeper.store.mode.enforces and self._is_strict(call):
                 call.refuse(

@@ -30,12 +30,13 @@ from proxy.relay.events import RelayError, Unusual
 from proxy.relay.room import Room
 from proxy.relay.session import Session
 from proxy.relay.streams import HELD_BYTES
+from proxy.telemetry.port import Report
 
 SERVER_OWN_WATER = HELD_BYTES + OWN_WATER
 """The same as ``OWN_WATER`` on the runtime's side, where bodies that were held may wait, too."""
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **keys: object) -> None:
     """Hear of nothing."""
 
 
@@ -47,7 +48,7 @@ class Ground:
         interceptor: What decides.
         intercepts: Says which paths are intercepted.
         gone: Called once for each link, when it is over.
-        log: Takes a line about a peer that misbehaves or a fault of the interceptor.
+        report: Called where a peer misbehaves, and for a fault of the interceptor.
         fault: Takes an exception that has ended a link.
         swollen: Called when a link has much to write that a peer does not read.
         room: What all links hold.
@@ -56,7 +57,7 @@ class Ground:
     interceptor: Interceptor
     intercepts: Callable[[str], bool]
     gone: Callable[[Link], None] = _nothing
-    log: Callable[[str], None] = _nothing
+    report: Report = _nothing
     fault: Callable[[Exception], None] = _nothing
     swollen: Callable[[], None] = _nothing
     room: Room = field(default_factory=Room)
@@ -71,7 +72,7 @@ class Link:
     """
 
     __slots__ = (
-        "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_log", "_news", "_session",
+        "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_news", "_say", "_session",
         "client", "closed", "server",
     )  # fmt: skip
 
@@ -84,7 +85,7 @@ class Link:
         self._session = Session(self, ground.intercepts, ground.room)
         self._ground = ground
         self._interceptor = ground.interceptor
-        self._log = ground.log
+        self._say = ground.report
         self._calls: dict[int, Call] = {}
         self._news: list[tuple[Call, bytes | int | None]] = []
         self._busy = False
@@ -126,7 +127,7 @@ class Link:
         self._busy = False
         try:
             peer = "client" if client else "runtime"
-            self._log(f"cannot go on with a {peer} connection: {error}")
+            self._say("cannot go on with a connection", peer=peer, err=str(error))
             self._session.farewell(error.code, client=client)
         except Exception as fault:  # noqa: BLE001  as in ``received``
             self.failed(fault)
@@ -184,13 +185,13 @@ class Link:
     def _report(self, error: Exception) -> None:
         # A report that fails, too, is not worth the others.
         with contextlib.suppress(Exception):
-            self._log(f"ended a connection because of a fault of our own: {type(error).__name__}: {error}")
+            self._say("ended a connection because of an internal error", err=error)
             self._ground.fault(error)
 
     def cut(self, why: str) -> None:
         """End the link without sending what waits."""
         if not self.closed:
-            self._log(f"ended a connection: {why}")
+            self._say("ended a connection", reason=why)
             self.client.abort()
             self.server.abort()
             self.lost()
@@ -267,7 +268,7 @@ class Link:
         try:
             self._interceptor.request(call)
         except Exception as error:  # noqa: BLE001  a fault of ours must not stop the node: the call passes
-            self._fault(call, "decide on", error)
+            self._fault(call, "decide", error)
             call.release()
 
     def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
@@ -276,7 +277,7 @@ class Link:
 
     def crowded_out(self, path: str, message: str) -> None:
         """Tell, and send the refusal, from outside whatever is being done."""
-        self._log(message)
+        self._say("cannot hold a call", method=path, err=message)
         if not self._busy:
             asyncio.get_running_loop().call_soon(self.flush)
 
@@ -309,7 +310,7 @@ class Link:
                     else:
                         self._interceptor.finished(call, what)
                 except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes all the same
-                    self._fault(call, "note the answer to", error)
+                    self._fault(call, "note the answer", error)
 
     def _fault(self, call: Call, what: str, error: Exception) -> None:
-        self._log(f"cannot {what} {call.path}: {type(error).__name__}: {error}")
+        self._say("cannot handle a call", step=what, method=call.path, err=error)

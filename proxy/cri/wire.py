@@ -17,6 +17,7 @@ from typing import Final
 from proxy.cri.call import Call, Interceptor
 from proxy.cri.link import Ground, Link
 from proxy.relay.room import Room
+from proxy.telemetry.port import Report, silent
 
 __all__ = ["Call", "Front", "Interceptor"]
 
@@ -41,7 +42,7 @@ class Front:
         interceptor: Interceptor,
         methods: Collection[str],
         *,
-        log: Callable[[str], None] = lambda line: None,
+        report: Report = silent,
         fault: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """Prepare; nothing is opened.
@@ -50,11 +51,11 @@ class Front:
             upstream_path: The runtime's unix socket.
             interceptor: Who decides on intercepted calls.
             methods: Full paths of the intercepted methods.
-            log: Takes a line about what went wrong with one connection.
+            report: Called where something went wrong with one connection.
             fault: Takes an exception that has ended a connection.
         """
         self._upstream = upstream_path
-        self._log = log
+        self._report = report
         self._fault = fault
         self._links: set[Link] = set()
         self.room = Room()
@@ -62,7 +63,7 @@ class Front:
             interceptor,
             _spellings(methods).__contains__,
             self._links.discard,
-            log,
+            report,
             fault,
             self._swollen,
             self.room,
@@ -140,7 +141,8 @@ class Front:
                 loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
                 loop.remove_reader(self._fd)
                 with contextlib.suppress(MemoryError):
-                    self._log(f"cannot accept a connection: {getattr(error, 'strerror', 'out of memory')}")
+                    why = getattr(error, "strerror", "out of memory")
+                    self._report("cannot accept a connection", err=why)
                 return
             task = asyncio.get_running_loop().create_task(self._open(client))
             self._opening.add(task)
@@ -171,12 +173,16 @@ class Front:
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, OSError):
-                self._log(f"cannot relay a connection: {type(error).__name__}: {error}")
+                self._report("cannot relay a connection", err=error)
                 self._fault(error)
                 return
             if not self._down:  # once for each outage: a client tries many times a second
                 self._down = True
-                self._log(f"cannot connect a client to {self._upstream}: {error.strerror or error}")
+                self._report(
+                    "cannot connect a client to the runtime",
+                    path=self._upstream,
+                    err=error.strerror or str(error),
+                )
 
     async def _dial(self) -> socket.socket:
         """Connect to the runtime without ever waiting in the kernel.

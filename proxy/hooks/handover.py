@@ -9,6 +9,7 @@ from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
 from proxy.hooks.files.versions import Version
 from proxy.hooks.hook import Hook
 from proxy.model.errors import HookError
+from proxy.telemetry.port import Report
 
 
 class Asked(Protocol):
@@ -28,7 +29,7 @@ class Handover:
         self,
         engine: Asked,
         synchronize: Callable[[], Synchronize | None],
-        complain: Callable[[str], None],
+        complain: Report,
     ) -> None:
         self._engine = engine
         self._synchronize = synchronize
@@ -49,7 +50,9 @@ class Handover:
         if Synchronize.NAME in hook.handlers and (event := self._everything()) is not None:
             error = await self._engine.tell_one(hook, event)
             if error is not None:
-                self._complain(f"cannot send hook {hook.source} the state of the node: {error}")
+                self._complain(
+                    "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error
+                )
 
     async def shut(self, old: Version, reason: str) -> None:
         """Notify a version of a hook that it is removed, and forget it.
@@ -62,7 +65,7 @@ class Handover:
         try:
             error = await self._engine.tell_one(hook, Shutdown(reason))  # the engine forgets it, too
             if error is not None:
-                self._complain(f"cannot shut hook {hook.source} down: {error}")
+                self._complain("cannot shut down a hook", hook=hook.name, path=hook.source, err=error)
         finally:
             old.loaded.unload()
 
@@ -70,5 +73,5 @@ class Handover:
         try:
             return self._synchronize()
         except Exception as error:  # noqa: BLE001 - a hook that lacks it is better than none
-            self._complain(f"cannot send hooks the state of the node: {type(error).__name__}: {error}")
+            self._complain("cannot send hooks the state of the node", err=error)
             return None

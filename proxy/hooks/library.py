@@ -36,6 +36,7 @@ from proxy.hooks.handover import Asked, Handover
 from proxy.keeper.worker import Worker
 from proxy.model.backoff import Backoff
 from proxy.model.errors import HookError
+from proxy.telemetry.port import Report, silent
 
 LOOK_S: Final = 0.4
 """Between two looks; what has changed is to be in use a second after."""
@@ -68,8 +69,8 @@ class Library:
         config: HooksConfig,
         engine: Asked,
         synchronize: Callable[[], Synchronize | None],
-        complain: Callable[[str], None],
-        say: Callable[[str], None] = lambda _: None,
+        complain: Report,
+        say: Report = silent,
         clock: Callable[[], float] = time.monotonic,
         marks: Path | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class Library:
         self._complain = complain
         self._say = say
         self._clock = clock
-        self._worker = Worker("hooks", lambda error: complain(f"cannot look after hooks: {error}"), _THREADS)
+        self._worker = Worker("hooks", lambda error: complain("cannot load hooks", err=error), _THREADS)
         self._trials = Trials(marks)
         self._maker = Maker(config, self._worker, complain, self._trials)
         self._handover = Handover(engine, synchronize, complain)
@@ -118,7 +119,7 @@ class Library:
             try:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - hooks that are in use go on
-                self._complain(f"cannot look for hooks: {type(error).__name__}: {error}")
+                self._complain("cannot look for hooks", err=error)
             unsettled = any(known.unsettled is not None for known in self._known.values())
             # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
@@ -162,7 +163,7 @@ class Library:
             found = await self._worker.run(survey, self._config)
             self._masked = found.masked
             for sentence in found.strange:
-                self._report_once(sentence)
+                self._report_once("ignored a file", None, sentence)
             for name, candidate in found.candidates.items():
                 known = self._known.get(name)
                 if name not in self._busy and (
@@ -186,7 +187,7 @@ class Library:
     def _done(self, name: str, task: asyncio.Task[None]) -> None:
         self._busy.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._complain(f"cannot bring hook {name} into use: {type(error).__name__}: {error}")
+            self._complain("cannot use a hook", hook=name, err=error)
         known = self._known.get(name)
         if known is None or known.unsettled is None:
             self._wake.set()  # it may have changed meanwhile
@@ -236,9 +237,9 @@ class Library:
         if new is not None:
             self._in_use[name] = new
             new.loaded.show_lines()
-            self._say(f"hook {name} is in use: {new.loaded.hook.source}")
+            self._say("hook loaded", hook=name, path=new.loaded.hook.source)
         elif old is not None:
-            self._say(f"hook {name} is in use no more")
+            self._say("hook unloaded", hook=name)
         self._engine.use([self._in_use[name].loaded.hook for name in sorted(self._in_use)])
         if old is not None:
             await self._handover.shut(old, "removed" if new is None else "replaced")
@@ -250,7 +251,7 @@ class Library:
         if now - known.unsettled > PATIENCE_S:
             what = "hook server" if known.candidate.server else "hook"
             known.error = f"cannot read {what} {known.candidate.path}: {error}"
-            self._report_once(known.error)
+            self._report_once("cannot load a hook", known.candidate.name, known.error)
 
     def _put_off(self, known: _Known, before: _Known | None) -> None:
         """Try a file again that may be right by then."""
@@ -265,10 +266,12 @@ class Library:
             self._worker.start(self._trials.end, known.candidate.name)
         if old is not None:
             known.state = State.OLD
-            self._complain(f"{error}; the version before goes on")
+            self._complain(
+                "cannot load a hook: its last version stays in use", hook=known.candidate.name, err=error
+            )
             return
         known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
-        self._complain(str(error))
+        self._complain("cannot load a hook", hook=known.candidate.name, err=error)
 
     def _entry(self, name: str, known: _Known) -> Entry:
         candidate, used = known.candidate, self._in_use.get(name)
@@ -294,13 +297,14 @@ class Library:
             candidate = found.candidates.get(name)
             if candidate is None:
                 hint = meant(name, found.candidates)
-                self._report_once(f"hooks.settings.{name}: there is no such hook{hint}")
-            elif candidate.server and settings.config is not None:
                 self._report_once(
-                    f"hooks.settings.{name}.config: it is a server, which is configured elsewhere"
+                    "unused settings of a hook", name, f"hooks.settings.{name}: there is no such hook{hint}"
                 )
+            elif candidate.server and settings.config is not None:
+                why = f"hooks.settings.{name}.config: it is a server, which is configured elsewhere"
+                self._report_once("unused settings of a hook", name, why)
 
-    def _report_once(self, sentence: str) -> None:
-        if sentence not in self._reported and len(self._reported) < 1000:
-            self._reported.add(sentence)
-            self._complain(sentence)
+    def _report_once(self, message: str, hook: str | None, why: str) -> None:
+        if why not in self._reported and len(self._reported) < 1000:
+            self._reported.add(why)
+            self._complain(message, hook=hook, err=why)

@@ -71,6 +71,7 @@ from proxy.hooks.told import read_only
 from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.telemetry.port import silent
 from proxy.topology.build import described
 
 __all__ = [
@@ -259,7 +260,7 @@ def _asked(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
 
 
 async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
-    engine = Engine(lambda text: None, lambda updates, owners: None)
+    engine = Engine(silent, lambda updates, owners: None)
     try:
         engine.use(hooks)
         async with asyncio.timeout(SPARE_S + sum(hook.timeout for hook in hooks)):

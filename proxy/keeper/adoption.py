@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 
+from proxy.keeper.bad_input import NOT_AS_ASKED
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.context import NodeContext
 from proxy.keeper.creates import Creates
@@ -26,6 +27,8 @@ from proxy.plan.admission import sum_requests
 from proxy.plan.adoption import adopt
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 SILENT_LIMIT = 3
 """When so many status calls in a row get no answer, it is the runtime that does not answer."""
@@ -116,7 +119,7 @@ class Adoption:
             listing = self._watching.corrected(listing)
             await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
         except (UnavailableError, RuntimeCallError) as error:
-            keeper.problems.note(str(error))
+            keeper.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)
         return container_id in keeper.state.containers
 
     async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
@@ -193,7 +196,7 @@ class Adoption:
                 silent += 1
                 if silent >= SILENT_LIMIT:
                     raise
-                self._keeper.complain(str(error))
+                self._keeper.telemetry.problem("cannot read a container from the runtime", err=error)
         return found
 
     def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:
@@ -227,7 +230,9 @@ class Adoption:
             self._take_in(seen, known, detail)
         except Exception as error:  # noqa: BLE001  see above
             self._keeper.broken(error)
-            self._keeper.problems.note(f"cannot take in container {seen.id}: {type(error).__name__}")
+            self._keeper.telemetry.problem(
+                "cannot adopt a container", containerID=seen.id, err=type(error).__name__
+            )
 
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         keeper = self._keeper
@@ -240,13 +245,15 @@ class Adoption:
         assert plan.container is not None
         keeper.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
         self._creates.remember(plan)
-        keeper.counters["adopted"] += 1
+        keeper.telemetry.count(metrics.CONTAINERS_ADOPTED)
         keeper.bad_input.judge(pod, plan)
         keeper.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
         if plan.problem and not isinstance(plan.problem, InputDefect):
-            keeper.problems.note(f"{plan.container.ref}: {plan.problem}")
+            keeper.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
         saved = saved_cpus(detail.cpuset_cpus)
         if saved is not None:
             keeper.saved[seen.id] = saved
-        say = keeper.voice.info if plan.container.placement.pool is Pool.OWN else keeper.voice.debug
-        say(f"adopted {plan.container.ref}: {plan.container.placement.reasons[0]}")
+        placement, telemetry = plan.container.placement, keeper.telemetry
+        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        cpus = keeper.state.wanted(plan.container)
+        say("adopted a container", **subject(plan.container), cpus=cpus, reason=placement.reasons[0])

@@ -6,18 +6,16 @@ annotation says stays as wrong as it was.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict
 
 from proxy.model.admission import CLAIMED, Rule
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.workload import Pod
 from proxy.plan.place import Plan
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
 
-COUNTER = "bad_input_"
-"""What the names of the counters begin with; the kind follows."""
-LIMITED = "admission_"
-"""What the names of the counters of claims beyond a rule begin with; rule and verdict follow."""
+NOT_AS_ASKED = "cannot follow what a pod asks for"
 IN_USE = "CPUsInUse"
 """Reason of a refusal because others own what an annotation names."""
 VERDICTS = ("rejected", "shared")
@@ -29,18 +27,15 @@ REMEMBERED = 4096
 class BadInput:
     """Counts and tells."""
 
-    def __init__(self, counters: Counter[str], tell: Callable[[str], None]) -> None:
-        """Begin with nothing.
-
-        Args:
-            counters: Where to count.
-            tell: Where to tell, one line each.
-        """
-        self._counters = counters
-        self._tell = tell
+    def __init__(self, telemetry: Telemetry) -> None:
+        """Begin with every kind counted 0 times."""
+        self._telemetry = telemetry
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
-        counters.update({f"{COUNTER}{kind}": 0 for kind in DefectKind})
-        counters.update({f"{LIMITED}{rule}_{verdict}": 0 for rule in Rule for verdict in VERDICTS})
+        for kind in DefectKind:
+            telemetry.count(metrics.BAD_INPUT, 0, kind=kind)
+        for rule in Rule:
+            for verdict in VERDICTS:
+                telemetry.count(metrics.ADMISSION_LIMITS, 0, rule=rule, verdict=verdict)
 
     def see(self, pod: Pod) -> None:
         """Look at what is wrong with a pod's labels and annotations."""
@@ -53,20 +48,21 @@ class BadInput:
         if isinstance(plan.problem, InputDefect):
             self._note(pod, plan.problem)
         elif plan.verdict.reason == IN_USE:
-            self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP), told=True)
+            self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP))
 
     def beyond(self, pod: Pod, words: str) -> None:
         """Look at a claim that went beyond a rule of admission."""
-        self._note(pod, InputDefect(words, DefectKind.ADMISSION), told=pod.ref in words)
+        self._note(pod, InputDefect(words, DefectKind.ADMISSION))
 
     def limited(self, pod: Pod, limit: Rule | None, words: str, *, admitted: bool) -> None:
         """Count and report a claim that went beyond a rule of admission."""
         if limit is not None:
-            self._counters[f"{LIMITED}{limit}_{'shared' if admitted else 'rejected'}"] += 1
+            verdict = "shared" if admitted else "rejected"
+            self._telemetry.count(metrics.ADMISSION_LIMITS, rule=limit, verdict=verdict)
             if admitted or limit in CLAIMED:
                 self.beyond(pod, words)
 
-    def _note(self, pod: Pod, fault: InputDefect, *, told: bool = False) -> None:
+    def _note(self, pod: Pod, fault: InputDefect) -> None:
         seen = self._seen.get(pod.key)
         if seen is None:
             seen = self._seen[pod.key] = set()
@@ -77,5 +73,5 @@ class BadInput:
         if what in seen:
             return
         seen.add(what)
-        self._counters[f"{COUNTER}{fault.kind}"] += 1
-        self._tell(str(fault) if told else f"{pod.ref}: {fault}")
+        self._telemetry.count(metrics.BAD_INPUT, kind=fault.kind)
+        self._telemetry.problem(NOT_AS_ASKED, pod=pod.ref, kind=fault.kind, reason=str(fault))

@@ -26,9 +26,13 @@ from proxy.model.workload import Pod, Pool, Request
 from proxy.plan.owners import NEVER_PINNED_BY_KUBELET
 from proxy.plan.state import NodeState
 from proxy.pools.claims import STRICT, may_own, whole_cpus
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.keeper.ports import Beside
+
+
+UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"
 
 
 class BesideKubelet:
@@ -84,7 +88,7 @@ class BesideKubelet:
             async with asyncio.timeout(keeper.options.call_timeout):
                 manager = await self._worker.run(self._port.look)
         except TimeoutError:
-            keeper.problems.note("cannot look at kubelet's state file: the file system does not answer")
+            keeper.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node
             keeper.broken(error)
         else:
@@ -95,13 +99,16 @@ class BesideKubelet:
         after = before.beside(self.counts(manager.held))
         if after is not before:
             keeper.store.change(after, "kubelet's CPU manager changed")
-            keeper.counters["kubelet_changes"] += 1
-            keeper.voice.info(_change(before.kubelet, after.kubelet))
+            keeper.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
+            came, went = _change(before.kubelet, after.kubelet)
+            keeper.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)
         if manager is not self.manager or self._checked != (manager, keeper.state.owners):
             self.manager, self._checked = manager, (manager, keeper.state.owners)
             told = frozenset((*manager.problems, *clashes(keeper.state)))
             for words in sorted(told - self._told):
-                keeper.problems.note(words)
+                keeper.telemetry.problem(UNLIKE_KUBELET, reason=words)
+            for words in self._told - told:
+                keeper.telemetry.resolved(UNLIKE_KUBELET, reason=words)
             self._told = told
 
     def page(self) -> dict[str, object]:
@@ -178,11 +185,9 @@ def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
     return [*sorted(owners.values(), key=lambda one: one[1]), *aside]
 
 
-def _change(before: Held, after: Held) -> str:
-    """Say what kubelet holds now and did not before, and the other way round."""
-    came, went = _all(after) - _all(before), _all(before) - _all(after)
-    words = [f"holds {came} now" if came else "", f"has let go of {went}" if went else ""]
-    return f"kubelet's CPU manager {' and '.join(w for w in words if w) or 'has other holders'}"
+def _change(before: Held, after: Held) -> tuple[CpuSet, CpuSet]:
+    """Give the CPUs that kubelet has assigned and had not before, and the other way round."""
+    return _all(after) - _all(before), _all(before) - _all(after)
 
 
 def _all(held: Held) -> CpuSet:

@@ -29,6 +29,8 @@ from proxy.plan.admission import assigned_cpus
 from proxy.plan.place import Plan, place
 from proxy.plan.state import NodeState
 from proxy.plan.write_errors import WriteAction, action_for, retry_pause
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.keeper.enforce import Enforced
@@ -86,21 +88,25 @@ class Clearing:
 
     async def clear(self, container: Container) -> ClearingFailure | None:
         """Make a placement durable and have the others leave its CPUs; None when they are free."""
+        clock = self._keeper.clock
+        began = clock()
         if why := await self.write_down(container):
             return ClearingFailure(
                 f"the placement is not written down: {why}", container.placement.own, final=True
             )
-        return await self.barrier(container.placement.own, self._count)
+        obstacle = await self.barrier(container.placement.own, self._count)
+        self._keeper.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, clock() - began)
+        return obstacle
 
     def _count(self, wait: Wait) -> None:
         """Count a create of an owner, and how it waited for calls in flight."""
-        counters = self._keeper.counters
-        counters["owners_cleared"] += 1
+        telemetry = self._keeper.telemetry
+        telemetry.count(metrics.EXCLUSIVE_CREATES)
         if wait.seconds is not None:
-            counters["creates_waited"] += 1
-            counters["creates_waited_ms"] += round(wait.seconds * 1000)
+            telemetry.count(metrics.CREATES_WAITED)
+            telemetry.count(metrics.CREATES_WAITED_MS, round(wait.seconds * 1000))
         if wait.passed and not wait.late:
-            counters["creates_past_calls"] += 1
+            telemetry.count(metrics.CREATES_PAST_HANGING_CALLS)
 
     async def write_down(self, container: Container) -> str:
         """Make the placement of a container that is to be created durable; gives why it is not."""
@@ -135,7 +141,7 @@ class Clearing:
         tried = 1
         while (seconds := retry_pause(tried, [e.errno for e in done.refused.values()])) is not None:
             self._writes.moved(done)
-            keeper.counters["refused_writes_retried"] += 1
+            keeper.telemetry.count(metrics.CPUSET_WRITES_RETRIED)
             await asyncio.sleep(seconds)
             done = await keeper.kernel.run(keeper.enforcer.enforce_pools)
             tried += 1
@@ -168,8 +174,7 @@ class Clearing:
             i for i, cpus in held.items() if i in there and (cpus - keeper.state.wanted(there[i])) & mine
         ]
         if not in_the_way:
-            for error in done.errors:
-                keeper.problems.note(error)
+            keeper.report_errors(done)
             return None
         final = any(action_for(done.refused[i].errno) is WriteAction.REFUSE for i in in_the_way)
         words = str(done.refused[in_the_way[0]])
@@ -206,9 +211,10 @@ class Clearing:
         if plan is None:
             return None
         self._lifecycle.failed(container.id, again=True)
-        keeper.counters["creates_elsewhere"] += 1
-        lost = listed(container.placement.own)
-        keeper.problems.note(f"{container.ref} does not get CPUs {lost}: {obstacle.words}")
+        keeper.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
+        keeper.telemetry.problem(
+            "cannot free CPUs", **subject(container), cpus=container.placement.own, err=obstacle.words
+        )
         return self._creates.take(plan, again=True).container
 
 

@@ -205,8 +205,7 @@ class Confinement:
             if ids and tried < TRIES:
                 await asyncio.sleep(PAUSE_S)
                 continue
-            for error in done.errors:
-                keeper.problems.note(error)
+            keeper.report_errors(done)
         return absent
 
     # -- while they are in flight -------------------------------------------------------------------------

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.keeper.bad_input import BadInput
-from proxy.keeper.enforce import Enforcer
+from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.health import STUCK_S, Health
 from proxy.keeper.history import History
 from proxy.keeper.household import Household
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
-from proxy.keeper.options import Options, Voice
+from proxy.keeper.options import Options
 from proxy.keeper.ports import Ledger
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.store import NodeStore
-from proxy.keeper.throttle import Throttle
 from proxy.keeper.worker import Worker
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
+from proxy.telemetry.port import Telemetry, subject_of
 
 
 class NodeContext(Household):
@@ -32,7 +32,6 @@ class NodeContext(Household):
         store: What is true about the node. ``state``, ``saved``, ``lost``, ``unsettled``, ``news``,
             ``flights``, ``retries``, ``synced``, ``attention``, ``to_settle`` and ``journal`` are its own.
         options: How to behave.
-        voice: Where to write log lines.
         clock: Seconds that never jump.
         wall: Seconds since the epoch.
         runtime: The container runtime.
@@ -41,7 +40,6 @@ class NodeContext(Household):
         recorder: The one thread that writes the ledger.
         health: Watches workers.
         history: Decisions, for ``topoproxy explain``.
-        refusals: Writes log lines that clients can cause.
         bad_input: Counts and reports what is wrong with labels and annotations.
     """
 
@@ -52,7 +50,7 @@ class NodeContext(Household):
         runtime: Runtime,
         ledger: Ledger | None,
         options: Options,
-        voice: Voice,
+        telemetry: Telemetry,
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,
     ) -> None:
@@ -64,24 +62,21 @@ class NodeContext(Household):
             runtime: The runtime's side.
             ledger: Where placements are kept; None to keep none.
             options: How to behave.
-            voice: Where to write log lines.
+            telemetry: Where to log, count and report problems.
             clock: Seconds that never jump.
             wall: Seconds since the epoch, for people; ``clock`` if None.
         """
         self.wall = wall or clock
-        super().__init__(self.wall, voice.warn)
+        super().__init__(telemetry)
         self.options = options
-        self.voice = voice
-        self.refusals = Throttle(clock, voice.info)
         self.clock = clock
         self.runtime = runtime
-        self.health = Health(self.problems.note, self._goes_on)
+        self.health = Health(telemetry, self._goes_on)
         self.recorder = Worker("ledger", self.broken)
         self.journal = Journal(
             ledger if options.mode.enforces else None,
             self.recorder,
-            self.complain,
-            self.counters,
+            telemetry,
             options.call_timeout,
         )
         self.store = store = NodeStore(NodeState.empty(node), self.journal, self.broken, options.mode)
@@ -89,7 +84,7 @@ class NodeContext(Household):
         self.news, self.flights, self.retries = store.news, store.flights, store.retries
         self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
         self.history = History(options.history)
-        self.bad_input = BadInput(self.counters, self.problems.note)
+        self.bad_input = BadInput(telemetry)
         self.kernel = Worker("kernel", self.broken)
         self.enforcer = Enforcer(
             cgroups,
@@ -117,7 +112,17 @@ class NodeContext(Household):
         """Have the runtime sent the CPUs of a container, some time."""
         self.store.settle_later(container_id)
 
-    def _goes_on(self, words: str) -> None:
+    def report_errors(self, done: Enforced) -> None:
+        """Report the cpusets that could not be written."""
+        there = self.state.containers
+        for container_id, error in done.refused.items():
+            which = subject_of(there, container_id)
+            self.telemetry.problem("cannot write the cpuset of a container", **which, err=error)
+        known = {str(error) for error in done.refused.values()}
+        for words in done.errors:
+            if words not in known:
+                self.telemetry.problem("cannot write a cgroup", reason=words)
+
+    def _goes_on(self) -> None:
         """A worker that was stuck goes on: what it wrote late may be outdated, so everything is compared."""
-        self.voice.warn(words)
         self.attention.set()

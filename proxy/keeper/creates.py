@@ -17,13 +17,18 @@ no lock between them. What is done when a container cannot be moved is in ``clea
 from __future__ import annotations
 
 import dataclasses
+import time
 
+from proxy.keeper.bad_input import NOT_AS_ASKED
 from proxy.keeper.context import NodeContext
 from proxy.keeper.entrusted import Entrusted
 from proxy.keeper.store import Follow
 from proxy.model.defects import InputDefect
-from proxy.model.workload import Pod, Pool, Request
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.place import Plan, place
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 
 class Creates:
@@ -37,16 +42,17 @@ class Creates:
         """Decide a create and take the CPUs; ``clearing.clear`` must follow where the container owns some."""
         keeper = self._keeper
         request, again = self._entrusted.back(pod, name, attempt, request)
-        token = keeper.token("call")
+        token, began = keeper.token("call"), time.perf_counter()
         plan = place(keeper.state, pod, name, attempt, request, token)
+        keeper.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
         if plan.container is None:
-            keeper.counters["creates_refused"] += 1
+            keeper.telemetry.count(metrics.CREATES_REFUSED)
             if plan.explanation is not None:
                 keeper.history.note(keeper.wall(), plan.explanation)
-            words = f"refused {pod.ref}/{name}: {plan.verdict.operator_message}"
-            keeper.refusals.say((pod.ref, name), words)
+            why = plan.verdict.operator_message
+            keeper.telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
             return plan
         return self.take(plan, again=again)
 
@@ -60,11 +66,17 @@ class Creates:
         wanted = keeper.saved[container.id] = keeper.state.wanted(container)
         self.remember(plan)
         if not again:
-            keeper.counters["creates_placed"] += 1
-        if container.placement.pool is Pool.OWN or keeper.voice.chatty:
-            say = keeper.voice.info if container.placement.pool is Pool.OWN else keeper.voice.debug
-            say(f"placed {container.ref} on {wanted}: {container.placement.reasons[0]}")
+            keeper.telemetry.count(metrics.CREATES_PLACED)
+        self._log_placed(container, wanted)
         return plan
+
+    def _log_placed(self, container: Container, wanted: CpuSet) -> None:
+        """Log a decision; one about a container that shares CPUs only for developers."""
+        placement, telemetry = container.placement, self._keeper.telemetry
+        if placement.pool is not Pool.OWN and not telemetry.verbose:
+            return
+        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        say("placed", **subject(container), cpus=wanted, mems=placement.mems, reason=placement.reasons[0])
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
         """Report what was wrong with what was asked, here and in the record."""
@@ -75,7 +87,7 @@ class Creates:
         if not plan.problem:
             return plan
         if not isinstance(plan.problem, InputDefect):
-            keeper.problems.note(f"{pod.ref}/{name}: {plan.problem}")
+            keeper.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
         why = plan.explanation
         if why is None or plan.problem in pod.defects or any(plan.problem in told for told in why.reasons):
             return plan

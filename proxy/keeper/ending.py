@@ -6,7 +6,9 @@ The steps share one deadline. Each has a bound of its own too, so that one that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+
+from proxy.telemetry.port import Report
 
 CLOSE_S = 4.0
 """Seconds that the end of a keeper may take."""
@@ -15,7 +17,7 @@ CLOSE_S = 4.0
 class Ending:
     """The time that is left for an end."""
 
-    def __init__(self, limit: float, report: Callable[[str], None]) -> None:
+    def __init__(self, limit: float, report: Report) -> None:
         """Begin to count.
 
         Args:
@@ -43,6 +45,6 @@ class Ending:
             async with asyncio.timeout(max(least, min(most, self.left()))):
                 await work
         except TimeoutError:
-            self._report(f"cannot {what} in time: the end does not wait for it")
+            self._report("cannot finish a step of the shutdown in time: it is left behind", step=what)
         except Exception as error:  # noqa: BLE001  whatever it is, the next step must come
-            self._report(f"cannot {what}: {type(error).__name__}: {error}")
+            self._report("cannot finish a step of the shutdown", step=what, err=error)

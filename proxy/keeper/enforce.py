@@ -6,6 +6,7 @@ Each write asks for the newest state, not for the one that was planned when the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class Enforced:
         notes: What could not be either, and holds up nobody.
         found: What was in the groups of whom somebody else had written, where that was looked at.
         left: Those of them that were left so.
+        seconds: How long it took.
     """
 
     written: list[str] = field(default_factory=list)
@@ -49,6 +51,7 @@ class Enforced:
     notes: list[str] = field(default_factory=list)
     found: dict[str, CpuSet] = field(default_factory=dict)
     left: dict[str, CpuSet] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Enforcer:
@@ -109,6 +112,7 @@ class Enforcer:
         done = Enforced()
         if self._paused():
             return done
+        began = time.perf_counter()
         self.first()
         left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
         for container_id in left:
@@ -118,6 +122,7 @@ class Enforcer:
         state = self._state()
         if state.node.be_cpuset is BeCpuset.ERASE:
             done.errors += self._be_groups.follow(state, self._paths)
+        done.seconds = time.perf_counter() - began
         return done
 
     def enforce_all(self, leave: Collection[str] = ()) -> Enforced:

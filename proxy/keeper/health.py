@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.telemetry.port import Telemetry
+
 STUCK_S = 10.0
 """Seconds at one job after which a worker for files is stuck: twice the default ``callTimeout``."""
 PATIENT_S = 60.0
@@ -32,6 +34,7 @@ PATIENT_S = 60.0
 RESTART_S = 300.0
 STEADY_S = 60.0
 PERIOD_S = 2.0
+STUCK = "a worker thread is stuck in one job"
 
 
 class Busy(Protocol):
@@ -76,18 +79,18 @@ class Health:
 
     def __init__(
         self,
-        report: Callable[[str], None],
-        recovered: Callable[[str], None],
+        telemetry: Telemetry,
+        recovered: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch nothing yet.
 
         Args:
-            report: Called with each problem.
-            recovered: Called with a sentence when a worker goes on.
+            telemetry: Where to report.
+            recovered: Called when a worker goes on.
             clock: Seconds that never jump, the same as the workers'.
         """
-        self._report = report
+        self._telemetry = telemetry
         self._recovered = recovered
         self._clock = clock
         self._began = clock()
@@ -115,11 +118,11 @@ class Health:
             name, before, seconds = watched.worker.name, watched.stuck_s, watched.stuck_now()
             watched.stuck_s = seconds
             if seconds and not before:
-                self._report(
-                    f"the {name} worker is stuck: one job has been running for more than {watched.after:g} s"
-                )
+                self._telemetry.problem(STUCK, worker=name, seconds=watched.after)
             elif before and not seconds:
-                self._recovered(f"the {name} worker goes on after more than {before:.0f} s")
+                self._telemetry.resolved(STUCK, worker=name)
+                self._telemetry.warning("a worker thread goes on", worker=name, seconds=round(before))
+                self._recovered()
 
     def stuck(self) -> dict[str, float]:
         """Give the vital workers that are stuck now, with the seconds."""

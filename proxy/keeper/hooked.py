@@ -16,6 +16,7 @@ from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.plan.admit import EVENT
 from proxy.plan.narrowing import Narrowing, lost, narrowed, within_its_own
 from proxy.plan.record import explain
+from proxy.telemetry.port import subject
 
 
 class HookOverrides(Onlooker):
@@ -74,7 +75,9 @@ class HookOverrides(Onlooker):
         records = {f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}": c for c in inside}
         keeper.store.change(keeper.state.changed(put=inside), "hooks.ownedCPUs is false", records=records)
         for container in inside:
-            keeper.voice.info(f"{container.ref} leaves CPUs that a hook gave it: hooks.ownedCPUs is false")
+            keeper.telemetry.event(
+                "took back CPUs that a hook gave: hooks.ownedCPUs is false", **subject(container)
+            )
         self._report_lost([container.id for container in inside])
 
     def _report_lost(self, ids: Iterable[str]) -> None:
@@ -83,4 +86,8 @@ class HookOverrides(Onlooker):
         for container_id in ids:
             container = keeper.state.containers.get(container_id)
             if container is not None and (words := lost(keeper.state, container)):
-                keeper.problems.note(f"{words}: it has all that it would have without hooks")
+                keeper.telemetry.problem(
+                    "cannot keep a container narrowed as hooks ask: it has all that it has without hooks",
+                    **subject(container),
+                    reason=words,
+                )

@@ -1,33 +1,25 @@
-"""What a keeper needs beside its state: tasks beside, what is counted, and faults that are told."""
+"""What a keeper needs beside its state: tasks in the background, and reports of faults."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 
-from proxy.keeper.problems import Problems
 from proxy.keeper.tending import tended
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
 
 
 class Household:
-    """Tasks that run beside, and what went wrong.
+    """Tasks that run in the background, and what went wrong.
 
     Attributes:
-        counters: What has happened how often.
-        problems: What went wrong.
+        telemetry: Where everything is logged, counted and reported.
     """
 
-    def __init__(self, wall: Callable[[], float], warn: Callable[[str], None]) -> None:
-        """Begin on the running event loop.
-
-        Args:
-            wall: Seconds since the epoch.
-            warn: Is told each problem once.
-        """
-        self.counters: Counter[str] = Counter()
-        self.problems = Problems(wall, warn)
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, telemetry: Telemetry) -> None:
+        """Begin on the running event loop."""
+        self.telemetry = telemetry
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
@@ -46,7 +38,7 @@ class Household:
 
     def begun_anew(self, error: BaseException) -> None:
         """Report a fault of ours that has ended a task which begins anew."""
-        self.counters["tasks_begun_anew"] += 1
+        self.telemetry.count(metrics.TASKS_RESTARTED)
         self.broken(error)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
@@ -54,28 +46,14 @@ class Household:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.broken(error)
 
-    def complain(self, problem: str) -> None:
-        """Note a problem; callable from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.problems.note, problem)
-
     def broken(self, error: BaseException) -> None:
         """Report a fault of ours; callable from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._note_fault, f"{type(error).__name__}: {error}")
+        self.telemetry.fault(error)
 
     def unreadable(self, what: str) -> None:
-        """Count and note something of the runtime's that cannot be read; callable from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._note_unreadable, what)
-
-    def _note_unreadable(self, what: str) -> None:
-        self.counters["runtime_entries_unreadable"] += 1
-        self.problems.note(what)
-
-    def _note_fault(self, what: str) -> None:
-        self.counters["internal_errors"] += 1
-        self.problems.note(f"internal error: {what}")
+        """Count and report an entry of the runtime's that cannot be read; callable from any thread."""
+        self.telemetry.count(metrics.RUNTIME_ENTRIES_UNREADABLE)
+        self.telemetry.problem("cannot read an entry of the runtime", reason=what)
 
     async def end_tasks(self) -> None:
         """Cancel what runs beside, and let nothing begin any more."""

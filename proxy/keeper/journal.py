@@ -13,7 +13,6 @@ because of what it holds is dropped alone, counted and reported. No message repe
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
@@ -22,12 +21,12 @@ from proxy.keeper.ports import Ledger
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RecordError, TopoproxyError
 from proxy.model.workload import Container, Pod
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
 
 DELAY_S = 0.01
 RETRY_S = 5.0
 LIMIT_S = 5.0
-REJECTED = "records_rejected"
-"""The counter of records that cannot be stored."""
 LATE = "the ledger is not written in time"
 
 Record = Pod | Container | Mapping[str, object]
@@ -46,8 +45,7 @@ class Journal:
         self,
         ledger: Ledger | None,
         worker: Worker,
-        problem: Callable[[str], None],
-        counters: Counter[str] | None = None,
+        telemetry: Telemetry,
         limit: float = LIMIT_S,
     ) -> None:
         """Begin on the running event loop.
@@ -55,14 +53,12 @@ class Journal:
         Args:
             ledger: Where records are kept; None to keep none.
             worker: Its one thread writes.
-            problem: Called with each problem, in any thread.
-            counters: Where rejected records are counted.
+            telemetry: Where to report and count.
             limit: Seconds that a write is waited for.
         """
         self._ledger = ledger
         self._worker = worker
-        self._problem = problem
-        self._counters = Counter[str]() if counters is None else counters
+        self._telemetry = telemetry
         self._limit = limit
         self._latest: Future[Mapping[str, str]] | None = None
         self._waiting: dict[str, Record | None] = {}
@@ -105,7 +101,7 @@ class Journal:
         It is written too where the wait is cancelled or too long.
         """
         if await self._flushed() is None:
-            self._problem(f"{LATE}: it takes more than {self._limit:g} s")
+            self._telemetry.problem(LATE, seconds=self._limit)
 
     async def _flushed(self) -> Mapping[str, str] | None:
         """Have everything written; give what was rejected of the last batch, None where it takes too long."""
@@ -148,12 +144,12 @@ class Journal:
         except Exception as error:  # noqa: BLE001  whatever it is, no record is lost by it
             self._unwritten = {key: batch[key] for key in (changes or batch)}
             known = isinstance(error, TopoproxyError)
-            self._problem(str(error) if known else f"cannot write the ledger: {type(error).__name__}")
+            self._telemetry.problem("cannot write the ledger", err=error if known else type(error).__name__)
             self._on_loop(self._start_in, RETRY_S)
         if rejected:
-            self._on_loop(self._count, len(rejected))
+            self._telemetry.count(metrics.RECORDS_REJECTED, len(rejected))
             for key, why in rejected.items():
-                self._problem(f"cannot store record {key} in the ledger: {why}")
+                self._telemetry.problem("cannot store a record in the ledger", record=key, err=why)
         return rejected
 
     def _plain(self, batch: Mapping[str, Record | None], rejected: dict[str, str]) -> Plain:
@@ -204,6 +200,3 @@ class Journal:
     def _on_loop(self, work: Callable[..., object], *args: object) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work, *args)
-
-    def _count(self, number: int) -> None:
-        self._counters[REJECTED] += number

@@ -28,7 +28,7 @@ from proxy.keeper.launch import Launch
 from proxy.keeper.lifecycle import Lifecycle
 from proxy.keeper.machine.hotplug import Hotplug
 from proxy.keeper.mems import MemoryNodes
-from proxy.keeper.options import Options, Voice
+from proxy.keeper.options import Options
 from proxy.keeper.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.quotas.quotas import Quotas
@@ -44,6 +44,7 @@ from proxy.keeper.whereabouts import Whereabouts
 from proxy.model.machine import Machine
 from proxy.model.options import TopologyOptions
 from proxy.plan.node import Node
+from proxy.telemetry.port import Telemetry
 
 if TYPE_CHECKING:
     from proxy.keeper.drift.ports import Writes
@@ -104,7 +105,7 @@ class Keeper(NodeContext):
         runtime: Runtime,
         ledger: Ledger | None,
         options: Options,
-        voice: Voice,
+        telemetry: Telemetry,
         clock: Callable[[], float],
         wall: Callable[[], float] | None = None,
         ports: Callable[[NodeContext], Ports] = lambda context: Ports(),
@@ -117,12 +118,12 @@ class Keeper(NodeContext):
             runtime: The runtime's side.
             ledger: Where placements are kept; None to keep none.
             options: How to behave.
-            voice: Where to write log lines.
+            telemetry: Where to log, count and report problems.
             clock: Seconds that never jump.
             wall: Seconds since the epoch, for people; ``clock`` if None.
             ports: Makes the other ports; called once, with what they may report to.
         """
-        super().__init__(node, cgroups, runtime, ledger, options, voice, clock, wall)
+        super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
         others = ports(self)
         subscribe = self.store.subscribe
         self.writes = writes = KernelWrites(self)
@@ -199,7 +200,7 @@ class Keeper(NodeContext):
 
         The parts that take calls (``launch``, ``sync``, ``settler``) have workers of their own.
         """
-        ending = Ending(limit, self.voice.warn)
+        ending = Ending(limit, self.telemetry.warning)
         await ending.step("stop listening to the runtime", self.watching.close(), JOIN_S)
         self.hotplug.close()
         await ending.step("end tasks", self.end_tasks())

@@ -15,6 +15,7 @@ from proxy.keeper.enforce import Enforced
 from proxy.keeper.onlooker import Onlooker
 from proxy.keeper.store import Change, Follow
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
 
 Write = Callable[[Iterable[str]], Enforced]
 """Writes the sets of some containers, in the kernel worker's thread."""
@@ -68,8 +69,7 @@ class KernelWrites(Onlooker):
             return
         done = await keeper.kernel.run(self._write, ids)
         self.moved(done)
-        for error in done.errors:
-            keeper.problems.note(error)
+        keeper.report_errors(done)
 
     async def clear_sandboxes(self) -> None:
         """Have sandboxes, a new one among them, leave CPUs that are owned."""
@@ -83,12 +83,15 @@ class KernelWrites(Onlooker):
             look_again: Whether the runtime is asked about containers without a cgroup.
         """
         keeper = self._keeper
-        keeper.counters["cpusets_written"] += len(done.written)
-        keeper.counters["sandboxes_written"] = keeper.enforcer.pauses.written
+        keeper.telemetry.count(metrics.CPUSETS_WRITTEN, len(done.written))
+        if done.written:
+            keeper.telemetry.observe(metrics.KERNEL_WRITE_SECONDS, done.seconds)
+        known = keeper.telemetry.value(metrics.SANDBOXES_WRITTEN)
+        keeper.telemetry.count(metrics.SANDBOXES_WRITTEN, keeper.enforcer.pauses.written - known)
         for noted in self._noted:
             noted(done)
         for note in done.notes:
-            keeper.problems.note(note)
+            keeper.telemetry.problem("cannot write a cgroup", reason=note)
         for container_id in done.written:
             keeper.settle_later(container_id)
         there = (keeper.state.containers.get(container_id) for container_id in done.absent)

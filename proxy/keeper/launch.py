@@ -27,6 +27,8 @@ from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import Container, KubeQos, Phase, Pool
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 BUSY = "the runtime is still busy with an update of it"
 ROUNDS = 5
@@ -138,7 +140,9 @@ class Launch:
                 await self._quotas.before_start(container)
                 obstacle = await self._clearing.barrier(container.placement.own | container.placement.instead)
                 if obstacle is not None and obstacle.client_words != obstacle.words:
-                    keeper.problems.note(f"cannot start {container.ref}: {obstacle.words}")
+                    keeper.telemetry.problem(
+                        "cannot start a container", **subject(container), err=obstacle.words
+                    )
                 return self._clearing.answer(obstacle) if obstacle else ""
             return ""
         return "the pools change faster than the runtime can be told"
@@ -153,7 +157,9 @@ class Launch:
             async with asyncio.timeout(keeper.options.call_timeout):
                 self._writes.moved(await keeper.kernel.run(keeper.enforcer.enforce_groups))
         except TimeoutError:
-            keeper.problems.note(f"cannot give the groups above {container.ref} its CPUs in time")
+            keeper.telemetry.problem(
+                "cannot write the cgroups above a container in time", **subject(container)
+            )
 
     async def tell(self, container: Container) -> None:
         """Tell the runtime today's set of a container that is created.
@@ -170,7 +176,7 @@ class Launch:
                 mems = self._mems.told(container)
                 await self.lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
                 self._quotas.told(container.id, quota)
-                keeper.counters["specs_freshened"] += 1
+                keeper.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
 
         # If it takes too long the caller gives up, but the call stays in flight until it has ended.
         job = asyncio.ensure_future(told())

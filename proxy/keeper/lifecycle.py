@@ -12,6 +12,7 @@ from proxy.keeper.context import NodeContext
 from proxy.keeper.journal import Record
 from proxy.keeper.onlooker import Onlooker
 from proxy.model.workload import Phase, Pool
+from proxy.telemetry import metrics
 
 
 class Lifecycle:
@@ -50,7 +51,7 @@ class Lifecycle:
         if container is not None:
             store.retries.note(container)
             if not again:
-                keeper.counters["creates_failed"] += 1
+                keeper.telemetry.count(metrics.CREATES_FAILED)
             store.change(store.state.changed(drop=(token,)), "create failed", records={f"i/{token}": None})
             store.notify(Onlooker.failed, token)
 

@@ -29,6 +29,8 @@ from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask
 from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.keeper.kernel_ports import Memory, MemoryUse
@@ -44,13 +46,13 @@ class Looked:
         right: Ids of containers that have what they should, or have it again.
         repaired: Ids of those that were written.
         wide: Those that have too many nodes, with all that they have.
-        told: What is to be told, in words.
+        failed: Those that could not be bound, and why.
     """
 
     right: set[str] = field(default_factory=set)
     repaired: list[str] = field(default_factory=list)
     wide: dict[str, Mask] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    failed: list[tuple[Container, str]] = field(default_factory=list)
 
 
 class MemoryNodes:
@@ -103,14 +105,18 @@ class MemoryNodes:
         some = [c for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
         looked = await self.worker.run(self._look, some)
         self.wide = looked.wide
-        for words in looked.told:
-            keeper.problems.note(words)
+        for container, why in looked.failed:
+            keeper.telemetry.problem(
+                "cannot repair the memory nodes of a container", **subject(container), err=why
+            )
         drifted = [i for i in (*looked.repaired, *looked.wide) if i in self._held]
-        keeper.counters["mems_repaired"] += len(looked.repaired)
+        keeper.telemetry.count(metrics.MEMS_REPAIRED, len(looked.repaired))
         if drifted:
-            keeper.counters["mems_drift"] += len(drifted)
+            keeper.telemetry.count(metrics.MEMS_DRIFT, len(drifted))
             refs = sorted(c.ref for i in drifted if (c := keeper.state.containers.get(i)))
-            keeper.voice.warn(f"drift: somebody else wrote the memory nodes of {', '.join(refs[:5])}")
+            keeper.telemetry.warning(
+                "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
+            )
         self._held = looked.right
 
     # -- in the worker ------------------------------------------------------------------------------------
@@ -124,7 +130,7 @@ class MemoryNodes:
                 self._one(container, looked)
             except CgroupError as error:
                 if error.errno not in GONE:
-                    looked.told.append(str(error))
+                    looked.failed.append((container, str(error)))
         return looked
 
     def _one(self, container: Container, looked: Looked) -> None:
@@ -165,10 +171,8 @@ class MemoryNodes:
         where = "nobody can tell where its memory is"
         if use is not None:
             where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"
-        looked.told.append(
-            f"cannot bind {container.ref} to memory of nodes {want} again: it was given {has - want} too,"
-            f" and {where}"
-        )
+        why = f"cannot bind it to memory of nodes {want} again: it was given {has - want} too, and {where}"
+        looked.failed.append((container, why))
 
     def _use(self, container: Container) -> MemoryUse | None:
         return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)

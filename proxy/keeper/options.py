@@ -1,8 +1,7 @@
-"""How a keeper behaves, and where it speaks."""
+"""How a keeper behaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.model.mode import NodeMode
@@ -27,13 +26,3 @@ class Options:
     settle_per_second: float = 10.0
     reconcile_period: float = 10.0
     history: int = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """Where the keeper speaks, one line each; ``chatty``: somebody reads the debug lines."""
-
-    info: Callable[[str], None]
-    warn: Callable[[str], None]
-    debug: Callable[[str], None]
-    chatty: bool = True

@@ -10,13 +10,16 @@ from proxy.plan.invariants import violations
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 
+FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
+"""Keys that were renamed; the former ones are given for one more release."""
+
 
 def node_page(keeper: Keeper) -> dict[str, object]:
     """Give pools, owners, containers and problems."""
     state = keeper.state
     machine = state.node.machine
     per_node = state.pools.per_node(machine)
-    return {
+    page: dict[str, object] = {
         "ready": keeper.synced.is_set() and not keeper.health.stuck(),
         "pools": {
             "shared": str(state.pools.shared),
@@ -41,23 +44,24 @@ def node_page(keeper: Keeper) -> dict[str, object]:
         "quotas": quotas_page(keeper),
         **({"partitions": keeper.partitions.page()} if keeper.partitions is not None else {}),
         "workers": keeper.health.page(),
-        "problems": keeper.problems.page(),
+        "problems": keeper.telemetry.problems(),
         "violations": violations(state),
-        "short": keeper.hotplug.shortage.page(),
-        "counters": dict(keeper.counters),
+        "shortfalls": keeper.hotplug.shortage.page(),
+        "counters": keeper.telemetry.registry.page(),
         "settings": _settings(state.node),
         "cgroups": keeper.where.page(keeper.enforcer.cgroups.version) | keeper.lasting.page(),
         "drift": keeper.drift.page(),
-        "prescribed": keeper.prescriptions.page(),
+        "nodePolicy": keeper.prescriptions.page(),
         "kubelet": keeper.beside.page(),
         "memory": _memory(state),
-        "aside": [
+        "reservations": [
             {"pod": pod.ref, "cpus": str(pod.aside.cpus), "nodes": str(pod.aside.affinity or "")}
             for pod in state.pods.values()
             if pod.aside is not None
         ],
         "remembered": keeper.history.size,
     }
+    return page | {former: page[key] for former, key in FORMER_KEYS.items()}
 
 
 def _container(keeper: Keeper, container: Container) -> dict[str, object]:

@@ -19,6 +19,7 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.plan.node import Node
 from proxy.plan.node_policy import NodePolicy, PolicyValue, apply_node_policy, read_node_policy
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.keeper.ports import NodeObject
@@ -78,16 +79,16 @@ class Prescriptions:
         keeper.store.change(done.state, "node rules changed")
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
             if words:
-                keeper.problems.note(words)
+                keeper.telemetry.problem("cannot follow a setting of the Node object", reason=words)
         if done.state is before:
             return
-        keeper.counters["rules_changed"] += 1
+        keeper.telemetry.count(metrics.NODE_POLICY_CHANGES)
         new = [
             f"{name} {shown(value.value) or 'none'} ({value.source})"
             for name, value in done.policy.named().items()
             if value.value != old[name].value
         ]
-        keeper.voice.info(f"the node's rules changed: {', '.join(new)}")
+        keeper.telemetry.event("the policy of the node changed", values=", ".join(new))
 
     def _with_kept(self, told: NodePolicy) -> NodePolicy:
         reserved = told.reserved

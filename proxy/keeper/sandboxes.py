@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from proxy.keeper.bad_input import NOT_AS_ASKED
 from proxy.keeper.context import NodeContext
 from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.lifecycle import Lifecycle
@@ -13,6 +14,7 @@ from proxy.keeper.onlooker import Onlooker
 from proxy.model.workload import Phase, Pod, Request, Verdict
 from proxy.place.memory.accounts import inits_before
 from proxy.plan.admit import admit
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.keeper.runtime_ports import RuntimePod
@@ -48,16 +50,16 @@ class Sandboxes:
         words = admission.problem or admission.verdict.operator_message
         keeper.bad_input.limited(pod, admission.limit, words, admitted=admitted)
         if admission.problem and admission.limit is None:
-            keeper.problems.note(f"{pod.ref}: {admission.problem}")
+            keeper.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
         if not admitted:
-            keeper.counters["pods_refused"] += 1
-            keeper.refusals.say(pod.ref, f"refused {pod.ref}: {admission.verdict.operator_message}")
+            keeper.telemetry.count(metrics.PODS_REFUSED)
+            why = admission.verdict.operator_message
+            keeper.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
         elif admission.pod.aside is not None:
             self.arriving.add(token)
             keeper.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
             aside = admission.pod.aside
-            what = f"CPUs {aside.cpus}" if aside.cpus else "memory"
-            keeper.voice.info(f"set {what} aside for {pod.ref}")
+            keeper.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         return admission.verdict, admission.pod
 
     def failed(self, token: str) -> None:

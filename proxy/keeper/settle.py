@@ -23,6 +23,8 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject_of
 
 EXIT_NEWS_S = 0.2
 """A runtime refuses to update a container that has just ended some moments before it lists it as ended."""
@@ -88,7 +90,7 @@ class Settler:
                 mems = self._mems.renewed(container)
                 await self._worker.run(keeper.runtime.update_cpuset, container_id, want, mems, quota)
                 self._quotas.told(container_id, quota)
-                keeper.counters["settled"] += 1
+                keeper.telemetry.count(metrics.RUNTIME_UPDATES)
         except UnavailableError:
             self._put_off(container_id)
             await asyncio.sleep(AWAY_S)
@@ -99,7 +101,8 @@ class Settler:
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
             keeper.broken(error)
         if refused and await self._runs(container_id):
-            keeper.problems.note(refused)
+            which = subject_of(keeper.state.containers, container_id)
+            keeper.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
             self._put_off(container_id)
             keeper.settle_later(container_id)
         else:

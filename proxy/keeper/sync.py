@@ -46,6 +46,8 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase, Pod
 from proxy.plan.adoption import overcommitted_memory, with_unrecorded_grants
 from proxy.plan.state import NodeState
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.keeper.partitions.owners import OwnersPartitions
@@ -61,6 +63,10 @@ AT_ONCE = 64
 """Containers that are removed without a turn of the loop."""
 MANY = 5
 """More of a kind are not named one by one."""
+
+
+NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
+UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +132,11 @@ class Sync:
         yield
         yield from self._launch.suspect()
         for resource, (promised, there) in overcommitted_memory(keeper.state).items():
-            keeper.problems.note(
-                f"cannot count all {resource} of the containers that run: they were promised"
-                f" {promised >> 20} MiB of NUMA nodes, and {there >> 20} MiB are there beside the reserve"
+            keeper.telemetry.problem(
+                "cannot count all memory of the running containers: they were promised more than there is",
+                resource=resource,
+                promisedMiB=promised >> 20,
+                availableMiB=there >> 20,
             )
         for container in keeper.state.containers.values():
             keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
@@ -155,7 +163,7 @@ class Sync:
                     continue
             else:
                 continue
-            keeper.problems.note(f"cannot use the ledger's record {key}: it is rebuilt from the runtime")
+            keeper.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -187,10 +195,10 @@ class Sync:
         keeper = self._keeper
         if isinstance(error, UnavailableError):
             if not self._waits:
-                keeper.voice.warn(str(error))
+                keeper.telemetry.warning("cannot reach the runtime", err=error)
             self.connected, self._waits = False, True
         elif isinstance(error, RuntimeCallError):
-            keeper.problems.note(str(error))
+            keeper.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._parts.writes.in_step()  # there is nothing to wait for
         else:
@@ -238,13 +246,16 @@ class Sync:
         if keeper.store.mode.enforces:
             await self._parts.confinement.recall()
             await self._repair(listing, began)
-        keeper.counters["passes"] += 1
+        keeper.telemetry.count(metrics.RECONCILES)
         if not keeper.synced.is_set():
             self._parts.writes.in_step()
             self._settle_all()
-            keeper.voice.info(
-                f"in step with {self.runtime_version}: {len(keeper.state.containers)} containers,"
-                f" {len(keeper.state.owners)} owners of CPUs, shared pool {keeper.state.pools.shared}"
+            keeper.telemetry.event(
+                "in step with the runtime",
+                runtime=self.runtime_version,
+                containers=len(keeper.state.containers),
+                owners=len(keeper.state.owners),
+                sharedPool=keeper.state.pools.shared,
             )
 
     def _settle_all(self) -> None:
@@ -261,8 +272,7 @@ class Sync:
         done = await self._compared()
         if done is None:
             return
-        for error in done.errors:
-            keeper.problems.note(error)
+        keeper.report_errors(done)
         self._parts.writes.moved(done, look_again=False)
         running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
         found = await self._parts.where.find(running, self._worker)
@@ -284,7 +294,7 @@ class Sync:
         await asyncio.wait((comparing,), timeout=STUCK_S)
         if not comparing.done():
             self._comparing = comparing
-            self._keeper.problems.note(f"cannot compare with the kernel: it takes more than {STUCK_S:g} s")
+            self._keeper.telemetry.problem("cannot compare with the kernel in time", seconds=STUCK_S)
             return None
         return comparing.result()
 
@@ -294,26 +304,27 @@ class Sync:
             async with asyncio.timeout(ALSO_S):
                 await work
         except TimeoutError:
-            self._keeper.problems.note(f"cannot compare everything: it takes more than {ALSO_S:g} s")
+            self._keeper.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
         except Exception as error:  # noqa: BLE001  see above
             self._keeper.broken(error)
 
     def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
         """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""
         keeper = self._keeper
-        refs: list[str] = []
-        why = ""
+        lost: list[Container] = []
         for container_id in ids:
             container, seen = keeper.state.containers.get(container_id), listing.containers.get(container_id)
             runs = seen is not None and seen.state == "RUNNING" and keeper.news.none(container_id, began)
             if container is not None and runs:
-                refs.append(container.ref)
-                why = self._parts.where.why.get(container_id, why)
-        if len(refs) > MANY:
-            refs = [f"{min(refs)} and of many others"]
-        for ref in refs:
-            because = f" ({why})" if why and len(refs) == 1 else ""
-            keeper.problems.note(f"cannot find the cgroup of {ref}: its CPUs are not controlled{because}")
+                lost.append(container)
+        if len(lost) > MANY:
+            keeper.telemetry.problem(
+                "cannot find the cgroups of many containers: their CPUs are not controlled"
+            )
+            lost = [min(lost, key=lambda c: c.ref)]
+        for container in lost:
+            why = self._parts.where.why.get(container.id)
+            keeper.telemetry.problem(NO_CGROUP, **subject(container), err=why)
 
     # -- parts of a pass ----------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.keeper.listing import Listing
@@ -133,7 +135,7 @@ class Watching:
                 self._put(Hearing.NOT_OFFERED)
                 return NOT_OFFERED_S
             self._put(Hearing.WAITING)
-            self._keeper.complain(str(error))
+            self._keeper.telemetry.problem("cannot receive the runtime's events", err=error)
             return REFUSED_S
         except Exception as error:  # noqa: BLE001  whatever it is, the comparisons go on
             self._put(Hearing.WAITING)
@@ -177,7 +179,7 @@ class Watching:
         if more:
             self._loop.call_soon(self._take)
         if overflown:
-            self._keeper.counters["event_floods"] += 1
+            self._keeper.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
             self._keeper.attention.set()
         for what in some:
             try:
@@ -192,11 +194,11 @@ class Watching:
     def _hear(self, now: Hearing) -> None:
         keeper = self._keeper
         if now is Hearing.CONNECTED:
-            keeper.counters["event_streams"] += 1
+            keeper.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
             keeper.attention.set()  # what happened before was told to nobody
         if now is not self.hearing:
             self.hearing = now
-            keeper.voice.debug(f"the runtime's events: {now.value}")
+            keeper.telemetry.debug("the runtime's event stream changed", state=now.value)
 
     def _handle(self, event: RuntimeEvent) -> None:
         who, state = event.container_id, self._keeper.state
@@ -213,8 +215,8 @@ class Watching:
         keeper = self._keeper
         container = keeper.state.containers.get(container_id)
         if container is not None and container.phase is not Phase.EXITED:
-            keeper.counters["exits_by_event"] += 1
-            keeper.voice.debug(f"the runtime tells that {container.ref} has exited")
+            keeper.telemetry.count(metrics.EXITS_BY_EVENT)
+            keeper.telemetry.debug("the runtime reported that a container exited", **subject(container))
             self._lifecycle.phase(container_id, Phase.EXITED)
 
     def _is_odd(self, event: RuntimeEvent) -> bool:

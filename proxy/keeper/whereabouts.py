@@ -21,6 +21,8 @@ from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 AT_ONCE = 16
 """So many containers are asked about in one comparison."""
@@ -58,7 +60,7 @@ class Whereabouts:
         try:
             self.driver = await worker.run(self._keeper.runtime.cgroup_driver)
         except TopoproxyError as error:
-            self._keeper.voice.debug(str(error))
+            self._keeper.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
         """Ask about containers without a group. Who was asked about in vain is asked about seldom.
@@ -93,8 +95,10 @@ class Whereabouts:
             known = dataclasses.replace(container, cgroup=at.path)
             after, records = keeper.state.changed(put=(known,)), {f"c/{container_id}": known}
             keeper.store.change(after, "cgroup located", records=records)
-            keeper.counters["cgroups_located"] += 1
-            keeper.voice.info(f"found the cgroup of {container.ref} by its first process: /{at.path}")
+            keeper.telemetry.count(metrics.CGROUPS_LOCATED)
+            keeper.telemetry.event(
+                "found a cgroup by the container's first process", **subject(container), path=f"/{at.path}"
+            )
             moved.append(container_id)
         return moved
 

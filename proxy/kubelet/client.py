@@ -25,6 +25,7 @@ from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Near
+from proxy.telemetry.port import Report
 
 PODS_API, POD_LIST, POD_RESOURCES = (
     "kubelet's pods API",
@@ -44,7 +45,7 @@ class KubeletClient:
     def __init__(
         self,
         settings: KubeletSettings,
-        complain: Callable[[str], None],
+        complain: Report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the sources; nothing is opened before the first request.
@@ -150,7 +151,7 @@ class KubeletClient:
 class SourceErrorLog:
     """Reports each cause once until its source works again."""
 
-    def __init__(self, complain: Callable[[str], None]) -> None:
+    def __init__(self, complain: Report) -> None:
         """Take the function that reports."""
         self._complain = complain
         self._lock = threading.Lock()
@@ -165,7 +166,7 @@ class SourceErrorLog:
             if len(reported) >= _MOST_CAUSES:  # causes that name pods would fill the memory
                 reported.clear()
             reported.add(cause)
-        self._complain(cause)
+        self._complain("cannot use a source of kubelet", source=source, reason=cause)
 
     def clear(self, source: str) -> None:
         """Take note that a source works."""

@@ -103,9 +103,8 @@ class Leaving:
         await release.begin(lasting=False)
         if not await release.finish(limit):
             left = "; ".join(map(str, release.progress.left.values()))
-            self._keeper.problems.note(
-                f"cannot give everything back before the end: it took more than {limit:g} s"
-                f"{f' ({left})' if left else ''}"
+            self._keeper.telemetry.problem(
+                "cannot release the node before the shutdown in time", seconds=limit, err=left
             )
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ from proxy.config.schema import BeSuppressConfig, Config, Mode
 from proxy.cri.lock import Lock
 from proxy.ledger import open_ledger
 from proxy.ledger.journal import NAME
+from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.release.record import KEY
 from proxy.release.service import RELEASED, Release
@@ -99,9 +100,9 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
     config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)
-    keeper = keeper_of(config, machine, None, ledger, entries, reread=False)
+    keeper = keeper_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
     for note in notes:
-        keeper.problems.note(note)
+        keeper.telemetry.problem("notice at start-up", reason=note)
     suppression = suppression_of(config, keeper, entries.get("b/suppress"))
     sync = keeper.sync
     sync.recover(entries)

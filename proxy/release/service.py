@@ -27,6 +27,7 @@ from proxy.release.kernel import Given, give_back
 from proxy.release.record import KEY
 from proxy.release.targets import target_of
 from proxy.release.telling import Progress, Telling
+from proxy.telemetry import metrics
 
 RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value
 PER_SECOND = 10.0
@@ -86,9 +87,9 @@ class Release:
         # A record that cannot be read is one of a release: no container is moved on a guess.
         enter(self._keeper, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
         self.since = float(since) if isinstance(since, int | float) else self._keeper.wall()
-        self._keeper.voice.warn(
-            f"the node is {self.stage}: containers are not placed, although the mode is enforce"
-            " (topoproxy release --undo)"
+        self._keeper.telemetry.warning(
+            "containers are not placed, although the mode is enforce (topoproxy release --undo)",
+            node=self.stage,
         )
         if self.stage == RELEASING:
             self._start()
@@ -114,8 +115,8 @@ class Release:
                 self._telling.progress = Progress()
                 enter(self._keeper, NodeMode.RELEASING)
                 await self._record(self.stage)
-                self._keeper.voice.info(
-                    "release: every container gets back what it would have had without us"
+                self._keeper.telemetry.event(
+                    "release: every container gets back what it would have had without topoproxy"
                 )
             self._start()
 
@@ -135,7 +136,7 @@ class Release:
             keeper.synced.clear()
             enter(keeper, NodeMode.ENFORCE)
             keeper.attention.set()
-            keeper.voice.info("release undone: containers are placed again")
+            keeper.telemetry.event("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy release`` and ``status`` show."""
@@ -215,7 +216,7 @@ class Release:
             return False
         await self._record(RELEASED)
         keeper.store.enter(NodeMode.RELEASED)  # only what is on the disk is reported
-        keeper.voice.info(f"released: {len(progress.reported)} containers were updated at the runtime")
+        keeper.telemetry.event("released", containers=len(progress.reported))
         return True
 
     def _is_over(self, clean: bool) -> bool:
@@ -232,18 +233,18 @@ class Release:
     async def _passed(self) -> bool:
         """Have the runtime's list compared; False where that does not come about in time."""
         keeper = self._keeper
-        passes = keeper.counters["passes"]
+        passes = keeper.telemetry.value(metrics.RECONCILES)
         # One may be under way, with a list from before.
         for _ in range(2):
             keeper.attention.set()
             try:
                 async with asyncio.timeout(PASS_LIMIT_S):
-                    while keeper.counters["passes"] == passes:
+                    while keeper.telemetry.value(metrics.RECONCILES) == passes:
                         await asyncio.sleep(0.02)
             except TimeoutError:
                 self.progress.left["runtime"] = "the runtime does not answer"
                 return False
-            passes = keeper.counters["passes"]
+            passes = keeper.telemetry.value(metrics.RECONCILES)
         return True
 
     async def _kernel(self) -> Given:

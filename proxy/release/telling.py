@@ -16,6 +16,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import Due, Given
+from proxy.telemetry import metrics
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ class Telling:
         finally:
             keeper.flights.land(flight)
         self.progress.reported[container_id] = due
-        keeper.counters["released"] += 1
+        keeper.telemetry.count(metrics.RELEASE_UPDATES)
         return True
 
     def is_flying(self, container: Container) -> bool:

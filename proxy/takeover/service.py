@@ -85,12 +85,12 @@ class Takeover:
     def recover(self) -> None:
         """Continue where the last daemon ended; called before the keeper adopts any container."""
         if said := self._writer.recover():
-            self._keeper.problems.note(said)
+            self._keeper.telemetry.problem("cannot go on with the takeover from kubelet", reason=said)
         self._follow()
         if self.record.ours and not self._static:
-            self._keeper.voice.warn(
-                f"the takeover from kubelet is {self.record.stage.value}: cpuManagerPolicy is static,"
-                " although the configuration says none"
+            self._keeper.telemetry.warning(
+                "cpuManagerPolicy is static, although the configuration says none: a takeover from kubelet",
+                stage=self.record.stage.value,
             )
 
     async def page(self, params: Mapping[str, str]) -> dict[str, object]:
@@ -120,14 +120,21 @@ class Takeover:
             except StepRefusedError as error:
                 return {"done": False, "step": step, "why": str(error), "hints": list(error.hints)}
             except TopoproxyError as error:
-                keeper.problems.note(str(error))
+                keeper.telemetry.problem(
+                    "cannot take a step of the takeover from kubelet", step=step, err=error
+                )
                 return {"done": False, "step": step, "why": str(error), "hints": []}
             finally:
                 self._follow()
                 await keeper.beside.look()
             if self.record.stage is not before.stage:
-                stages = f"{before.stage.value} -> {self.record.stage.value}"
-                keeper.voice.info(f"takeover: {step} ({stages}): {'; '.join(outcome.reported)}")
+                keeper.telemetry.event(
+                    "takeover from kubelet",
+                    step=step,
+                    before=before.stage.value,
+                    now=self.record.stage.value,
+                    done="; ".join(outcome.reported),
+                )
             scene = await self._scene()
         page = status_page(self.record, scene)
         if step == "revert":

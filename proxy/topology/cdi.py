@@ -17,10 +17,11 @@ from __future__ import annotations
 import json
 import os
 import stat as modes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.telemetry.port import Report, silent
 from proxy.topology.yaml_events import read_yaml
 
 CDI_ROOTS = (Path("/etc/cdi"), Path("/var/run/cdi"))
@@ -53,7 +54,7 @@ class CdiSpecs:
         complain: Takes a message about an invalid file, once for each version of the file.
     """
 
-    def __init__(self, roots: Sequence[Path], complain: Callable[[str], None]) -> None:
+    def __init__(self, roots: Sequence[Path], complain: Report = silent) -> None:
         self._roots = tuple(roots)
         self._complain = complain
         self._listing: dict[str, _Stamp] | None = None
@@ -87,7 +88,7 @@ class CdiSpecs:
 
     def _load(self, listing: dict[str, _Stamp]) -> None:
         if len(listing) >= _MOST_FILES and len(self._listing or ()) < _MOST_FILES:
-            self._complain(f"cannot read all CDI specs: there are more than {_MOST_FILES - 1}")
+            self._complain("cannot read all CDI specs: there are too many", limit=_MOST_FILES - 1)
         read: dict[str, tuple[_Stamp, _Devices]] = {}
         for path, stamp in listing.items():
             known = self._read.get(path)
@@ -108,7 +109,10 @@ class CdiSpecs:
                 other = found.get(name)
                 if other is not None and other.spec:
                     self._complain(
-                        f"cannot resolve CDI device {name}: both {other.spec} and {path} define it"
+                        "two CDI specs name the same device: it is ignored",
+                        device=name,
+                        path=path,
+                        other=other.spec,
                     )
                 found[name] = CdiDevice(paths, path) if other is None else CdiDevice((), "")
         return found
@@ -117,7 +121,7 @@ class CdiSpecs:
         try:
             return _devices(_content(path))
         except (OSError, ValueError, RecursionError) as error:
-            self._complain(f"cannot read CDI spec {path}: {error}")
+            self._complain("cannot read a CDI spec", path=path, err=str(error))
             return {}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from proxy.model.workload import Near
+from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, worth_a_look
 from proxy.topology.places import Place, Places, joined
@@ -69,7 +70,7 @@ class SysfsDevices:
         procfs_root: Path = Path("/proc"),
         *,
         stat: Callable[[str], os.stat_result] = os.stat,
-        complain: Callable[[str], None] = _silent,
+        complain: Report = silent,
     ) -> None:
         self._places = Places(sysfs_root, procfs_root)
         self._dev = os.path.realpath(dev_root)

@@ -24,7 +24,7 @@ DATA = {
     "watched": 3,
     "not_watched": "",
     "by": {"kubelet": 2, "systemd": 0, "runc": 0, "unknown": 5},
-    "wars": [WAR],
+    "writeConflicts": [WAR],
 }
 
 
@@ -39,13 +39,13 @@ def test_who_wrote_and_who_does_so_again_and_again() -> None:
         "  WRITTEN AGAIN AND AGAIN  BY       FOUND  INSTEAD OF  TIMES  SINCE  PUT BACK IN",
         "  ns/ls/c                  kubelet  0-15   4-15        12     33 s   0.5 s",
     ]
-    lack = DATA | {"not_watched": "too many inotify watches", "wars": []}
+    lack = DATA | {"not_watched": "too many inotify watches", "writeConflicts": []}
     assert lines(lack)[2:] == ["  not all writes are noticed: too many inotify watches"]
 
 
 def test_nothing_is_said_of_nothing() -> None:
     assert lines({}) == []
-    assert lines(DATA | {"by": {"kubelet": 0}, "wars": []}) == []
+    assert lines(DATA | {"by": {"kubelet": 0}, "writeConflicts": []}) == []
 
 
 def test_where_it_stands() -> None:

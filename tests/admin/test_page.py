@@ -156,7 +156,10 @@ def test_rules_memory_and_what_is_set_aside() -> None:
         {
             "settings": settings,
             "memory": [{"node": 0, "group": "0-1", "resources": {"memory": amounts}}],
-            "aside": [{"pod": "ns/p", "cpus": "2-3", "nodes": "1"}, {"pod": "ns/q", "cpus": "", "nodes": ""}],
+            "reservations": [
+                {"pod": "ns/p", "cpus": "2-3", "nodes": "1"},
+                {"pod": "ns/q", "cpus": "", "nodes": ""},
+            ],
         }
     )
     assert (

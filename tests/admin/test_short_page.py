@@ -23,12 +23,13 @@ NOT AS PROMISED (2)
 
 def test_who_has_less() -> None:
     assert "\n".join(short(ENTRIES)) + "\n" == PART
-    assert PART in render({"short": ENTRIES})
-    assert "PROMISED" not in render({"short": []})
+    assert PART in render({"shortfalls": ENTRIES})
+    assert "PROMISED" not in render({"shortfalls": []})
 
 
 def test_in_numbers() -> None:
-    told = metrics({"short": ENTRIES, "counters": {}})
+    told = metrics({"shortfalls": ENTRIES})
+    assert "topoproxy_containers_below_promise 2\n" in told
     assert "topoproxy_containers_short 2\n" in told
     assert "topoproxy_cpus_short 1\n" in told
-    assert "topoproxy_containers_short" not in metrics({"counters": {}})
+    assert "topoproxy_containers_short" not in metrics({})

@@ -15,6 +15,7 @@ from proxy import lean
 from proxy.cri import wire
 from proxy.cri.interceptors import METHODS
 from proxy.cri.wire import Front
+from proxy.telemetry.text import plain, rendered
 
 
 class Decider:
@@ -38,9 +39,15 @@ def say(line):
     print(line, flush=True)
 
 
+def report(message, /, **keys):
+    say(rendered(message, plain(keys)))
+
+
 async def main(listen, runtime, options):
     lean.keep_large_blocks()
-    front = Front(runtime, Decider(), METHODS, log=say)
+    front = Front(
+        runtime, Decider(), METHODS, report=lambda message, **keys: say(rendered(message, plain(keys)))
+    )
     if "room" in options and hasattr(front, "room"):
         front.room.limit = options["room"]
     if "unread" in options:

@@ -8,6 +8,7 @@ import pytest
 from proxy.cri.link import Ground, Link
 from proxy.relay.room import Room
 from tests.cri.attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
+from tests.said import report
 
 
 class Decider:
@@ -42,7 +43,7 @@ class Scene:
             self.decider,
             {CREATE.decode()}.__contains__,
             self.gone.append,
-            self.lines.append,
+            report(self.lines),
             self.faults.append,
             room=self.room,
         )
@@ -76,7 +77,7 @@ class Scene:
         assert not self.link.server.attached
         assert self.gone == [self.link]
         assert [type(fault) for fault in self.faults][:1] == [MemoryError]
-        assert any("fault of our own" in line for line in self.lines)
+        assert any("ended a connection because of an internal error" in line for line in self.lines)
         assert self.room.total == 5005
         assert drain(self.client)[1]
         assert drain(self.server)[1]
@@ -210,7 +211,13 @@ def in_the_end(scene):
 
 
 def in_a_report_of_what_the_peer_did(scene):
-    scene.link._log = lambda line: fails() if "cannot go on" in line else scene.lines.append(line)
+
+    def say(message, **keys):
+        if "cannot go on" in message:
+            fails()
+        scene.lines.append(message)
+
+    scene.link._say = say
     scene.client.send(frame(8, 0, 0, bytes(4)))
 
 
@@ -271,7 +278,7 @@ def test_a_fault_of_the_interceptor_at_the_end_of_a_call_does_not_keep_the_link(
             await asyncio.sleep(0.05)
             assert scene.link.closed
             assert scene.room.total == 5005
-            assert [line for line in scene.lines if "cannot note the answer" in line]
+            assert [line for line in scene.lines if 'step="note the answer"' in line]
         finally:
             scene.close()
             await asyncio.sleep(0)

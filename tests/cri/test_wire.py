@@ -15,6 +15,7 @@ import pytest
 
 from proxy.cri.link import Link
 from proxy.cri.wire import Front
+from tests.said import report
 
 SERVICE = "/runtime.v1.RuntimeService/"
 CREATE, VERSION = SERVICE + "CreateContainer", SERVICE + "Version"
@@ -122,7 +123,7 @@ class Bed:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen(64)
-        self.front = Front(self.upstream, self.decider, methods, log=self.lines.append)
+        self.front = Front(self.upstream, self.decider, methods, report=report(self.lines))
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -296,8 +297,8 @@ def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
     assert call(CREATE, b"as is: fault") == b"12"
     assert bed.runtime.seen == [b"raise", b"as is: fault"]
     told = [
-        f"cannot decide on {CREATE}: ValueError: a fault of ours",
-        f"cannot note the answer to {CREATE}: ValueError: a fault in reading",
+        f'cannot handle a call step=decide method={CREATE} err="ValueError: a fault of ours"',
+        f'cannot handle a call step="note the answer" method={CREATE} err="ValueError: a fault in reading"',
     ]
     until(lambda: bed.lines == told)
 
@@ -359,7 +360,9 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
         raw(bed).close()
         raw(bed).close()
         bed.on_loop(lambda: None)
-        assert bed.lines == [f"cannot connect a client to {bed.upstream}: No such file or directory"]
+        assert bed.lines == [
+            f'cannot connect a client to the runtime path={bed.upstream} err="No such file or directory"'
+        ]
         bed.runtime = Runtime(bed.upstream)
         assert method(b"x", timeout=60, wait_for_ready=True) == b"x"
     finally:

@@ -61,7 +61,9 @@ def still(tmp_path: Path) -> Path:
 
 def steps_up(log: Path) -> list[float]:
     """By how many CPUs the quota was raised, each time."""
-    told = re.findall(r"have a CFS quota of ([\d.]+) CPUs, had a CFS quota of ([\d.]+) CPUs", log.read_text())
+    told = re.findall(
+        r'now="a CFS quota of ([\d.]+) CPUs" before="a CFS quota of ([\d.]+) CPUs"', log.read_text()
+    )
     return [float(now) - float(was) for now, was in told if float(now) > float(was)]
 
 

@@ -68,8 +68,8 @@ def test_a_direct_write_is_put_back(calm_node: Node) -> None:
     back(owner, LAST, "an owner's set")
     wait_for("both to be told", lambda: sum(drift(node)["by"].values()) == 2, LIMIT_S)
     log = node.daemon.log.read_text()
-    assert f"put back from {ALL} to {REST}" in log
-    assert f"put back from {ALL} to {LAST}" in log
+    assert f"cpus={REST} found={ALL}" in log
+    assert f"cpus={LAST} found={ALL}" in log
     assert drift(node)["wars"] == []
 
 

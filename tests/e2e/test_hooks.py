@@ -438,7 +438,7 @@ def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., Hooke
     wait_for("its shares", lambda: knob(other, file) == value)
     wait_for("its CPUs", lambda: cpuset_of(other).cpus == LAST)
     assert knob(trigger, file) == shares(1024)[1]
-    wait_for("who is not there to be told", lambda: "container nobody as hook 10-others" in node.problems())
+    wait_for("who is not there to be told", lambda: "containerID=nobody hook=10-others" in node.problems())
     gone(node, trigger)
     wait_for("its shares", lambda: knob(other, file) == shares(512)[1])
     assert cpuset_of(other).cpus == LAST, "an update of ours carries its CPUs"
@@ -539,7 +539,9 @@ def test_a_hook_that_forks_and_closes_what_is_the_daemons(nodes: Callable[..., H
         wait_for("those that return to end", lambda: len(children(node)) == 1)
         left = children(node)
         node.cri.run(pod(node, "db", "LSE"), **LIMITED)
-        wait_for("its log to go on", lambda: "placed default/db/main" in node.daemon.log.read_text())
+        wait_for(
+            "its log to go on", lambda: "placed pod=default/db container=main" in node.daemon.log.read_text()
+        )
         node.daemon.kill9()
         node.daemon.start()
         assert Path(f"/proc/{left[0]}").exists(), "another daemon has begun, and the child is still there"

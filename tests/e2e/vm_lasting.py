@@ -91,7 +91,7 @@ def runc_is_put_right(daemon: Daemon, node: Node) -> None:
     lasts(node, "lse", OWN)
     status = daemon.status()
     repaired = status["counters"]["units_repaired"] - before.get("units_repaired", 0)
-    problems = [p for p in map(str, status["problems"]) if "tells systemd wrong CPUs" in p]
+    problems = [p for p in map(str, status["problems"]) if "sends wrong CPUs to systemd" in p]
     assert repaired >= 3, (before, status["counters"])
     assert len(problems) == 1, status["problems"]
     step(f"{repaired} updates came with reversed sets: units are right, and it is told once")

@@ -69,15 +69,17 @@ def told(daemon: Daemon) -> None:
     assert "suppressed" not in daemon.explain("ls")
     problems = [problem["what"] for problem in daemon.status()["problems"]]
     # The disk's runc is one of those under systemd.
-    assert not [what for what in problems if not what.startswith("the runtime tells systemd wrong CPUs")], (
-        problems
-    )
+    assert not [
+        what for what in problems if not what.startswith("the runtime sends wrong CPUs to systemd")
+    ], problems
 
 
 def steps_up() -> list[int]:
     """By how many CPUs BE grew, each time, by the daemon's log."""
     log = Path("/out/proxy.log").read_text()
-    pairs = re.findall(r"BE pods have CPUs ([\d,-]+), had CPUs ([\d,-]+): the budget", log)
+    pairs = re.findall(
+        r'changed what BE pods have now="CPUs ([\d,-]+)" before="CPUs ([\d,-]+)" reason="the budget', log
+    )
     sizes = [(len(CpuSet.parse(now)), len(CpuSet.parse(was))) for now, was in pairs]
     return [now - was for now, was in sizes if now > was]
 

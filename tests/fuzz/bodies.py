@@ -17,6 +17,7 @@ from typing import Any, Final
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.options import Options
 from proxy.plan.invariants import violations
+from proxy.telemetry import metrics
 from tests.fuzz.outcome import Outcome
 from tests.keeper.conftest import PlayedCall, World
 
@@ -85,7 +86,9 @@ class _Round:
             assert not violations(world.keeper.state)
             assert not self.faults, self.faults
             assert "answered twice" not in world.log
-            assert not world.keeper.counters["internal_errors"], world.keeper.problems.page()
+            assert not world.keeper.telemetry.value(metrics.INTERNAL_ERRORS), (
+                world.keeper.telemetry.problems()
+            )
         finally:
             await world.close()
 

@@ -16,6 +16,7 @@ from proxy.hooks import forks
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.hook import Hook
 from proxy.hooks.samples import sample
+from tests.said import of_hooks
 
 forks.watch()
 folder = tempfile.mkdtemp()
@@ -44,7 +45,7 @@ def is_open(descriptor):
 def ask(*handlers):
     async def main():
         said = []
-        engine = Engine(said.append, lambda *_: None)
+        engine = Engine(of_hooks(said), lambda *_: None)
         engine.use([Hook(f"{i}0-x", "x.py", {"pre_create_container": h}) for i, h in enumerate(handlers)])
         outcome = await asyncio.wait_for(engine.ask(sample("pre_create_container")).wait(), 30)
         engine.close()

@@ -56,9 +56,12 @@ SCRIPT = """
     where = f"folder: {root}/hooks.d, vendorFolder: {root}/none, serverFolder: ''"
     config = parse(f"hooks: {{{where}}}", "f").hooks
 
+    def say(message, **keys):
+        print(keys.get("err", message), flush=True)
+
     async def main():
-        engine = Engine(print, lambda *_: None)
-        library = Library(config, engine, lambda: None, print, marks=root / "marks")
+        engine = Engine(say, lambda *_: None)
+        library = Library(config, engine, lambda: None, say, marks=root / "marks")
         await library.look_once()
         print(sorted(engine.points))
         await library.close()

@@ -15,7 +15,7 @@ from proxy.cri.interceptors import Interceptors
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.keeper import Keeper, Ports
 from proxy.keeper.kernel_ports import CpusetValue
-from proxy.keeper.options import Options, Voice
+from proxy.keeper.options import Options
 from proxy.keeper.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
@@ -23,7 +23,9 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.place.cputopo import CpuTopology
 from proxy.plan.invariants import violations
 from proxy.plan.node import Node
+from proxy.telemetry.port import Telemetry
 from proxy.topology.build import described
+from tests.said import Said
 
 MACHINE = described(2, 1, 4, 2)
 
@@ -348,7 +350,6 @@ class World:
 
     def boot(self) -> None:
         """Start (again) with what the ledger holds."""
-        say = self.said.append
         node = Node(self.machine, CpuTopology.of(self.machine), self.static, **self.rules)
         self.keeper = Keeper(
             node,
@@ -356,7 +357,7 @@ class World:
             self.runtime,
             self.ledger,
             self.options,
-            Voice(say, say, say),
+            Telemetry(Said(self.said), lambda: self.now),
             lambda: self.now,
             ports=lambda context: Ports(
                 hardware=lambda known: None if known is self.machine else self.machine,

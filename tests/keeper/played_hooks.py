@@ -22,7 +22,7 @@ class Hooks:
         self.world = world
         keeper = world.keeper
         self.updates = Updates(keeper, world.launch, owned_cpus=owned_cpus)
-        self.engine = Engine(keeper.problems.note, self.updates.take)
+        self.engine = Engine(keeper.telemetry.problem, self.updates.take)
         self.resumed = 0
         self.lacked = 0
         self.following = Following(keeper, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus)

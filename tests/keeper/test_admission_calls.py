@@ -16,7 +16,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Pool
 from proxy.report.answer import history_page
-from proxy.report.metrics import metrics
+from proxy.report.metrics import metrics as exposition
+from proxy.telemetry import metrics
 
 World = Any
 DEFAULT = AdmissionConfig().rules
@@ -71,7 +72,7 @@ def test_an_author_cannot_take_the_node(
         assert answer.startswith("cannot place ns/taker")
         assert (world.on(shared), world.on(agent)) == before
         assert not world.keeper.state.owners
-        assert world.keeper.counters[f"admission_{rule}_rejected"] == 1
+        assert world.keeper.telemetry.value(metrics.ADMISSION_LIMITS, rule=rule, verdict="rejected") == 1
         trading = await honest(world, "trading", "LSR", "4-9")
         assert world.on(trading) == "4-9"
         world.check()
@@ -145,7 +146,7 @@ def test_a_restart_changes_nothing_for_owners(live: Any) -> None:
         beside = await world.run(sandbox, "backup", **whole(2))
         assert world.on(beside) == "4-7"
         assert not [
-            name for name in world.keeper.counters if "admission_" in name and world.keeper.counters[name]
+            name for name, n in world.keeper.telemetry.registry.page().items() if "admission_" in name and n
         ]
         world.check()
 
@@ -208,7 +209,7 @@ def test_claims_of_containers_that_are_taken_in_are_bounded_too(live: Any) -> No
             world.cgroups.sets[name] = CpuSet.parse("0-14")
         await world.sync.once()
         assert not world.keeper.state.owners
-        assert world.keeper.counters["admission_request_shared"] == 2
+        assert world.keeper.telemetry.value(metrics.ADMISSION_LIMITS, rule="request", verdict="shared") == 2
         assert any("names 15 CPUs" in problem for problem in world.said)
         assert world.on("a") == "0-15"
         world.check()
@@ -264,7 +265,7 @@ def test_rejections_are_counted_by_rule_and_reported_once_a_pod(live: Any) -> No
     async def day(world: World) -> None:
         for _ in range(3):
             await world.pod("evil", "", "besteffort", "0-14", total=TENTH, may_be_refused=True)
-        text = metrics({"counters": dict(world.keeper.counters)})
+        text = exposition({}, world.keeper.telemetry.registry)
         assert 'topoproxy_admission_limits_total{rule="request",verdict="rejected"} 3' in text
         assert 'topoproxy_admission_limits_total{rule="shared-floor",verdict="shared"} 0' in text
         assert 'topoproxy_bad_input_total{kind="admission"} 1' in text
@@ -285,7 +286,7 @@ def test_a_pod_shares_where_that_is_configured(live: Any) -> None:
         )
         system = await world.run(await world.pod("agent", "SYSTEM"))
         assert [world.on(i) for i in (evil, late, system)] == ["0-13"] * 3
-        counters = world.keeper.counters
+        counters = world.keeper.telemetry.registry.page()
         shared = {name: n for name, n in counters.items() if name.startswith("admission_") and n}
         assert shared["admission_request_shared"] >= 1
         assert shared["admission_shared-floor_shared"] >= 1

@@ -251,7 +251,7 @@ def test_a_start_with_exclusive_cpus_does_not_ignore_that_others_cannot_leave(li
         w.cgroups.sets[ls] = CpuSet.parse("0-15")  # runc undid the write
         w.cgroups.broken.add(ls)
         call = await w.start(lse)
-        said = any("busy" in p["what"] for p in w.keeper.problems.page())
+        said = any("busy" in p["what"] for p in w.keeper.telemetry.problems())
         assert call.refused is not None or said
 
     live(day)
@@ -268,9 +268,12 @@ def test_a_running_container_that_has_no_findable_cgroup_is_said(live) -> None:
         assert w.on(ls) == "0-15"
         assert call.refused is None
         assert w.keeper.attention.is_set()
-        assert w.keeper.problems.page() == [], "it may just have ended"
+        assert w.keeper.telemetry.problems() == [], "it may just have ended"
         await w.sync.once()
-        assert "cannot find the cgroup of ns/ls/c" in w.keeper.problems.page()[0]["what"]
+        assert (
+            "cannot find the cgroup of a container: its CPUs are not controlled pod=ns/ls"
+            in w.keeper.telemetry.problems()[0]["what"]
+        )
 
     live(day)
 
@@ -417,7 +420,7 @@ def test_the_comparison_survives_an_unexpected_error(live, error: Exception) -> 
                     w.keeper.attention.set()
             assert not task.done(), "the loop is dead"
             assert w.keeper.synced.is_set()
-            assert w.keeper.problems.page()
+            assert w.keeper.telemetry.problems()
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -465,10 +468,10 @@ def test_a_container_that_ends_before_it_is_told_is_no_problem(live) -> None:
             w.runtime.containers[ls] = dataclasses.replace(w.runtime.containers[ls], state=state)
             await finishing
             w.runtime.update_error = None
-            return [problem["what"] for problem in w.keeper.problems.page()]
+            return [problem["what"] for problem in w.keeper.telemetry.problems()]
 
         assert str(refusal) not in await told("EXITED")
-        assert str(refusal) in await told("RUNNING")
+        assert str(refusal) in " ".join(await told("RUNNING"))
         settler.close()
 
     live(day, settle_per_second=1000)
@@ -752,9 +755,10 @@ def test_many_containers_without_a_cgroup_are_said_in_one_line(live) -> None:
         w.keeper.enforcer._paths.clear()
         for _ in range(3):
             await w.sync.once()
-        problems = [p["what"] for p in w.keeper.problems.page()]
+        problems = [p["what"] for p in w.keeper.telemetry.problems()]
         assert problems == [
-            "cannot find the cgroup of ns/p00/c and of many others: its CPUs are not controlled"
+            "cannot find the cgroups of many containers: their CPUs are not controlled",
+            "cannot find the cgroup of a container: its CPUs are not controlled pod=ns/p00 container=c containerID=s-p00-c-1",  # noqa: E501
         ]
 
     live(day)

@@ -1,21 +1,28 @@
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from proxy.keeper import bad_input
 from proxy.keeper.bad_input import BadInput
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.workload import Pod
+from proxy.telemetry import metrics
+from tests.said import telemetry
 
 
 def counted(w: Any) -> dict[str, int]:
-    prefix = bad_input.COUNTER
-    return {k.removeprefix(prefix): n for k, n in w.keeper.counters.items() if k.startswith(prefix) and n}
+    prefix = "bad_input_"
+    return {
+        k.removeprefix(prefix): n
+        for k, n in w.keeper.telemetry.registry.page().items()
+        if k.startswith(prefix) and n
+    }
 
 
-def told(w: Any, words: str) -> list[str]:
-    return [p["what"] for p in w.keeper.problems.page() if words in p["what"]]
+def told(w: Any, why: str, pod: str = "") -> list[str]:
+    """What is reported of pods."""
+    known = [p["keys"] for p in w.keeper.telemetry.problems()]
+    return [k["reason"] for k in known if k.get("pod", "").startswith(pod) and why in k["reason"]]
 
 
 def reasons(w: Any, who: str) -> str:
@@ -33,7 +40,7 @@ def test_each_kind_is_counted_told_and_explained_once_a_pod(live) -> None:
             assert call.refused is None
             w.finish(call, f"odd-{w.keeper.news.number}")
         assert counted(w) == {"qos-class": 1}
-        assert told(w, "ns/odd: label koordinator.sh/qosClass: 'LSX' is no class")
+        assert told(w, "label koordinator.sh/qosClass: 'LSX' is no class", "ns/odd")
         assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
 
         first = await w.run(await w.pod("first", "LSE", "", "2-3"))
@@ -62,16 +69,18 @@ def test_each_kind_is_counted_told_and_explained_once_a_pod(live) -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(bad_input, "REMEMBERED", 2)
-    counters: Counter[str] = Counter()
     said: list[str] = []
-    seer = BadInput(counters, said.append)
-    assert {k: n for k, n in counters.items() if k.startswith("bad_")} == {
+    port = telemetry(said)
+    seer = BadInput(port)
+    assert {k: n for k, n in port.registry.page().items() if k.startswith("bad_")} == {
         f"bad_input_{k}": 0 for k in DefectKind
     }
     for number in (1, 2, 2, 3, 1):
         seer.see(Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),)))
-    assert said == ["ns/p1: bad", "ns/p2: bad", "ns/p3: bad", "ns/p1: bad"]
-    assert counters["bad_input_policy"] == 4
+    assert said == [
+        f"cannot follow what a pod asks for pod=ns/p{n} kind=policy reason=bad" for n in (1, 2, 3)
+    ], "a problem that is known is not logged again"
+    assert port.value(metrics.BAD_INPUT, kind="policy") == 4
 
 
 def test_it_is_known_after_a_restart(live) -> None:
@@ -84,7 +93,7 @@ def test_it_is_known_after_a_restart(live) -> None:
         w.boot()
         await w.sync.once()
         assert counted(w) == counted_before
-        assert told(w, "ns/odd: label koordinator.sh/qosClass")
+        assert told(w, "label koordinator.sh/qosClass", "ns/odd")
         pod = next(iter(w.keeper.state.pods.values()))
         assert pod.defects[1] == pod.problem
         assert isinstance(pod.problem, InputDefect)

@@ -136,7 +136,7 @@ def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
         container = await w.create(await w.pod("a", "", "besteffort"))
         w.keeper.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
         begun = asyncio.ensure_future(w.start(container))
-        await w.until(lambda: "cannot give the groups above ns/a/c its CPUs in time" in " ".join(w.said))
+        await w.until(lambda: "above a container in time pod=ns/a" in " ".join(w.said))
         over.set()
         assert (await begun).refused is None
 

@@ -22,6 +22,7 @@ from proxy.kubelet.settings import KubeletSettings
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.plan.invariants import violations
+from proxy.telemetry import metrics
 
 ALL = CpuSet.parse("0-15")
 WHOLE = {"cpu_shares": 2048, "cpu_quota": -1, "cpu_period": 100_000}
@@ -102,8 +103,13 @@ async def update(w: Any, container_id: str, cpus: str) -> str:
     return sent.cpuset_cpus
 
 
+def unlike(why: str) -> str:
+    """What is reported of an assignment of kubelet's that cannot be followed."""
+    return f'kubelet\'s CPU manager cannot be followed reason="{why}"'
+
+
 def problems(w: Any) -> list[str]:
-    return [str(entry["what"]) for entry in w.keeper.problems.page()]
+    return [str(entry["what"]) for entry in w.keeper.telemetry.problems()]
 
 
 def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, kubelet) -> None:
@@ -193,7 +199,7 @@ def test_reconcile_traffic_changes_nothing(node, kubelet) -> None:
                 await w.quiet()
         assert w.cgroups.sets == before
         assert [line for line in w.log if line.startswith(("kernel", "update", "runtime"))] == []
-        assert w.keeper.counters["drift_repaired"] == 0
+        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
         w.check()
 
     node(day)
@@ -244,9 +250,9 @@ def test_an_entry_that_overlaps_an_owner_of_ours_is_told_and_never_overlaps(node
         await w.sync.once()
         await w.quiet()
         assert (w.on(lse), w.on(ls)) == ("2-3", "0-1,5-13,15")
-        told = [e for e in w.keeper.problems.page() if "kubelet's CPU manager" in str(e["what"])]
+        told = [e for e in w.keeper.telemetry.problems() if "kubelet's CPU manager" in str(e["what"])]
         assert [e["what"] for e in told] == [
-            "cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c"
+            unlike("cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c")
         ]
         assert told[0]["count"] == 1, "told once, not at each look"
         pinned = await w.run(await w.pod("g"), **WHOLE, cpuset_cpus="3-4")
@@ -266,7 +272,9 @@ def test_an_entry_that_would_take_the_last_shared_cpu_counts_for_nothing_and_is_
         await w.quiet()
         assert w.on(ls) == "0-7"
         assert problems(w) == [
-            "cannot let g/c have CPUs 0-7 of kubelet's CPU manager: the shared pool would be left empty"
+            unlike(
+                "cannot let g/c have CPUs 0-7 of kubelet's CPU manager: the shared pool would be left empty"
+            )
         ]
         w.check()
 
@@ -282,7 +290,9 @@ def test_a_running_container_that_kubelet_gives_other_cpus_stays_and_it_is_told(
         kubelet.gives("g", c="4-5")
         await w.sync.once()
         assert await update(w, pinned, "4-5") == "2-3"
-        assert problems(w) == ["cannot let ns/g/c have CPUs 4-5 of kubelet's CPU manager: it has 2-3 already"]
+        assert problems(w) == [
+            unlike("cannot let ns/g/c have CPUs 4-5 of kubelet's CPU manager: it has 2-3 already")
+        ]
         w.check()
 
     node(day)
@@ -294,7 +304,7 @@ def test_a_machine_without_these_cpus_is_told(node, kubelet) -> None:
         write_text(kubelet.folder, far)
         await w.sync.once()
         assert problems(w) == [
-            "cannot let g/c have CPUs 15-17 of kubelet's CPU manager: this machine has no CPUs 16-17"
+            unlike("cannot let g/c have CPUs 15-17 of kubelet's CPU manager: this machine has no CPUs 16-17")
         ]
         assert str(w.keeper.state.pools.shared) == "0-14"
 
@@ -378,7 +388,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_told(live) -> None:
         lse = await w.create(await w.pod("lse", "LSE", "", "2-3"), **WHOLE)
         assert w.keeper.state.owners["lse"].cpus == CpuSet([2, 3])
         assert lse in w.keeper.state.containers
-        assert problems(w) == ["cannot look at kubelet's state file: the file system does not answer"]
+        assert problems(w) == ["cannot read kubelet's state file: the file system does not answer"]
         port.go.set()
         await asyncio.to_thread(w.keeper.beside.close)
 
@@ -398,7 +408,7 @@ def test_a_fault_in_looking_costs_no_container(live) -> None:
         await w.sync.once()
         own = await w.run(await w.pod("g"), **WHOLE)
         assert len(CpuSet.parse(w.on(own))) == 2
-        await w.until(lambda: problems(w) == ["internal error: KeyError: 'oops'"])
+        await w.until(lambda: problems(w) == ["internal error fault=\"KeyError: 'oops'\""])
         await asyncio.to_thread(w.keeper.beside.close)
 
     live(day)
@@ -558,7 +568,7 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
         await w.sync.once()
         await w.quiet()
         w.check()
-        assert w.keeper.counters["internal_errors"] == 0
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     node(day, static=ours)
 
@@ -567,10 +577,10 @@ def test_what_kubelet_gives_and_takes_back_is_said(node, kubelet) -> None:
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
         await w.keeper.beside.look()
-        assert w.said[-1] == "kubelet's CPU manager holds 2-3 now"
+        assert w.said[-1] == 'kubelet\'s CPU manager changed its assignments came=2-3 went=""'
         kubelet.takes_back("g")
         kubelet.gives("h", c="3-4")
         await w.keeper.beside.look()
-        assert w.said[-1] == "kubelet's CPU manager holds 4 now and has let go of 2"
+        assert w.said[-1] == "kubelet's CPU manager changed its assignments came=4 went=2"
 
     node(day)

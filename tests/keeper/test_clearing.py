@@ -14,6 +14,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.plan.invariants import violations
+from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
 
 
@@ -48,7 +49,7 @@ def test_a_refusal_that_passes_is_tried_again(live: Callable[..., None], number:
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert call.refused is None
         assert (w.on(ls), refusals.asked) == ("4-15", 3)
-        assert w.keeper.counters["refused_writes_retried"] == 2
+        assert w.keeper.telemetry.value(metrics.CPUSET_WRITES_RETRIED) == 2
 
     live(day)
 
@@ -68,7 +69,7 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(live: Callable[..., N
         assert [w.on(i) for i in ids] == ["0-15"] * 3
         assert not w.keeper.state.owners
         assert not [key for key in w.ledger.entries if key.startswith("i/")]
-        assert w.keeper.counters["creates_failed"] == 1
+        assert w.keeper.telemetry.value(metrics.CREATES_FAILED) == 1
 
     live(day)
 
@@ -103,7 +104,7 @@ def test_who_cannot_be_written_and_is_elsewhere_is_in_nobodys_way(live: Callable
         w.cgroups.sets[ls] = CpuSet.parse("8-9")
         Refusals(w, ls, errno.EACCES)
         assert (await w.begin(await w.pod("free", "LSE", "", "0-3"))).refused is None
-        assert any("cannot set CPUs" in problem["what"] for problem in w.keeper.problems.page())
+        assert any("cannot set CPUs" in problem["what"] for problem in w.keeper.telemetry.problems())
         assert (await w.begin(await w.pod("in-the-way", "LSE", "", "8"))).refused is not None
 
     live(day)
@@ -125,8 +126,8 @@ def test_cpus_of_our_own_choice_are_chosen_again(live: Callable[..., None]) -> N
         assert got.isdisjoint(CpuSet.parse("1-4,9-12") | CpuSet.parse(first))
         assert CpuSet.parse(w.on(ls)) == free - got
         assert violations(w.keeper.state) == []
-        assert w.keeper.counters["creates_elsewhere"] == 1
-        assert w.keeper.counters["creates_failed"] == 0
+        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
+        assert w.keeper.telemetry.value(metrics.CREATES_FAILED) == 0
         w.finish(call, "own")
         await w.quiet()
         owner = w.keeper.state.containers["own"]
@@ -160,7 +161,7 @@ def test_a_read_only_tree_is_no_reason_to_look_elsewhere(live: Callable[..., Non
         call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is not None
         assert "Read-only" in call.refused[1]
-        assert w.keeper.counters["creates_elsewhere"] == 0
+        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 0
 
     live(day)
 
@@ -176,7 +177,7 @@ def test_who_waits_for_a_slow_start_in_vain_is_placed_elsewhere(live: Callable[.
         call = await w.begin(await w.pod("g"), **TWO_CPUS)
         assert call.refused is None
         assert CpuSet.parse(carried(call)).isdisjoint(CpuSet.parse("0-3,8-11"))
-        assert w.keeper.counters["creates_elsewhere"] == 1
+        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
         refused = await w.begin(await w.pod("lse", "LSE", "", "1"))
         assert "still busy" in refused.refused[1]
         w.wire.finished(start, 0)
@@ -198,7 +199,7 @@ def test_a_client_that_is_gone_gets_no_second_placement(live: Callable[..., None
         w.wire.finished(call, None)
         await asyncio.wait_for(call.over.wait(), 60)
         await w.until(lambda: not w.keeper.state.owners)
-        assert w.keeper.counters["creates_elsewhere"] == 0
+        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 0
 
     live(day)
 

@@ -14,6 +14,7 @@ from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
 from tests.keeper.played_writes import PlayedWrites
 
 TENANTS = {"admission": AdmissionRules(name_others=False)}
@@ -59,11 +60,12 @@ def reporting(w: Any) -> PlayedWrites:
 
 def count(w: Any) -> dict[str, int]:
     names = ("owners_cleared", "creates_waited", "creates_past_calls")
-    return {name: w.keeper.counters[name] for name in names}
+    page = w.keeper.telemetry.registry.page()
+    return {name: page.get(name, 0) for name in names}
 
 
 def notes(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.keeper.problems.page()]
+    return [problem["what"] for problem in w.keeper.telemetry.problems()]
 
 
 async def owner(w: Any, cpus: str = "0-3", uid: str = "lse") -> Any:
@@ -79,7 +81,7 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(live: Callable
         assert call.refused is None
         assert w.on(start.id) == "4-15"
         assert count(w) == {"owners_cleared": 1, "creates_waited": 1, "creates_past_calls": 1}
-        assert w.keeper.counters["creates_waited_ms"] < 1900
+        assert w.keeper.telemetry.value(metrics.CREATES_WAITED_MS) < 1900
         assert (await w.start(w.finish(call, "own"))).refused is None
         again = await owner(w, "4-5", "lse2")
         assert again.refused is None
@@ -90,7 +92,9 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(live: Callable
         w.check()
         assert not w.keeper.flights.confined()
         assert start.id in w.keeper.unsettled, "what the runtime has saved is wider"
-        assert w.keeper.counters["drift_repaired"] == 0, "what a call in flight brings is no drift"
+        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
+            "what a call in flight brings is no drift"
+        )
 
     live(day, call_timeout=2.0)
 
@@ -170,7 +174,9 @@ def test_the_start_of_an_owner_names_no_other_pod(live: Callable[..., None]) -> 
         assert refused is not None
         assert "one is being updated" in refused[1]
         assert "secret" not in refused[1]
-        assert any("cannot start ns/lse/c: " in note and "of ns/secret/c" in note for note in notes(w))
+        assert any(
+            "cannot start a container pod=ns/lse" in note and "of ns/secret/c" in note for note in notes(w)
+        )
         w.keeper.flights.land(flight)
 
     live(day, rules=TENANTS, call_timeout=0.3)

@@ -12,6 +12,7 @@ from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS, created_with
 
 
@@ -193,10 +194,14 @@ def test_strict_pods_are_refused_with_the_reason(live) -> None:
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
         assert created_with(ls).cpuset_cpus == "0-15"
         ls = await w.begin(await w.pod("ls", "LS", annotation="{nonsense"))
-        problems = [p for p in w.keeper.problems.page() if "ns/ls" in p["what"]]
+        problems = [p for p in w.keeper.telemetry.problems() if "ns/ls" in p["what"]]
         assert len(problems) == 1
         assert problems[0]["count"] == 1, "told once for a pod, however often it is tried"
-        counted = {kind: n for kind, n in w.keeper.counters.items() if kind.startswith("bad_input_") and n}
+        counted = {
+            kind: n
+            for kind, n in w.keeper.telemetry.registry.page().items()
+            if kind.startswith("bad_input_") and n
+        }
         assert counted == {"bad_input_cpu-list": 4, "bad_input_annotation": 3}
 
     live(day)
@@ -310,7 +315,7 @@ def test_drift_is_repaired(live) -> None:
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         await w.sync.once()
         assert w.on(ls) == "4-15"
-        assert w.keeper.counters["drift_repaired"] == 1
+        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 1
 
     live(day)
 
@@ -391,7 +396,7 @@ def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(live) -> Non
                 13,
                 f"cannot place what {method} asks for: the request cannot be decoded",
             )
-        assert w.keeper.counters["requests_undecodable"] == 6
+        assert w.keeper.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 6
 
     live(day)
 
@@ -407,7 +412,7 @@ def test_a_fault_of_ours_does_not_stop_the_node(live, monkeypatch, qos: str, ref
         assert (call.refused is not None) is refuses
         assert refuses or call.sent == call.body
         await w.quiet()
-        assert "division by zero" in w.keeper.problems.page()[-1]["what"]
+        assert "division by zero" in w.keeper.telemetry.problems()[-1]["what"]
 
     live(day)
 
@@ -433,7 +438,7 @@ def test_observe_changes_nothing(live) -> None:
         assert w.on("ls") == "0-15"
         assert w.ledger.entries == {}
         assert [line for line in w.log if not line.startswith("forward")] == []
-        assert any("placed ns/lse/c on 0-3" in line for line in w.said)
+        assert any("placed pod=ns/lse container=c cpus=0-3" in line for line in w.said)
 
     live(day, mode=NodeMode.OBSERVE)
 

@@ -13,6 +13,7 @@ from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
 from tests.keeper.played_writes import PlayedWrites
 
 if TYPE_CHECKING:
@@ -48,12 +49,18 @@ def scribble(w: Any, writes: PlayedWrites | None, container: str, cpus: str = "0
 
 
 def counted(w: Any) -> dict[str, int]:
-    return {name.removeprefix("drift_by_"): n for name, n in w.keeper.counters.items() if "drift_by_" in name}
+    return {
+        name.removeprefix("drift_by_"): n
+        for name, n in w.keeper.telemetry.registry.page().items()
+        if "drift_by_" in name and n
+    }
 
 
 async def done(w: Any, repaired: int) -> None:
     """Wait until so many have been put back, and told."""
-    await w.until(lambda: w.keeper.counters["drift_repaired"] == sum(counted(w).values()) == repaired)
+    await w.until(
+        lambda: w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == sum(counted(w).values()) == repaired
+    )
     await w.quiet()
 
 
@@ -66,13 +73,13 @@ def test_a_write_that_is_told_is_put_back_without_a_comparison(live: Callable[..
         writes = told(w)
         ls, lse = await two(w)
         assert writes.watched() == {ls, lse}
-        passes = w.keeper.counters["passes"]
+        passes = w.keeper.telemetry.value(metrics.RECONCILES)
         scribble(w, writes, ls, "0-7")
         await done(w, 1)
         assert w.on(ls) == "4-15"
-        assert w.keeper.counters["passes"] == passes
+        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes
         assert lines(w, "drift: ") == [
-            "drift: somebody else wrote cpusets: ns/ls/c put back from 0-7 to 4-15",
+            "drift: another program wrote a cpuset: put back pod=ns/ls container=c containerID=s-ls-c-1 cpus=4-15 found=0-7"  # noqa: E501
         ]
         assert counted(w) == {"unknown": 1}
 
@@ -93,11 +100,11 @@ def test_our_own_writes_are_nobodys_and_cause_no_more(live: Callable[..., None])
         ls, lse = await two(w)
         await w.stop(lse)
         await asyncio.sleep(0.1)
-        written = w.keeper.counters["cpusets_written"]
+        written = w.keeper.telemetry.value(metrics.CPUSETS_WRITTEN)
         scribble(w, writes, ls, w.on(ls))  # and somebody writes what is right
         await asyncio.sleep(0.1)
-        assert w.keeper.counters["cpusets_written"] == written
-        assert w.keeper.counters["drift_repaired"] == 0
+        assert w.keeper.telemetry.value(metrics.CPUSETS_WRITTEN) == written
+        assert w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
         assert lines(w, "drift") == []
 
     live(day)
@@ -173,7 +180,7 @@ def test_an_update_at_the_runtime_behind_our_back_is_blamed_on_it_and_mended_the
         await done(w, 1)
         await w.until(lambda: w.runtime.specs[ls] == "4-15")
         assert counted(w) == {"runc": 1}
-        assert lines(w, "(runc, probably)")
+        assert lines(w, "probably=runc")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         settler.close()
@@ -238,7 +245,7 @@ def test_what_cannot_wait_in_the_kernel_has_everything_compared(live: Callable[.
         writes.write(ls)
         await done(w, 1)
         assert w.on(lse) == "0-3"
-        assert w.keeper.counters["write_floods"] == 1
+        assert w.keeper.telemetry.value(metrics.CPUSET_WATCH_OVERFLOWS) == 1
 
     live(day)
 
@@ -303,7 +310,7 @@ def test_groups_above_are_watched_where_they_bound_what_is_in_force(live: Callab
 
 async def war(w: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") -> None:
     """Write until it is a war."""
-    before = w.keeper.counters["drift_repaired"]
+    before = w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED)
     for times in range(1, 4):
         scribble(w, writes, container, cpus)
         await done(w, before + times)
@@ -315,12 +322,14 @@ def test_a_war_is_told_and_fought_ever_more_seldom_until_it_is_quiet(live: Calla
         writes = told(w)
         ls = await w.run(await w.pod("ls", "LS"))
         await war(w, writes, ls, "0-3")
-        assert lines(w, "somebody keeps writing the cpuset of ns/ls/c: 3 times in 0.1 s, 0-3 instead of 0-15")
+        assert lines(
+            w,
+            "another program keeps writing the cpuset of a container pod=ns/ls container=c"
+            " containerID=s-ls-c-1 cpus=0-15 found=0-3 times=3 seconds=0.1",
+        )
         assert len(lines(w, "drift: ")) == 2, "the third is told as a war"
-        assert [
-            line for line in w.said if "0-3 instead of 0-15; it is put back more and more seldom: " in line
-        ]
-        assert w.keeper.counters["drift_wars"] == 1
+        assert [line for line in w.said if 'putBack="less and less often" advice=' in line]
+        assert w.keeper.telemetry.value(metrics.WRITE_CONFLICTS) == 1
         repaired = 3
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
             scribble(w, writes, ls, "0-3")
@@ -339,7 +348,7 @@ def test_a_war_is_told_and_fought_ever_more_seldom_until_it_is_quiet(live: Calla
         w.now += QUIET_S
         await w.until(lambda: not drift(w).fought())
         await w.until(lambda: writes.watched() == {ls})
-        assert lines(w, "nobody has written the cpuset of ns/ls/c for 30 s; it was put back 12 times")
+        assert lines(w, "drift: no other program writes the cpuset any more pod=ns/ls container=c")
         scribble(w, writes, ls, "0-3")
         await done(w, repaired + 1)
         assert w.on(ls) == "0-15"
@@ -358,8 +367,11 @@ def test_where_an_owner_is_at_stake_it_is_put_back_each_second(live: Callable[..
                 w.now += 1
                 await w.keeper.writes.follow([container])
                 assert w.on(container) == right
-            words = f"{cpus} instead of {right}; it is put back each second, as owned CPUs are at stake: "
-            assert [line for line in w.said if words in line]
+            which, pace = (
+                f"cpus={right} found={cpus} ",
+                'putBack="each second, as exclusive CPUs are at stake"',
+            )
+            assert [line for line in w.said if which in line and pace in line]
         scribble(w, writes, ls, "4-5")  # nobody owns those
         w.now += 1
         await w.keeper.writes.follow([ls])
@@ -396,7 +408,7 @@ def test_a_new_owner_gets_other_cpus_than_those_that_are_fought_about(live: Call
         owned = w.keeper.state.containers[own].placement.own
         assert owned
         assert not owned & CpuSet.parse("0-3,10")
-        assert w.keeper.counters["creates_elsewhere"] in (0, 1)
+        assert w.keeper.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) in (0, 1)
 
     live(day)
 

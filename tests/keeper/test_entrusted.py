@@ -22,11 +22,11 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         keeper, pod = w.keeper, w.keeper.state.pods[sandbox]
         first = keeper.creates.place(pod, "c", 0, Request())
         keeper.entrusted.give(first.container.id, "2-3", "0", -1)
-        before = dict(keeper.counters)
+        before = keeper.telemetry.registry.page()
         assert before["creates_placed"] == 2
         again = keeper.creates.place(dataclasses.replace(pod, cpuset=CpuSet.parse(second)), "c", 0, Request())
         assert again.verdict.admitted is (second == "4-5")
-        after = dict(keeper.counters)
+        after = keeper.telemetry.registry.page()
         assert {name: (n, after.get(name, 0)) for name, n in before.items() if after.get(name, 0) < n} == {}
         assert after["creates_placed"] == 2
         assert after.get("creates_failed", 0) == 0

@@ -46,6 +46,7 @@ from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail
 from proxy.model.errors import CannotCreateError, CgroupError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.plan.invariants import violations
+from proxy.telemetry import metrics
 from proxy.topology.build import described
 
 THREE = described(1, 1, 3, 1)
@@ -456,7 +457,7 @@ class Day:
         world = self.world
         assert violations(world.keeper.state) == []
         assert "answered twice" not in world.log
-        assert world.keeper.counters["internal_errors"] == 0, world.keeper.problems.page()
+        assert world.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0, world.keeper.telemetry.problems()
         sets = world.cgroups.sets
         assert all(sets.values()), sets
         if self.owner and self.begun and "a-1" in sets:

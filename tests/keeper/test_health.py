@@ -13,6 +13,7 @@ from proxy.keeper import health as module
 from proxy.keeper import sync as sync_module
 from proxy.keeper.health import RESTART_S, STEADY_S, Health
 from proxy.keeper.page import node_page
+from tests.said import telemetry
 
 
 class Played:
@@ -31,7 +32,7 @@ class Watch:
     def __init__(self) -> None:
         self.now = 1000.0
         self.said: list[str] = []
-        self.health = Health(self.said.append, self.said.append, lambda: self.now)
+        self.health = Health(telemetry(self.said), lambda: None, lambda: self.now)
         self.kernel, self.scout = Played("kernel"), Played("scout")
         self.health.watch(self.kernel, 10, vital=True)
         self.health.watch(self.scout, 60)
@@ -44,7 +45,7 @@ def test_a_stuck_worker_is_reported_once_and_so_is_that_it_goes_on() -> None:
     assert (w.said, w.health.stuck()) == ([], {})
     for w.kernel.seconds in (10.0, 12.0, 14.0):
         w.health.look()
-    assert w.said == ["the kernel worker is stuck: one job has been running for more than 10 s"]
+    assert w.said == ["a worker thread is stuck in one job worker=kernel seconds=10"]
     assert w.health.stuck() == {"kernel": 14.0}
     assert w.health.page() == {
         "kernel": {"stuck_s": 14.0, "waiting": 3},
@@ -53,7 +54,10 @@ def test_a_stuck_worker_is_reported_once_and_so_is_that_it_goes_on() -> None:
     w.kernel.seconds = 0.0
     w.health.look()
     w.health.look()
-    assert w.said[1:] == ["the kernel worker goes on after more than 14 s"]
+    assert w.said[1:] == [
+        'resolved problem="a worker thread is stuck in one job" worker=kernel seconds=10',
+        "a worker thread goes on worker=kernel seconds=14",
+    ]
     assert w.health.stuck() == {}
 
 
@@ -62,7 +66,7 @@ def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> N
     w.scout.seconds = 2 * RESTART_S
     w.now += 10 * RESTART_S
     w.health.look()
-    assert w.said == ["the scout worker is stuck: one job has been running for more than 60 s"]
+    assert w.said == ["a worker thread is stuck in one job worker=scout seconds=60"]
     assert w.health.stuck() == {}
     assert not w.health.may_restart()
 
@@ -113,7 +117,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(live: Any, hasty: None) -
         page = node_page(w.keeper)
         assert page["ready"] is False
         assert page["workers"]["kernel"]["stuck_s"] > 0
-        assert any("the kernel worker is stuck" in p["what"] for p in page["problems"])
+        assert any("a worker thread is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
         more = await w.begin(await w.pod("more", "LS"))
         assert more.refused is None, "who only shares needs no kernel write"
         w.finish(more, "more")

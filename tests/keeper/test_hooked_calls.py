@@ -16,6 +16,7 @@ from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
 from tests.keeper.played_hooks import hooks
 from tests.testkit.cri import TWO_CPUS
 
@@ -78,7 +79,7 @@ def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(live) -> N
         assert w.on(one) == "2-5"
         more = await w.run(await w.pod("lse2", "LSE", "", "2-5"))
         assert (w.on(one), w.on(more)) == ("0-1,6-15", "2-5")
-        assert any("nothing is left of CPUs 2-5" in p["what"] for p in w.keeper.problems.page())
+        assert any("nothing is left of CPUs 2-5" in p["what"] for p in w.keeper.telemetry.problems())
         await w.stop(more)
         assert w.on(one) == "2-5"
         w.check()
@@ -160,7 +161,7 @@ def test_what_a_hook_wants_of_owned_cpus_is_refused_unless_configured(live) -> N
             h.add(pre_create_container=Adjustment(cpus=cpus("3-4")))
             ls = await w.run(await w.pod("ls", "LS"))
             assert (w.on(lse), w.on(ls)) == ("0-3", "4-15")
-            assert any("10-x" in p["what"] for p in w.keeper.problems.page())
+            assert any("10-x" in p["what"] for p in w.keeper.telemetry.problems())
             w.check()
 
     live(day)
@@ -418,7 +419,7 @@ def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(live) -> None:
             assert not create.done(), "the hook still thinks, and another call has passed"
             call = await create
             assert linux(call).cpuset_cpus == "0-15"
-            assert any("10-x" in p["what"] for p in w.keeper.problems.page())
+            assert any("10-x" in p["what"] for p in w.keeper.telemetry.problems())
             released.set()
 
     live(day)
@@ -563,7 +564,7 @@ def test_what_cannot_be_done_any_more_when_hooks_have_answered_is_told(live) -> 
             way.Way(w.keeper, h.engine, h.updates, w.wire.hold).narrow(one, late, cpus("0-15"))
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
-                in (w.keeper.problems.page()[0]["what"])
+                in (w.keeper.telemetry.problems()[0]["what"])
             )
 
     live(day)
@@ -718,7 +719,9 @@ def test_what_cannot_be_written_counts_for_nothing_and_refuses_where_it_must_not
             call = await w.begin(sandbox, "second")
             assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
             assert not created(call).labels
-            assert any(each["what"] == "cannot change it" for each in w.keeper.problems.page())
+            assert any(
+                each["keys"].get("err") == "cannot change it" for each in w.keeper.telemetry.problems()
+            )
             w.finish(call, "c-second")
             firm = {
                 "pre_create_container": Adjustment(envs={"A": "1"}),
@@ -778,7 +781,7 @@ def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(live) -> None:
             call = await w.begin(await w.pod("ls", "LS"))
             assert linux(call).cpuset_cpus == "0-15"
             await w.quiet()
-            assert w.keeper.counters["internal_errors"] == 1
+            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
     live(day)
 
@@ -798,6 +801,6 @@ def test_no_call_waits_for_answers_that_never_come(live, monkeypatch) -> None:
             h.engine.ask = lambda event: Never()  # type: ignore[assignment,return-value]
             one = await w.run(await w.pod("ls", "LS"))
             assert (await w.update(one, cpu_shares=9)).cpu_shares == 9
-            assert w.keeper.counters["internal_errors"] == 2
+            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 2
 
     live(day)

@@ -12,6 +12,7 @@ from proxy.hooks.events import Synchronize
 from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
 from proxy.topology.build import described
 from tests.keeper.played_hooks import hooks
 
@@ -251,7 +252,7 @@ def test_what_hooks_do_when_they_are_told_hurts_nobody(live) -> None:
             await w.start(one)
             await asyncio.sleep(0)
             assert w.keeper.state.containers[one].phase.value == "running"
-            assert w.keeper.counters["internal_errors"] == 1
+            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
     live(day)
 

@@ -14,6 +14,7 @@ from proxy.hooks.answers import CLEAR, Adjustment, Update
 from proxy.keeper.runtime_ports import Limits
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.telemetry import metrics
 from tests.keeper.played_hooks import hooks
 
 
@@ -22,7 +23,12 @@ def cpus(text: str) -> CpuSet:
 
 
 def told(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.keeper.problems.page()]
+    return [problem["what"] for problem in w.keeper.telemetry.problems()]
+
+
+def lack(which: str, why: str, hook: str = "10-x") -> str:
+    """What is reported of an update that is not made."""
+    return f'cannot update a container as hooks ask {which} hook={hook} err="{why}"'
 
 
 def take(h: Any, container_id: str, **fields: Any) -> None:
@@ -66,7 +72,9 @@ def test_a_created_container_starts_with_the_cpus_that_an_update_has_saved(live)
             start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None
             assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-15", "2-3")
-            assert not w.keeper.counters["specs_freshened"]  # the update has told the runtime already
+            assert not w.keeper.telemetry.value(
+                metrics.CPUSETS_UPDATED_BEFORE_START
+            )  # the update has told the runtime already
             w.wire.finished(start, 0)
 
     live(day)
@@ -93,7 +101,7 @@ def test_other_resources_carry_the_cpus_and_clear_means_what_nobody_asked_for(li
             await done(w, h)
             limits = Limits(cpu_quota=-1, memory_limit=1 << 20, unified={"memory.high": "9"})
             assert w.runtime.told == [(one, "2-3", limits)]
-            assert w.keeper.counters["updated_by_hooks"] == 1
+            assert w.keeper.telemetry.value(metrics.UPDATED_BY_HOOKS) == 1
             assert w.on(one) == "2-3"
             assert not told(w)
 
@@ -128,11 +136,10 @@ def test_what_cannot_be_done_is_told_with_the_hooks_name(live) -> None:
             take(h, ls, cpu_shares=2)
             await done(w, h)
             assert told(w) == [
-                "cannot update container nobody as hook 10-x wants: there is no such container",
-                "cannot update container ns/ls/gone as hook 10-x wants: it does not run",
-                "cannot update container ns/ls/c as hook 10-x wants: CPUs 3 are not among those it has",
-                "cannot update container ns/lse/c as hook 10-x wants: CPUs 4 are not among those it has",
-                "cannot update container ns/ls/c as hook 10-x wants: cannot: no",
+                lack("containerID=nobody", "there is no such container"),
+                lack(f"pod=ns/ls container=gone containerID={gone}", "it does not run"),
+                lack(f"pod=ns/ls container=c containerID={ls}", "cannot: no"),
+                lack(f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"),
             ]
             assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
             assert not w.keeper.flights.of(ls)
@@ -160,7 +167,7 @@ def test_calls_of_the_client_are_not_raced(live) -> None:
             w.now += module.PATIENCE_S + 1
             await done(w, h)
             assert told(w) == [
-                "cannot update container ns/ls/c as hook 10-x wants: the runtime is still busy with it"
+                lack(f"pod=ns/ls container=c containerID={one}", "the runtime is still busy with it")
             ]
             w.wire.finished(call, 0)
             await w.quiet()
@@ -211,7 +218,7 @@ def test_so_many_may_wait_and_no_more(live, monkeypatch) -> None:
                 take(h, each, cpu_shares=9)
             await done(w, h)
             assert len(w.runtime.told) == 2
-            assert told(w) == ["cannot update container ns/ls/c2 as hook 10-x wants: too many updates wait"]
+            assert told(w) == [lack(f"pod=ns/ls container=c2 containerID={ids[2]}", "too many updates wait")]
 
     live(day)
 
@@ -221,8 +228,10 @@ def test_each_is_told_of_with_its_own_hooks(live) -> None:
         async with hooks(w) as h:
             wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
             h.updates.take(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
-            words = "cannot update container {} as hook {} wants: there is no such container"
-            assert told(w) == [words.format("a", "10-x"), words.format("b", "20-y")]
+            assert told(w) == [
+                lack("containerID=a", "there is no such container"),
+                lack("containerID=b", "there is no such container", "20-y"),
+            ]
 
     live(day)
 
@@ -281,8 +290,8 @@ def test_who_ends_while_an_update_is_prepared_is_not_told(live, monkeypatch, rem
             take(h, one, cpu_shares=9)
             await done(w, h)
             assert not w.runtime.told
-            assert [problem.rpartition(": ")[2] for problem in told(w)] == [why]
-            assert w.keeper.counters["internal_errors"] == 0
+            assert [problem.rpartition(" err=")[2] for problem in told(w)] == [f'"{why}"']
+            assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)
 

@@ -147,7 +147,7 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
             await w.until(lambda: folders.told() and folders.told()[-1] == "['listed']")
             assert len(times) == 3
             before = len(folders.told())
-            assert "hooks lack labels and annotations" in w.keeper.problems.page()[0]["what"]
+            assert "cannot show hooks the labels and annotations" in w.keeper.telemetry.problems()[0]["what"]
             w.keeper.store.enter(NodeMode.RELEASED)
             await w.sync.once()
             w.keeper.store.enter(NodeMode.ENFORCE)

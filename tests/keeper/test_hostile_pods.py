@@ -11,13 +11,13 @@ import pytest
 
 from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.keeper.history import History
-from proxy.keeper.problems import Problems
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, Verdict
+from tests.said import telemetry
 
 SPARSE = json.dumps({"cpuset": ",".join(map(str, range(0, 65536, 2)))})
 OVERLAPPING = json.dumps({"cpuset": ",".join(["0-65535"] * 31000)})
@@ -36,7 +36,7 @@ def longest(value: object) -> int:
 
 def check_little_is_said(w: Any) -> None:
     assert max(map(len, w.said)) <= 2000
-    assert longest(w.keeper.problems.page()) <= 2000
+    assert longest(w.keeper.telemetry.problems()) <= 2000
     assert longest([dataclasses.asdict(r.explanation) for r in w.keeper.history.find("ns/evil")]) <= 2000
     records = {key: json.dumps(value, ensure_ascii=False).encode() for key, value in w.ledger.entries.items()}
     assert max(map(len, records.values())) < 4000
@@ -110,8 +110,8 @@ def test_records_of_an_older_ledger_are_read_without_what_is_not_on_the_machine(
         assert containers["be-1"].placement.within == CpuSet(range(0, 16, 2))
         assert containers["be-1"].placement.nodes == Mask([0])
         assert longest(dump(containers["be-1"])) <= 2000
-        assert any("c/own-1" in problem["what"] for problem in w.keeper.problems.page())
-        assert longest(w.keeper.problems.page()) <= 2000
+        assert any("c/own-1" in problem["what"] for problem in w.keeper.telemetry.problems())
+        assert longest(w.keeper.telemetry.problems()) <= 2000
 
     live(day, synced=False, entries=entries)
 
@@ -159,14 +159,15 @@ def test_sentences_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:
 
 def test_a_problem_is_at_most_a_message() -> None:
     said: list[str] = []
-    problems = Problems(lambda: 1.0, said.append)
-    problems.note("\ud800\n" + "\u4e2d" * 10**6)
-    problems.note("\ud800\n" + "\u4e2d" * 10**6)
-    (problem,) = problems.page()
+    port = telemetry(said)
+    for _ in range(2):
+        port.problem("odd", value="\ud800\n" + "\u4e2d" * 10**6)
+    (problem,) = port.problems()
     assert problem["count"] == 2
-    assert said == [problem["what"]]
-    assert 1900 < len(said[0].encode()) <= 2000
-    assert said[0].startswith("\\ud800\\n\u4e2d")
+    assert len(said) == 1
+    assert 1900 < len(problem["what"].encode()) <= 2000
+    assert longest(problem) <= 2000
+    assert problem["what"].startswith('odd value="\\ud800\\n\u4e2d')
 
 
 def test_history_keeps_messages_only() -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.keeper import journal as module
-from proxy.keeper.journal import REJECTED, Journal
+from proxy.keeper.journal import Journal
 from proxy.keeper.worker import Worker
 from proxy.ledger import open_ledger
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos, Pod, QosClass
+from proxy.telemetry import metrics
+from tests.said import telemetry
 
 EVIL = '{"numaNodeResources":[{"node":0,"resources":{"\\ud800":"abc"}}]}'
 """63 bytes that name a resource by a lone surrogate, which JSON can carry and UTF-8 cannot."""
@@ -51,9 +52,9 @@ class Bench:
 
     def __init__(self, ledger: Any, **options: Any) -> None:
         self.told: list[str] = []
-        self.counters = Counter[str]()
+        self.telemetry = telemetry(self.told)
         self.worker = Worker("ledger", lambda error: self.told.append(repr(error)))
-        self.journal = Journal(ledger, self.worker, self.told.append, self.counters, **options)
+        self.journal = Journal(ledger, self.worker, self.telemetry, **options)
 
     async def __aenter__(self) -> Bench:
         return self
@@ -86,7 +87,7 @@ def test_a_record_that_cannot_be_stored_is_dropped_alone_and_reported_alone(tmp_
             assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
             assert set(ledger.entries) == {"p/s-1", "i/call-1"}
             await asyncio.sleep(0)
-            assert bench.counters[REJECTED] == 1
+            assert bench.telemetry.value(metrics.RECORDS_REJECTED) == 1
             (said,) = bench.told
             assert "c/bad" in said
             assert "payments" not in said
@@ -119,7 +120,9 @@ def test_after_an_unforeseen_fault_of_the_ledger_only_the_record_at_fault_is_los
             bench.journal.put("c/bad", {"name": "payments"})
             assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
             assert set(ledger) == {"p/s-1", "i/call-1"}
-            assert bench.told == [f"cannot store record c/bad in the ledger: {type(fault).__name__}"]
+            assert bench.told == [
+                f"cannot store a record in the ledger record=c/bad err={type(fault).__name__}"
+            ]
 
     asyncio.run(day())
 
@@ -174,7 +177,7 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
             bench.worker.start(gate.wait, 30)
             assert await bench.journal.store("i/call-1", {}) == "the ledger is not written in time"
             await bench.journal.flush()
-            assert bench.told == ["the ledger is not written in time: it takes more than 0.05 s"]
+            assert bench.told == ["the ledger is not written in time seconds=0.05"]
             gate.set()
             await bench.journal.close()
             assert set(ledger) == {"i/call-1"}, "what was waited for in vain is written all the same"
@@ -207,7 +210,7 @@ def test_an_owner_is_created_beside_a_pod_whose_annotation_names_a_surrogate(
         w.finish(evil, "evil")
         await w.keeper.journal.flush()
         assert {"c/owner", "c/evil"} <= set(w.ledger.entries)
-        assert w.keeper.counters["internal_errors"] == 0
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
         await w.close()
         w.ledger.close()
@@ -215,9 +218,9 @@ def test_an_owner_is_created_beside_a_pod_whose_annotation_names_a_surrogate(
         assert notes == []
         w.boot()
         await w.sync.once()
-        assert w.keeper.counters["internal_errors"] == 0
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
         assert str(w.keeper.state.owners[w.keeper.state.containers[owner].owner].cpus) == "0-3"
-        assert w.keeper.counters["adopted"] == 0, "the ledger knows everything"
+        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0, "the ledger knows everything"
 
     live(day)
 
@@ -245,6 +248,6 @@ def test_an_owner_whose_own_record_cannot_be_stored_is_refused_and_others_are_no
         assert calls[1].refused is None
         w.finish(calls[1], "two")
         assert [str(owner.cpus) for owner in w.keeper.state.owners.values()] == ["2-3"]
-        assert w.keeper.counters[REJECTED] == 1
+        assert w.keeper.telemetry.value(metrics.RECORDS_REJECTED) == 1
 
     live(day)

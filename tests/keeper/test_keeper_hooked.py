@@ -163,7 +163,7 @@ def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -
         w.check()
         reasons = w.keeper.state.containers[some].placement.reasons
         assert reasons[-1] == "narrowed to CPUs 3-4 by hook 10-x"
-        told = [each["what"] for each in w.keeper.problems.page()]
+        told = [each["what"] for each in w.keeper.telemetry.problems()]
         assert any("nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in told)
         assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
         state = w.keeper.state

@@ -17,6 +17,7 @@ from proxy.keeper.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
 
 ALL = "0-15"
 OWNED = "8-11"
@@ -294,7 +295,7 @@ def test_whoever_moved_has_it_as_a_property(live: Any) -> None:
         systemd.reload()
         await calm(world)
         assert world.cgroups.sets[ls] == REST
-        assert world.keeper.counters["systemd_reloads"] == 1
+        assert world.keeper.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
 
     on_systemd(live, day)
 
@@ -306,8 +307,8 @@ def test_wrong_masks_are_found_out_put_right_and_told_once(live: Any) -> None:
         await has(world, lse, cpus_of(OWNED))
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, REST)
-        assert world.keeper.counters["units_repaired"] == 2
-        assert len([p for p in world.keeper.problems.page() if "runc before 1.1.6" in str(p)]) == 1
+        assert world.keeper.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 2
+        assert len([p for p in world.keeper.telemetry.problems() if "runc before 1.1.6" in str(p)]) == 1
 
     on_systemd(live, day)
 
@@ -392,18 +393,18 @@ def test_a_runtime_that_tells_right_sets_is_believed(live: Any) -> None:
         lasting: Any = world.keeper.lasting
         ls = await run(world, "ls", qos="LS")
         assert lasting.masks.reverses is None, "all CPUs read the same in both orders"
-        assert world.keeper.counters["fences"] == 0
+        assert world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED) == 0
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         assert world.keeper.lasting.masks.reverses is False
-        fences = world.keeper.counters["fences"]
+        fences = world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED)
         await calm(world)
         asked = len(systemd.asked)
         for container in (ls, lse):
             world.wire.finished(await update(world, container, cpu_shares=7), 0)
             await calm(world)
-        assert world.keeper.counters["fences"] == fences == 1
+        assert world.keeper.telemetry.value(metrics.POD_CGROUPS_NARROWED) == fences == 1
         assert len(systemd.asked) == asked, "what is known to be so is not asked for"
-        assert world.keeper.counters["units_repaired"] == 0
+        assert world.keeper.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 0
 
     on_systemd(live, day, wrong=False)
 
@@ -621,7 +622,7 @@ def test_who_is_given_back_his_cpus_has_them_as_a_property(live: Any) -> None:
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True
         await world.keeper.lasting.give(ls, REST, Mask.parse("0"))
-        assert "cannot ask systemd" in str(world.keeper.problems.page())
+        assert "cannot ask systemd" in str(world.keeper.telemetry.problems())
 
     on_systemd(live, day)
 

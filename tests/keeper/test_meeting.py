@@ -13,6 +13,7 @@ from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
 
 ALL, REST = CpuSet.parse("0-15"), CpuSet.parse("4-15")
 Live = Callable[..., None]
@@ -102,7 +103,7 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
         await w.until(lambda: not w.keeper.flights.of(ls))
         w.keeper.enforcer.first = lambda: None
         assert not fencing._standing
-        assert w.keeper.counters["internal_errors"]
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
 
     live(day)
 
@@ -198,7 +199,7 @@ def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
         w.keeper.writes.later(["anybody"])
         assert not w.keeper._tasks
         await asyncio.sleep(0.02)
-        assert w.keeper.counters["internal_errors"] == 0
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)
 
@@ -214,6 +215,6 @@ def test_comparing_by_the_clock_begins_anew_after_a_fault(live: Live) -> None:
         w.keeper.drift.watch.covers = covers
         w.keeper.drift.start()
         await w.until(lambda: len(looks) > 2)
-        assert w.keeper.counters["tasks_begun_anew"] == 1
+        assert w.keeper.telemetry.value(metrics.TASKS_RESTARTED) == 1
 
     live(day, reconcile_period=0.02)

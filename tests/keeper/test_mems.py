@@ -12,6 +12,7 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
+from proxy.telemetry import metrics
 
 MIB = 1 << 20
 BOTH = Mask((0, 1))
@@ -51,7 +52,7 @@ def test_what_is_right_is_not_written(live: Callable[..., None]) -> None:
         await owner(w)
         await w.sync.once()
         assert mems(w) == []
-        assert w.keeper.counters["mems_repaired"] == 0
+        assert w.keeper.telemetry.value(metrics.MEMS_REPAIRED) == 0
 
     live(day)
 
@@ -62,11 +63,11 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         w.cgroups.mems[lse] = Mask((1,))
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
-        assert any("drift: somebody else wrote the memory nodes of ns/lse/c" in line for line in w.said)
+        assert any("drift: another program wrote memory nodes containers=ns/lse/c" in line for line in w.said)
         # What is too much now is another matter, and nobody tells where its memory is.
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0-1"]
-        (problem,) = (p["what"] for p in w.keeper.problems.page())
+        (problem,) = (p["what"] for p in w.keeper.telemetry.problems())
         assert "it was given 1 too, and nobody can tell where its memory is" in problem
 
     live(day)
@@ -90,7 +91,7 @@ def test_nodes_with_memory_on_them_stay_and_are_told(
         w.cgroups.mems[lse] = BOTH
         await w.sync.once()
         assert mems(w) == []
-        (problem,) = (p["what"] for p in w.keeper.problems.page())
+        (problem,) = (p["what"] for p in w.keeper.telemetry.problems())
         assert words in problem
         # Nothing of ours narrows it meanwhile.
         assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
@@ -98,7 +99,7 @@ def test_nodes_with_memory_on_them_stay_and_are_told(
         await w.sync.once()
         assert mems(w) == [f"mems {lse} 0"]
         assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0"
-        assert len(w.keeper.problems.page()) == 1
+        assert len(w.keeper.telemetry.problems()) == 1
 
     live(day)
 
@@ -148,10 +149,15 @@ def test_memory_that_cannot_be_read_is_told_and_stops_nobody(live: Callable[...,
         lse = await owner(w)
         w.keeper.mems.memory = PlayedMemory(broken=True)
         w.cgroups.mems[lse] = BOTH
-        passes = w.keeper.counters["passes"]
+        passes = w.keeper.telemetry.value(metrics.RECONCILES)
         await w.sync.once()
-        assert w.keeper.counters["passes"] == passes + 1
-        assert [p["what"] for p in w.keeper.problems.page()] == ["cannot read memory.numa_stat: broken"]
+        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes + 1
+        (problem,) = w.keeper.telemetry.problems()
+        assert problem["message"] == "cannot repair the memory nodes of a container"
+        assert (problem["keys"]["pod"], problem["keys"]["err"]) == (
+            "ns/lse",
+            "cannot read memory.numa_stat: broken",
+        )
         page = await w.keeper.mems.page()
         assert page["containers"][0]["problem"] == "cannot read memory.numa_stat: broken"
 

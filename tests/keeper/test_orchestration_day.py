@@ -31,6 +31,7 @@ from proxy.model.nodeobject import NodeMeta
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.plan.invariants import violations
 from proxy.plan.state import NodeState
+from proxy.telemetry import metrics
 
 PREFIX = "scheduling.koordinator.sh/"
 STATUSES = (
@@ -422,7 +423,7 @@ class Day:
         await self.calm()
         assert self.w.cgroups.sets == before
         assert len([line for line in self.w.log if "kernel " in line]) == written
-        assert self.w.keeper.counters["drift_repaired"] == 0
+        assert self.w.keeper.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
 
     async def run(self) -> None:
         await self.calm()
@@ -450,7 +451,7 @@ class Day:
         state = self.w.keeper.state
         assert state.pools == first.pools
         assert not [*state.owners, *state.pods, *state.containers, *self.w.ledger.entries]
-        assert self.w.keeper.counters["internal_errors"] == 0
+        assert self.w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["ours", "kubelets"])
@@ -471,7 +472,7 @@ def test_cpus_that_kubelet_held_for_one_who_shares_return_at_once(live) -> None:
         w.keeper.store.change(w.keeper.state.beside({"g": {"c": CpuSet((4, 5))}}), "a test")
         await w.quiet()
         assert w.on(ls) == "0-3,6-15"
-        passes = w.keeper.counters["passes"]
+        passes = w.keeper.telemetry.value(metrics.RECONCILES)
         bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
         sandbox = await w.pod("g", annotation=bound)
         await w.quiet()
@@ -482,7 +483,7 @@ def test_cpus_that_kubelet_held_for_one_who_shares_return_at_once(live) -> None:
         w.wire.finished(call, 13)
         await w.quiet()
         assert w.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
-        assert w.keeper.counters["passes"] == passes
+        assert w.keeper.telemetry.value(metrics.RECONCILES) == passes
         w.check()
 
     live(day, static=False)

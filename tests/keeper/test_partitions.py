@@ -21,6 +21,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.release.service import enter
+from proxy.telemetry import metrics
 
 
 @dataclass
@@ -163,7 +164,7 @@ def test_one_that_cannot_be_ended_is_told(live: Callable[..., None]) -> None:
         await w.stop(container)
         await w.sync.once()
         await w.quiet()
-        assert any("cannot end a partition, CPUs 2-3" in p["what"] for p in w.keeper.problems.page())
+        assert any("cannot end a partition cpus=2-3" in p["what"] for p in w.keeper.telemetry.problems())
         assert container in partitions.jobs.records
         kernel.stuck = False
         await w.sync.once()
@@ -180,10 +181,10 @@ def test_the_kernels_reason_is_told_once_and_tried_ever_more_rarely(live: Callab
         for _ in range(30):
             await w.sync.once()
         assert 3 < len(of_partitions(w)) < 10
-        problems = [p for p in w.keeper.problems.page() if "partition of the CPUs" in p["what"]]
+        problems = [p for p in w.keeper.telemetry.problems() if "cannot make a partition pod=" in p["what"]]
         assert len(problems) == 1
         assert "(Parent" not in problems[0]["what"]
-        assert problems[0]["what"].endswith("/c: Parent is not a partition root")
+        assert problems[0]["keys"]["err"] == "Parent is not a partition root"
         page = shown(w)
         assert page["containers"][0]["reason"] == "Parent is not a partition root"
         await w.until(lambda: f"x/{container}" not in w.ledger.entries)
@@ -228,8 +229,8 @@ def test_one_that_the_kernel_ended_is_told_and_made_again(live: Callable[..., No
         w.log.clear()
         await w.sync.once()
         assert of_partitions(w)[0].startswith("partition member")
-        assert w.keeper.counters["partitions_lost"] == 1
-        assert any("isolated invalid (No cpu available)" in p["what"] for p in w.keeper.problems.page())
+        assert w.keeper.telemetry.value(metrics.PARTITIONS_LOST) == 1
+        assert any("isolated invalid (No cpu available)" in p["what"] for p in w.keeper.telemetry.problems())
         await w.sync.once()
         assert of_partitions(w)[-1] == "partition isolated 2-3"
         assert kernel.states[container].valid
@@ -334,7 +335,7 @@ def test_cgroup_v1_is_told_once(live: Callable[..., None]) -> None:
         await owner(w)
         await w.sync.once()
         assert of_partitions(w) == []
-        (problem,) = [p for p in w.keeper.problems.page() if "apply.partitions" in p["what"]]
+        (problem,) = [p for p in w.keeper.telemetry.problems() if "apply.partitions" in p["what"]]
         assert (problem["count"], "v1" in problem["what"]) == (1, True)
         page = "\n".join(told(shown(w)))
         assert page.strip() == "Partitions of owned CPUs (isolated): there are none, cgroup v1 has none"
@@ -347,7 +348,7 @@ def test_a_record_that_is_none_is_told(live: Callable[..., None]) -> None:
         w.ledger.entries["x/a"] = {"path": 7}
         partitions, _ = with_partitions(w)
         assert partitions.jobs.records == {}
-        assert any("record x/a" in p["what"] for p in w.keeper.problems.page())
+        assert any("record=x/a" in p["what"] for p in w.keeper.telemetry.problems())
 
     live(day)
 

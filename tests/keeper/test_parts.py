@@ -11,12 +11,14 @@ from proxy.keeper.codec import dump, load_container, load_pod
 from proxy.keeper.flights import Flights
 from proxy.keeper.journal import Journal
 from proxy.keeper.page import node_page
-from proxy.keeper.problems import Problems
 from proxy.keeper.worker import Worker
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.telemetry import metrics
+from proxy.telemetry.problems import LIMIT
+from tests.said import telemetry
 
 POD = Pod(
     "s",
@@ -94,15 +96,17 @@ def test_flights() -> None:
 def test_problems_are_said_once_and_bounded() -> None:
     said: list[str] = []
     now = [5.0]
-    problems = Problems(lambda: now[0], said.append, limit=2)
-    problems.note("a")
+    port = telemetry(said, lambda: now[0])
+    port.problem("a", pod="ns/p")
     now[0] = 6.0
-    problems.note("a")
-    assert said == ["a"]
-    assert problems.page() == [{"what": "a", "count": 2, "first": 5.0, "last": 6.0}]
-    problems.note("b")
-    problems.note("c")
-    assert [p["what"] for p in problems.page()] == ["b", "c"]
+    port.problem("a", pod="ns/p")
+    assert said == ["a pod=ns/p"]
+    assert port.problems() == [
+        {"what": "a pod=ns/p", "message": "a", "keys": {"pod": "ns/p"}, "count": 2, "first": 5.0, "last": 6.0}
+    ]
+    for number in range(LIMIT):
+        port.problem("b", number=number)
+    assert [p["what"] for p in port.problems()] == [f"b number={n}" for n in range(LIMIT)]
 
 
 class Broken:
@@ -122,10 +126,10 @@ def test_a_ledger_that_cannot_be_written_is_told_and_does_not_stop_the_node() ->
     async def day() -> None:
         told: list[str] = []
         worker = Worker("w", lambda e: told.append(repr(e)))
-        journal = Journal(Broken(), worker, told.append)
+        journal = Journal(Broken(), worker, telemetry(told))
         journal.put("c/x", OWNER)
         await journal.flush()
-        assert told == ["cannot write the ledger: no space left"]
+        assert told == ['cannot write the ledger err="cannot write the ledger: no space left"']
         kept: dict[str, object] = {}
         journal._ledger.write = kept.update  # there is room again
         newer = dataclasses.replace(OWNER, phase=Phase.RUNNING)
@@ -155,7 +159,7 @@ def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
         ledger.full = True
-        journal = Journal(ledger, worker, lambda words: None)
+        journal = Journal(ledger, worker, telemetry())
         gate = threading.Event()
         worker.start(gate.wait, 30)
         writes = []
@@ -178,7 +182,7 @@ def test_a_wait_that_is_given_up_costs_no_record() -> None:
     async def day() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
-        journal = Journal(ledger, worker, lambda words: None)
+        journal = Journal(ledger, worker, telemetry())
         gate = threading.Event()
         worker.start(gate.wait, 30)
         journal.put("i/one", {})
@@ -220,7 +224,7 @@ def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
         task = asyncio.create_task(settler.run())
         one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await w.until(lambda: w.keeper.counters["settled"] == 2)
+        await w.until(lambda: w.keeper.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
         assert (w.runtime.specs[one], w.runtime.specs[two]) == ("4-15", "4-15")
         assert w.runtime.specs[lse] == "0-3"
         w.log.clear()
@@ -272,8 +276,10 @@ def test_settling_survives_errors(live) -> None:
             w.keeper.saved.pop(ls, None)
             w.keeper.to_settle.set()
             await w.quiet()
-        await w.until(w.keeper.problems.page)
-        assert [p["what"] for p in w.keeper.problems.page()] == ["cannot: odd"]
+        await w.until(w.keeper.telemetry.problems)
+        assert [p["what"] for p in w.keeper.telemetry.problems()] == [
+            'cannot save a cpuset at the runtime pod=ns/ls container=c containerID=s-ls-c-1 err="cannot: odd"'
+        ]
         w.now += 5
         w.runtime.update_error = UnavailableError("cannot: down")
         w.keeper.unsettled[ls] = None
@@ -281,14 +287,14 @@ def test_settling_survives_errors(live) -> None:
         w.keeper.to_settle.set()
         await w.until(w.keeper.flights.strays)
         w.runtime.update_error = None
-        settled = w.keeper.counters["settled"]
+        settled = w.keeper.telemetry.value(metrics.RUNTIME_UPDATES)
         for _ in range(2):
             await w.sync.once()
             w.now += 3
         assert not w.keeper.flights.of(ls)
         w.now += 3
         w.keeper.settle_later(ls)
-        await w.until(lambda: w.keeper.counters["settled"] > settled)
+        await w.until(lambda: w.keeper.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
         task.cancel()
         settler.close()
 

@@ -14,6 +14,7 @@ from proxy.model.asks import Ask, Kind, PodAsk
 from proxy.model.errors import RuntimeCallError
 from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
+from proxy.telemetry import metrics
 from tests.testkit.cri import created_with
 
 TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
@@ -94,12 +95,12 @@ def test_somebody_writes_the_pods_quota(live: Callable[..., None]) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
         await w.sync.once()
-        assert w.keeper.counters["quota_drift"] == 0
+        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0
         w.cpu.write("kubepods/poddb", 300_000)
         await w.sync.once()
         assert at(w, pod) == -1
-        assert w.keeper.counters["quota_drift"] == 1
-        assert any("somebody set the CFS quota of cgroup /kubepods/poddb" in line for line in w.said)
+        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
+        assert any("drift: another program wrote a CFS quota path=/kubepods/poddb" in line for line in w.said)
         await w.stop(owner)
         assert at(w, pod) == 300_000
 
@@ -152,7 +153,7 @@ def test_taken_in_while_running_with_a_quota(live: Callable[..., None]) -> None:
         w.boot()
         await w.sync.once()
         assert (at(w, pod), at(w, pod, owner)) == (-1, -1)
-        assert w.keeper.counters["quota_drift"] == 0, "it is the first time that we see it"
+        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0, "it is the first time that we see it"
         assert w.runtime.quotas[owner] == 200_000
         await settled(w)
         assert w.runtime.quotas[owner] == -1
@@ -176,7 +177,7 @@ def test_a_restart_compares(live: Callable[..., None]) -> None:
         await w.sync.once()
         await w.quiet()
         assert (at(w, pod), at(w, other)) == (-1, 100_000)
-        assert w.keeper.counters["quota_drift"] == 1
+        assert w.keeper.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
         await w.stop(owner)
         assert at(w, pod) == 250_000
 
@@ -383,7 +384,7 @@ def test_a_pod_that_is_gone_is_forgotten(live: Callable[..., None]) -> None:
         await w.sync.once()
         await w.quiet()
         assert quotas_page(w.keeper) == []
-        assert w.keeper.problems.page() == []
+        assert w.keeper.telemetry.problems() == []
         assert not w.ledger.entries
 
     live(day)
@@ -395,7 +396,9 @@ def test_what_cannot_be_written_is_told_and_tried_again(live: Callable[..., None
         w.cpu.broken.add("kubepods/poddb")
         owner = await w.run(pod, **TWO)
         assert at(w, pod) == 200_000
-        assert [p["what"] for p in w.keeper.problems.page()] == ["cannot write kubepods/poddb: busy"]
+        assert [p["what"] for p in w.keeper.telemetry.problems()] == [
+            'cannot write a CFS quota reason="cannot write kubepods/poddb: busy"'
+        ]
         w.cpu.broken.clear()
         for _ in range(3):
             await w.sync.once()
@@ -442,7 +445,7 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Call
 def test_a_record_that_is_none(live: Callable[..., None], value: dict[str, object]) -> None:
     async def day(w: Any) -> None:
         assert quotas_page(w.keeper) == []
-        assert "q/db" in str(w.keeper.problems.page())
+        assert "q/db" in str(w.keeper.telemetry.problems())
 
     live(day, entries={"q/db": value})
 
@@ -456,7 +459,9 @@ def test_the_runtime_refuses_or_is_away(live: Callable[..., None]) -> None:
         w.runtime.update_error = RuntimeCallError("cannot update: no", 2)
         await asyncio.wait_for(settled(w), 60)
         w.runtime.update_error = None
-        assert [p["what"] for p in w.keeper.problems.page()] == ["cannot update: no"]
+        (problem,) = w.keeper.telemetry.problems()
+        assert problem["message"] == "cannot save a cpuset at the runtime"
+        assert (problem["keys"]["pod"], problem["keys"]["err"]) == ("ns/db", "cannot update: no")
         assert at(w, pod, owner) == -1, "the write stands"
         w.runtime.limit(owner, 0)
         await w.sync.once()

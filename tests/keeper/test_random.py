@@ -25,6 +25,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near
 from proxy.plan.invariants import violations
 from proxy.plan.state import NodeState
+from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
 
 KINDS = (
@@ -391,7 +392,7 @@ class Play:
             self.w.ledger.entries,
         ):
             assert not rest
-        assert self.faulty or keeper.counters["internal_errors"] == 0
+        assert self.faulty or keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
 
 class Told:

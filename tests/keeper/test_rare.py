@@ -12,11 +12,12 @@ import pytest
 from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper import sync
 from proxy.keeper.codec import dump
-from proxy.keeper.options import Voice
 from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
+from proxy.telemetry.text import rendered
 
 
 def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> None:
@@ -62,7 +63,7 @@ def test_a_container_that_goes_while_its_cgroup_is_looked_for_stops_nobody(live)
         call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
         assert call.sent is not None
         assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-3"
-        assert w.keeper.problems.page() == []
+        assert w.keeper.telemetry.problems() == []
 
     live(day)
 
@@ -158,11 +159,14 @@ def test_what_is_wrong_with_a_container_that_is_taken_in_is_told(live) -> None:
         assert (w.sync.runtime_version, w.sync.connected) == ("", False)
         await w.sync.once()
         assert (w.sync.runtime_version, w.sync.connected) == ("played 1", True)
-        (problem,) = w.keeper.problems.page()
-        assert problem["what"] == (
-            "ns/odd: annotation scheduling.koordinator.sh/resource-status: "
-            "cpuset: CPU 90 is not on this machine (0-15)"
-        )
+        (problem,) = w.keeper.telemetry.problems()
+        assert problem["message"] == "cannot follow what a pod asks for"
+        assert problem["keys"] == {
+            "pod": "ns/odd",
+            "kind": "cpu-list",
+            "reason": "annotation scheduling.koordinator.sh/resource-status: "
+            "cpuset: CPU 90 is not on this machine (0-15)",
+        }
 
     live(day, synced=False)
 
@@ -184,10 +188,10 @@ def test_records_that_cannot_be_used_are_told_and_left(live) -> None:
         assert set(w.keeper.state.containers) == {own}
         assert set(w.keeper.state.pods) == {"s-g"}
         await w.sync.once()
-        assert [p["what"][:36] for p in w.keeper.problems.page()] == [
-            "cannot use the ledger's record c/odd",
-            "cannot use the ledger's record c/awa",
-            "cannot use the ledger's record p/odd",
+        assert [p["what"].partition(" err=")[0] for p in w.keeper.telemetry.problems()] == [
+            "cannot use a record of the ledger record=c/odd",
+            "cannot use a record of the ledger record=c/away",
+            "cannot use a record of the ledger record=p/odd",
         ]
 
     live(day)
@@ -203,7 +207,7 @@ def test_a_fault_beside_the_comparison_does_not_keep_the_node_from_being_in_step
         await w.sync.once()
         await asyncio.sleep(0)
         assert w.keeper.synced.is_set()
-        assert w.keeper.counters["internal_errors"] == 1
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
     live(day, synced=False)
 
@@ -221,16 +225,30 @@ def test_a_pod_that_only_a_create_tells_of_is_recorded(live) -> None:
     live(day)
 
 
+class Log:
+    """A log with the levels apart."""
+
+    def __init__(self, info: list[str], debug: list[str], verbose: bool) -> None:
+        self.lines = {"info": info, "debug": debug}
+        self.verbose = verbose
+
+    def enabled(self, level: str) -> bool:
+        return level != "debug" or self.verbose
+
+    def write(self, level: str, message: str, keys: Any, above: int) -> None:
+        self.lines[level].append(rendered(message, keys))
+
+
 def test_owners_are_spoken_of_and_the_others_only_to_who_listens(live) -> None:
     async def day(w: Any) -> None:
         for chatty in (True, False):
             info: list[str] = []
             debug: list[str] = []
-            w.keeper.voice = Voice(info.append, print, debug.append, chatty)
+            w.keeper.telemetry._sink = Log(info, debug, chatty)
             await w.begin(await w.pod(f"ls{chatty}", "LS"))
             await w.begin(await w.pod(f"lse{chatty}", "LSE", "", "1" if chatty else "2"))
-            assert [line.split()[1] for line in info] == [f"ns/lse{chatty}/c"]
-            assert [line.split()[1] for line in debug] == ([f"ns/ls{chatty}/c"] if chatty else [])
+            assert [line.split()[1] for line in info] == [f"pod=ns/lse{chatty}"]
+            assert [line.split()[1] for line in debug] == ([f"pod=ns/ls{chatty}"] if chatty else [])
 
     live(day)
 
@@ -242,7 +260,7 @@ def test_a_container_that_two_calls_name_at_once_is_taken_in_once(live) -> None:
         w.cgroups.sets["x"] = CpuSet.parse("0-15")
         one = w.sync.adoption.adopt_one
         assert await asyncio.gather(one("x"), one("x")) == [True, True]
-        assert w.keeper.counters["adopted"] == 1
+        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 1
 
     live(day)
 
@@ -256,7 +274,7 @@ def test_the_start_of_a_container_that_nobody_knows_brings_todays_set(live) -> N
         w.runtime.specs["x"] = "0-15"
         assert (await w.start("x")).refused is None
         assert w.on("x") == "4-15"
-        assert w.keeper.counters["specs_freshened"] == 1
+        assert w.keeper.telemetry.value(metrics.CPUSETS_UPDATED_BEFORE_START) == 1
 
     live(day)
 
@@ -269,7 +287,7 @@ def test_work_that_is_cancelled_is_no_fault(live) -> None:
         for task in list(w.keeper._tasks):
             task.cancel()
         await w.quiet()
-        assert (odd, w.keeper.counters["internal_errors"]) == ([], 0)
+        assert (odd, w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)) == ([], 0)
 
     live(day)
 
@@ -289,7 +307,7 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
 def test_that_the_runtime_is_not_there_is_told_once_each_time(live) -> None:
     async def day(w: Any) -> None:
         def told() -> int:
-            return w.said.count("cannot reach the runtime: down")
+            return w.said.count('cannot reach the runtime err="cannot reach the runtime: down"')
 
         for times in (1, 2):
             w.runtime.down = True
@@ -318,7 +336,7 @@ def test_what_runs_in_a_sandbox_that_has_died_keeps_its_cpus_until_it_ends(live)
             assert w.keeper.state.containers[container].phase is Phase.RUNNING
             assert w.keeper.state.owners
         assert w.keeper.state.containers[container].placement == before
-        assert w.keeper.counters["adopted"] == 0
+        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         w._state(container, "EXITED")
         w.cgroups.sets.clear()
         await w.sync.once()
@@ -339,7 +357,7 @@ def test_what_was_made_and_never_started_in_a_sandbox_that_has_died_is_left_alon
             await w.sync.once()
             assert not w.keeper.state.owners
             assert s not in w.keeper.state.pods
-        assert w.keeper.counters["adopted"] == 0
+        assert w.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         assert container in w.runtime.containers
 
     live(day)

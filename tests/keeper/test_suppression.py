@@ -19,6 +19,7 @@ from proxy.keeper.kernel_ports import UsageGroup, UsageReading
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
+from proxy.telemetry import metrics
 
 S = 1_000_000_000
 BE_GROUP = "kubepods/besteffort"
@@ -329,10 +330,10 @@ def test_without_figures_be_gets_everything_back(live: Any, mode: str) -> None:
         bed.meter.broken = CgroupError("cannot read the CPU time of cgroup /x: I/O error", 5)
         await bed.rounds(PATIENCE - 1)
         assert (w.on(be), bed.quotas.at[BE_GROUP]) == narrow, "for a while nothing changes"
-        assert not w.keeper.problems.page()
+        assert not w.keeper.telemetry.problems()
         await bed.rounds(2)
         assert (w.on(be), bed.quotas.at[BE_GROUP]) == ("0-15", -1)
-        (problem,) = w.keeper.problems.page()
+        (problem,) = w.keeper.telemetry.problems()
         assert "I/O error" in str(problem["what"])
         assert "budget_milli" not in bed.page
         assert KEY not in w.ledger.entries
@@ -354,7 +355,7 @@ def test_a_figure_now_and_then_is_enough(live: Any) -> None:
             bed.meter.broken = None
             await bed.rounds()
         assert len(bed.be) == 11
-        assert not w.keeper.problems.page()
+        assert not w.keeper.telemetry.problems()
 
     live(day)
 
@@ -436,7 +437,10 @@ def test_after_a_crash_what_is_no_longer_wanted_is_taken_off(live: Any, mode: st
         task = asyncio.ensure_future(bed.it.run())
         rounds = {"off": 0, "cpuset": 3, "cfs-quota": 3}[mode]
         await w.until(
-            lambda: w.keeper.counters["be_suppress_rounds"] >= rounds and (mode != "off" or task.done())
+            lambda: (
+                w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
+                and (mode != "off" or task.done())
+            )
         )
         task.cancel()
         kept = mode == "cfs-quota"
@@ -487,11 +491,11 @@ def test_a_runtime_that_does_not_answer_at_the_start(live: Any, mode: str) -> No
         bed.begin(mode)
         task = asyncio.ensure_future(bed.it.run())
         await w.until(lambda: bed.quotas.at == {BE_GROUP: -1} and KEY not in w.ledger.entries)
-        assert w.keeper.counters["be_suppress_rounds"] == 0
+        assert w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) == 0
         await w.sync.once()
         await be_pod(w)
-        rounds = w.keeper.counters["be_suppress_rounds"]
-        await w.until(lambda: w.keeper.counters["be_suppress_rounds"] > rounds + 3)
+        rounds = w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS)
+        await w.until(lambda: w.keeper.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) > rounds + 3)
         task.cancel()
         assert bed.quotas.at == {BE_GROUP: -1 if mode == "cpuset" else 1_040_000}
         assert w.log.count(f"quota {BE_GROUP} -1") == 1
@@ -509,7 +513,7 @@ def test_a_quota_that_cannot_be_written(live: Any, number: int) -> None:
         bed.quotas.refuses = number
         bed.meter.beside = 8.0
         await bed.rounds()
-        assert any("cannot set the CFS quota" in str(p["what"]) for p in w.keeper.problems.page())
+        assert any("cannot set the CFS quota" in str(p["what"]) for p in w.keeper.telemetry.problems())
         await bed.it.stop()
         assert (KEY in w.ledger.entries) is (number == errno.EINVAL), "who is gone needs nothing taken off"
 
@@ -528,7 +532,7 @@ def test_without_anybody_who_counts(live: Any) -> None:
         )
         await be_pod(w)
         await bed.rounds(PATIENCE + 1)
-        (problem,) = w.keeper.problems.page()
+        (problem,) = w.keeper.telemetry.problems()
         assert "nobody counts" in str(problem["what"])
         w.check()
 
@@ -568,7 +572,7 @@ def test_what_people_are_told(live: Any) -> None:
         assert note_of(bed.it, state, state.containers[ls]) == ""
         change = bed.page["last_change"]
         assert (change["before"], change["after"]) == ("CPUs 0-15", f"CPUs {bed.be}")
-        assert w.keeper.counters["be_suppress_changes"] == 1
+        assert w.keeper.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
         bed.begin("cfs-quota")
         await bed.rounds(2)
         said = note_of(bed.it, w.keeper.state.suppressing(None), state.containers[be])

@@ -11,6 +11,7 @@ import pytest
 from proxy.keeper import tending
 from proxy.keeper.tending import tended
 from proxy.model.backoff import Backoff
+from proxy.telemetry import metrics
 
 
 @pytest.fixture
@@ -95,8 +96,8 @@ def test_settling_goes_on_after_a_fault_of_ours(live: Callable[..., None]) -> No
         settler = w.make_settler()
         w.keeper.tend(settler.run)
         await w.until(lambda: w.runtime.specs[good] == "4-15")
-        assert w.keeper.counters["tasks_begun_anew"] == 1
-        assert any("ZeroDivisionError" in problem["what"] for problem in w.keeper.problems.page())
+        assert w.keeper.telemetry.value(metrics.TASKS_RESTARTED) == 1
+        assert any("ZeroDivisionError" in problem["what"] for problem in w.keeper.telemetry.problems())
         settler.close()
 
     live(day, settle_per_second=1000)

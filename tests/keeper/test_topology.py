@@ -22,6 +22,7 @@ from proxy.model.options import Policy, Scope
 from proxy.model.workload import Near, Phase
 from proxy.plan.invariants import violations
 from proxy.plan.state import NodeState
+from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
 
 MIB = 1 << 20
@@ -145,9 +146,9 @@ def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
         assert refusal.startswith(f"{AFFINITY} (ns/c: ")
         assert w.keeper.state is before
         assert records(w, "ns/c") == [("ns/c", False, False)]
-        assert w.keeper.counters["pods_refused"] == 1
+        assert w.keeper.telemetry.value(metrics.PODS_REFUSED) == 1
         assert not w.keeper.sandboxes.arriving
-        assert any(line.startswith("refused ns/c: ") for line in w.said)
+        assert any(line.startswith("refused a pod pod=ns/c ") for line in w.said)
 
     live(day, rules=BY_POD)
 
@@ -449,7 +450,7 @@ def test_a_port_that_breaks_is_done_without(live, what: str, error: Exception) -
         assert call.refused is None
         assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-1,8-9"
         await w.quiet()
-        assert w.keeper.counters["internal_errors"] > 0
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) > 0
 
     live(day, rules=BY_POD, told=(kubelet, hardware))
 

@@ -12,6 +12,7 @@ from proxy.cri.rewrite import field
 from proxy.keeper.runtime_ports import RuntimeContainer
 from proxy.model.mode import NodeMode
 from proxy.model.options import Policy
+from proxy.telemetry import metrics
 
 ODD = b"\xff\xfe\xc3\x28"
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
@@ -90,7 +91,7 @@ def test_an_odd_claim_is_malformed(live: Callable[..., None], qos: str, refuses:
         call = await w.call("CreateContainer", create(b"", pod))
         assert (call.refused is not None) is refuses
         assert refuses or cpus(call) == "0-15"
-        assert any("ns/p" in each["what"] for each in w.keeper.problems.page())
+        assert any("ns/p" in each["what"] for each in w.keeper.telemetry.problems())
 
     live(day)
 
@@ -129,8 +130,11 @@ def test_a_create_that_cannot_be_decoded(
         assert (call.refused is not None) is refuses
         assert refuses or call.sent == request_.raw
         assert w.keeper.attention.is_set()
-        assert w.keeper.counters["requests_undecodable"] == 1
-        assert any("cannot decode a CreateContainer" in each["what"] for each in w.keeper.problems.page())
+        assert w.keeper.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
+        assert any(
+            "cannot decode a request method=CreateContainer" in each["what"]
+            for each in w.keeper.telemetry.problems()
+        )
 
     live(day, rules={"policy": policy} if policy else None)
 

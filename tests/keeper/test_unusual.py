@@ -5,6 +5,7 @@ import pytest
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.mode import NodeMode
 from proxy.relay.events import Unusual
+from proxy.telemetry import metrics
 
 SERVICE = "/runtime.v1.RuntimeService/"
 
@@ -14,8 +15,8 @@ def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
     async def day(world):
         world.keeper.attention.clear()
         world.wire.unusual(f"{SERVICE}StopContainer", kind)
-        assert world.keeper.counters["calls_not_plain"] == 1
-        assert f"a StopContainer request {kind}" in world.said
+        assert world.keeper.telemetry.value(metrics.CALLS_MALFORMED) == 1
+        assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.said
         assert world.keeper.attention.is_set()
 
     live(day)
@@ -54,7 +55,7 @@ def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
         world.keeper.attention.clear()
         world.wire.response(call, b"\x0a\xff")
         assert world.keeper.attention.is_set()
-        assert any("cannot read the answer" in line for line in world.said)
+        assert any("cannot decode an answer" in line for line in world.said)
         world.wire.finished(call, 0)
 
     live(day)
@@ -71,7 +72,7 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
             world.wire.finished(call, None)
         lines = [line for line in world.said if line.startswith("refused ")]
         assert 1 <= len(lines) <= 5
-        assert world.keeper.counters["creates_refused"] == 1000
+        assert world.keeper.telemetry.value(metrics.CREATES_REFUSED) == 1000
 
     live(day)
 
@@ -79,8 +80,8 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
 def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
     async def day(world):
         for number in range(2000):
-            world.keeper.problems.note(f"cannot go on with a client connection: reason {number}")
-            world.keeper.problems.note(f"ns/pod-{number}: a fault")
+            world.keeper.telemetry.problem("cannot go on with a connection", err=f"reason {number}")
+            world.keeper.telemetry.problem("a fault", pod=f"ns/pod-{number}")
         assert len(world.said) < 300
 
     live(day)

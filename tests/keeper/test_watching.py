@@ -18,6 +18,7 @@ from proxy.keeper.watching import Hearing
 from proxy.model.backoff import Backoff
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
+from proxy.telemetry import metrics
 
 ALL, REST = "0-15", "0-5,8-13"
 OWN = "6-7,14-15"
@@ -107,13 +108,13 @@ def test_an_exit_gives_the_cpus_back(live: Callable[..., None]) -> None:
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
         world.end(owner)
-        passes = world.keeper.counters["passes"]
+        passes = world.keeper.telemetry.value(metrics.RECONCILES)
         await hears.tell(EXIT, owner)
         await hears.tell(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
-        assert world.keeper.counters["exits_by_event"] == 1
-        assert world.keeper.counters["passes"] == passes
+        assert world.keeper.telemetry.value(metrics.EXITS_BY_EVENT) == 1
+        assert world.keeper.telemetry.value(metrics.RECONCILES) == passes
         assert not world.keeper.attention.is_set()
         world.check()
 
@@ -168,7 +169,7 @@ def test_a_list_that_is_behind_brings_nobody_back(live: Callable[..., None], sta
         await world.quiet()
         assert hears.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
-        assert world.keeper.counters["adopted"] == 0
+        assert world.keeper.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         world.end(owner)
         await world.sync.once()
         assert hears.phase(owner) is Phase.EXITED
@@ -368,11 +369,11 @@ def test_who_begins_to_listen_compares(live: Callable[..., None]) -> None:
         assert hears.watching.hearing.value == "waiting"
         runs = asyncio.ensure_future(world.sync.run())
         await world.until(lambda: hears.watching.hearing is Hearing.CONNECTED)
-        passes = world.keeper.counters["passes"]
+        passes = world.keeper.telemetry.value(metrics.RECONCILES)
         world.keeper.attention.clear()
         hears.events.told.put(UnavailableError("gone"))
-        await world.until(lambda: world.keeper.counters["event_streams"] == 2)
-        await world.until(lambda: world.keeper.counters["passes"] > passes)
+        await world.until(lambda: world.keeper.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
+        await world.until(lambda: world.keeper.telemetry.value(metrics.RECONCILES) > passes)
         runs.cancel()
         await asyncio.gather(runs, return_exceptions=True)
 
@@ -395,9 +396,9 @@ def test_a_stream_that_ends_is_opened_again(
         hears.watching.start()
         await hears.connected()
         assert hears.events.listens == 4
-        assert [p["what"] for p in world.keeper.problems.page()] == [
-            "cannot listen: too much",
-            "internal error: KeyError: 'a fault of ours'",
+        assert [p["what"] for p in world.keeper.telemetry.problems()] == [
+            'cannot receive the runtime\'s events err="cannot listen: too much"',
+            "internal error fault=\"KeyError: 'a fault of ours'\"",
         ]
         for end in (None, UnavailableError("gone"), None):
             before = hears.events.listens
@@ -448,7 +449,7 @@ def test_a_runtime_without_events_is_told_of_once(live: Callable[..., None]) -> 
         await world.until(lambda: hears.watching.hearing is Hearing.NOT_OFFERED)
         await world.quiet()
         assert hears.events.listens == 1
-        assert world.keeper.problems.page() == []
+        assert world.keeper.telemetry.problems() == []
         assert sum("not offered" in said for said in world.said) == 1
 
     live(day)
@@ -482,7 +483,7 @@ def test_one_event_that_fails_costs_no_other(
         await hears.tell(EXIT, sharer)
         await hears.tell(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
-        assert world.keeper.counters["internal_errors"] == 1
+        assert world.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 1
         assert world.keeper.attention.is_set()
 
     live(day)
@@ -504,7 +505,7 @@ def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
         assert turns >= count // watching.AT_ONCE
         await world.quiet()
         assert world.on(sharer) == ALL
-        assert world.keeper.counters["event_floods"] == 0
+        assert world.keeper.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 0
 
     live(day)
 
@@ -523,7 +524,7 @@ def test_what_the_queue_cannot_hold_is_compared(
         end = time.monotonic() + 30
         while hears.events.listens < 2 and time.monotonic() < end:
             time.sleep(0.01)  # the loop has no turn until all of them have come
-        await world.until(lambda: world.keeper.counters["event_floods"] == 1)
+        await world.until(lambda: world.keeper.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
         assert world.keeper.attention.is_set()
         assert len(hears.watching._exits) == 4
         await hears.connected()

@@ -8,6 +8,7 @@ from proxy.keeper.codec import load_container
 from proxy.keeper.kernel_ports import Located
 from proxy.keeper.runtime_ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.telemetry import metrics
 
 
 class Places:
@@ -42,7 +43,7 @@ def test_who_is_found_is_moved_and_never_asked_for_again(live) -> None:
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         await w.sync.once()
         assert w.on("odd") == "4-15"
-        assert w.keeper.counters["cgroups_located"] == 1
+        assert w.keeper.telemetry.value(metrics.CGROUPS_LOCATED) == 1
         await w.keeper.journal.flush()
         stored = load_container(w.ledger.entries[f"c/{ls}"])
         assert stored is not None
@@ -54,7 +55,7 @@ def test_who_is_found_is_moved_and_never_asked_for_again(live) -> None:
         places.paths.clear()
         w.keeper.where.recall()
         assert places.paths == {ls: "odd"}, "as after a start"
-        assert w.keeper.problems.page() == []
+        assert w.keeper.telemetry.problems() == []
         w.cgroups.sets[ls] = w.cgroups.sets.pop("odd")
 
     live(day)
@@ -83,9 +84,10 @@ def test_who_has_no_group_is_told_once_with_the_reason(live) -> None:
         places.paths.clear()
         for _ in range(70):
             await w.sync.once()
-        (problem,) = w.keeper.problems.page()
+        (problem,) = w.keeper.telemetry.problems()
         assert problem["what"] == (
-            "cannot find the cgroup of ns/ls/c: its CPUs are not controlled (its first process 7 is nobody's)"
+            "cannot find the cgroup of a container: its CPUs are not controlled"
+            ' pod=ns/ls container=c containerID=s-ls-c-1 err="its first process 7 is nobody\'s"'
         )
         assert len(places.asked) == 1 + 2, "once, and then now and then"
 
@@ -109,7 +111,7 @@ def test_a_runtime_that_does_not_tell_is_no_harm(live) -> None:
         await w.sync.once()
         assert len(asked) == 3, "who is silent twice is not asked any more"
         assert places.asked == []
-        assert w.keeper.counters["internal_errors"] == 0
+        assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     live(day)
 

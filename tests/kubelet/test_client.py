@@ -22,6 +22,7 @@ from proxy.kubelet.settings import KubeletSettings
 from proxy.model.asks import Ask
 from proxy.model.idset import Mask
 from proxy.model.workload import Near
+from tests.said import reasons
 
 ROOT = Path(__file__).resolve().parents[2]
 PODS, LISTER = "v1alpha1.Pods", "v1.PodResourcesLister"
@@ -52,7 +53,7 @@ class Asking:
 
     def __call__(self, **settings: Any) -> KubeletClient:
         made = KubeletSettings(**{"timeout": 60.0, **settings})
-        self.clients.append(KubeletClient(made, self.heard.append, self.clock))
+        self.clients.append(KubeletClient(made, reasons(self.heard), self.clock))
         return self.clients[-1]
 
 
@@ -302,7 +303,7 @@ def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None
 
 def test_causes_do_not_fill_the_memory() -> None:
     heard: list[str] = []
-    complaints = SourceErrorLog(heard.append)
+    complaints = SourceErrorLog(reasons(heard))
     for i in range(1000):
         complaints.add("list", f"cause {i}")
     assert len(heard) == 1000
@@ -319,7 +320,8 @@ def test_a_client_that_asks_nobody_loads_neither_grpc_nor_tls() -> None:
 import json, sys
 from proxy.kubelet.client import KubeletClient
 from proxy.kubelet.settings import KubeletSettings
-client = KubeletClient(KubeletSettings(pods_url="https://x", pods_api="y", pod_resources="z"), print)
+from proxy.telemetry.port import silent
+client = KubeletClient(KubeletSettings(pods_url="https://x", pods_api="y", pod_resources="z"), silent)
 client.close()
 print(json.dumps([name for name in ("grpc", "google.protobuf", "ssl", "http.client") if name in sys.modules]))
 """

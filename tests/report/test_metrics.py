@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
-import proxy
-from proxy.report.metrics import _COUNTERS, metrics
+from proxy.report.metrics import metrics
+from proxy.telemetry import metrics as declared
+from proxy.telemetry.kinds import Gauge
+from proxy.telemetry.registry import Registry
 
 STATUS: Mapping[str, object] = {
     "version": '1"2',
@@ -24,25 +25,29 @@ STATUS: Mapping[str, object] = {
     ],
     "problems": [{"what": "x"}],
     "violations": [],
-    "aside": [{}],
+    "reservations": [{}],
     "remembered": 4,
-    "prescribed": {
+    "nodePolicy": {
         "nodeObject": "/n.json",
         "read": True,
         "problem": "torn",
         "values": [{"problem": "p"}, {"problem": ""}],
     },
     "memory": [{"node": 1, "resources": {"memory": {"allocatable": 9, "given": 4, "free": 5}}}],
-    "counters": {
-        "passes": 3,
-        "new_thing": 2,
-        "bad_input_policy": 0,
-        "bad_input_cpu-list": 7,
-        "drift_by_runc": 2,
-    },
-    "drift": {"watched": 5, "wars": [{"times": 3}]},
+    "drift": {"watched": 5, "writeConflicts": [{"times": 3}]},
 }
+HISTOGRAM = ("bucket", "sum", "count")
 LINE = re.compile(r"(topoproxy_[a-z_]+)(\{[^{}]*\})? (-?[0-9.]+)")
+
+
+def counted() -> Registry:
+    registry = Registry()
+    registry.add(declared.RECONCILES, 3, {})
+    for kind, n in (("policy", 0), ("cpu-list", 7)):
+        registry.add(declared.BAD_INPUT, n, {"kind": kind})
+    for author, n in (("runc", 2), ("systemd", 0)):
+        registry.add(declared.DRIFT_REPAIRED, n, {"author": author})
+    return registry
 
 
 def samples(text: str) -> dict[str, str]:
@@ -62,7 +67,10 @@ def samples(text: str) -> dict[str, str]:
         else:
             match = LINE.fullmatch(line)
             assert match, line
-            assert match[1] == family
+            assert match[1] in (
+                family,
+                *(f"{family}_{end}" for end in HISTOGRAM if kinds[family] == "histogram"),
+            )
             assert match[1] + (match[2] or "") not in found
             found[match[1] + (match[2] or "")] = match[3]
     assert text.endswith("\n")
@@ -70,7 +78,7 @@ def samples(text: str) -> dict[str, str]:
 
 
 def test_everything_that_status_knows_in_numbers() -> None:
-    found = samples(metrics(STATUS))
+    found = samples(metrics(STATUS, counted()))
     assert found['topoproxy_info{version="1\\"2",mode="enforce"}'] == "1"
     expected = {
         "topoproxy_uptime_seconds": "12.5",
@@ -89,16 +97,21 @@ def test_everything_that_status_knows_in_numbers() -> None:
         'topoproxy_containers{pool="be"}': "0",
         "topoproxy_problems": "1",
         "topoproxy_violations": "0",
+        "topoproxy_pod_reservations": "1",
         "topoproxy_pods_set_aside": "1",
+        "topoproxy_node_policy_problems": "1",
         "topoproxy_prescribed_problems": "1",
         "topoproxy_node_object_readable": "0",
         "topoproxy_decisions_remembered": "4",
         'topoproxy_memory_bytes{node="1",resource="memory",state="given"}': "4",
+        "topoproxy_reconciles_total": "3",
         "topoproxy_passes_total": "3",
-        "topoproxy_new_thing_total": "2",
+        'topoproxy_create_decision_seconds_bucket{le="+Inf"}': "0",
         'topoproxy_drift_repaired_total{author="runc"}': "2",
         'topoproxy_drift_repaired_total{author="systemd"}': "0",
+        "topoproxy_write_conflicts_active": "1",
         "topoproxy_drift_wars_now": "1",
+        "topoproxy_cpusets_watched": "5",
         "topoproxy_drift_watched": "5",
         'topoproxy_bad_input_total{kind="cpu-list"}': "7",
         'topoproxy_bad_input_total{kind="policy"}': "0",
@@ -128,24 +141,28 @@ def test_be_suppression() -> None:
     assert "topoproxy_be_budget_cpus" not in found
 
 
-def test_every_counter_has_words_of_its_own() -> None:
-    package = Path(proxy.__file__).parent
-    texts = [file.read_text() for file in package.rglob("*.py")]
-    counted = {name for text in texts for name in re.findall(r'counters\["([a-z_]+)"\]', text)}
-    assert len(counted) > 20
-    assert counted <= _COUNTERS.keys()
-
-
-def test_the_page_names_every_gauge() -> None:
-    page = (Path(__file__).parents[2] / "docs/koordinator.md").read_text()
+def test_every_declared_gauge_of_the_node_is_exported() -> None:
     usage = {"node": 9.0, "be": 1.5, "others": 6.0, "system": 1.5}
-    suppressed = {"mode": "cpuset", "budget_milli": 500, "quota_us": 250_000, "cpus": "0-1", "usage": usage}
-    groups = {"systemd": {"connected": True}}
-    full = {**STATUS, "beSuppress": suppressed, "cgroups": groups, "short": [{"missing": 1}]}
-    gauges = re.findall(r"^# TYPE topoproxy_(\w+) gauge$", metrics(full), re.MULTILINE)
-    assert {"pool_cpus", "cpus_short", "drift_wars_now", "be_budget_cpus"} <= set(gauges)
-    missing = [name for name in gauges if not re.search(rf"`(topoproxy_)?{name}[`{{]", page)]
-    assert missing == []
+    hook = {
+        "name": "10-a",
+        "state": "running",
+        "broken": False,
+        "breaker_open": False,
+        "calls": 0,
+        "hung": 0,
+        "p50_s": 1,
+    }
+    full = {
+        **STATUS,
+        "beSuppress": {"mode": "cpuset", "budget_milli": 5, "quota_us": 9, "cpus": "0-1", "usage": usage},
+        "cgroups": {"systemd": {"connected": True}},
+        "shortfalls": [{"missing": 1}],
+        "workers": {"kernel": {"stuck_s": 0, "waiting": 0}},
+        "hooks": {"hooks": [hook]},
+    }
+    exported = set(re.findall(r"^# TYPE (\w+) ", metrics(full, Registry()), re.MULTILINE))
+    names = {m.full_name(n) for m in declared.ALL if isinstance(m, Gauge) for n in (m.name, m.former) if n}
+    assert names - exported == set()
 
 
 def test_each_worker_has_its_own_sample() -> None:

@@ -254,7 +254,7 @@ class Tenants:
         annotations = {k: _read(v) for k, v in pod.annotations.items()}
         listed = RuntimePod("", uid, NAMESPACE, name or unique, 0, True, pod.labels, annotations)
         self.node.keeper.attention.clear()
-        before = self.node.keeper.problems.page()
+        before = self.node.keeper.telemetry.problems()
         sandbox, _ = await self._sandbox(unique, config, listed)
         if sandbox:
             container_id, call, raw = await self._container(sandbox, config, pod.resources)
@@ -262,7 +262,7 @@ class Tenants:
                 if call.sent == raw and not self.node.runtime.specs[container_id]:
                     undecided = self.node.keeper.attention.is_set()
                     assert undecided, f"{pod.kind}: passed undecided, and nothing is compared"
-                    assert self.node.keeper.problems.page() != before, "passed undecided and in silence"
+                    assert self.node.keeper.telemetry.problems() != before, "passed undecided and in silence"
                 self.hostile.add(container_id)
                 await self._start(container_id)
         if self.node.keeper.attention.is_set():

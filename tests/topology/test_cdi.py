@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.topology.cdi import CdiDevice, CdiSpecs
+from tests.said import report
 
 YAML = """\
 # made by a vendor's tool
@@ -42,7 +43,7 @@ class Folders:
         self.static.mkdir()
         self.dynamic.mkdir()
         self.complaints: list[str] = []
-        self.specs = CdiSpecs((self.static, self.dynamic), self.complaints.append)
+        self.specs = CdiSpecs((self.static, self.dynamic), report(self.complaints))
 
     def paths(self, name: str) -> tuple[str, ...] | None:
         device = self.specs.device(name)
@@ -102,7 +103,9 @@ def test_one_name_twice_in_a_folder_stands_for_nothing(folders: Folders) -> None
     assert folders.paths("a.com/b=x") is None
     assert folders.paths("a.com/b=y") == ("/dev/y",)
     a, b = folders.static / "a.json", folders.static / "b.json"
-    assert folders.complaints == [f"cannot resolve CDI device a.com/b=x: both {a} and {b} define it"]
+    assert folders.complaints == [
+        f'two CDI specs name the same device: it is ignored device="a.com/b=x" path={b} other={a}'
+    ]
 
 
 def test_specs_are_read_once_and_again_when_they_change(
@@ -156,7 +159,7 @@ def test_what_is_broken_is_told_once_and_left_out(folders: Folders, name: str, t
     for _ in range(2):
         assert folders.paths("a.com/b=x") == ("/dev/a",)
     (complaint,) = folders.complaints
-    assert complaint.startswith(f"cannot read CDI spec {file}: ")
+    assert complaint.startswith(f"cannot read a CDI spec path={file} err=")
     assert "\n" not in complaint
     assert re.search(words, complaint)
     (folders.static / "other.json").write_text(spec(y="/dev/b"))
@@ -184,7 +187,7 @@ def test_what_is_no_spec_file_is_not_opened(folders: Folders) -> None:
 
 
 def test_folders_may_be_missing_and_come_later(tmp_path: Path) -> None:
-    specs = CdiSpecs((tmp_path / "a", tmp_path / "b"), pytest.fail)
+    specs = CdiSpecs((tmp_path / "a", tmp_path / "b"), lambda message, **keys: pytest.fail(message))
     assert specs.device("a.com/b=x") is None
     (tmp_path / "b").mkdir()
     (tmp_path / "b/x.json").write_text(spec(x="/dev/a"))
@@ -199,7 +202,7 @@ def test_of_too_many_files_those_that_count_most_are_read(folders: Folders) -> N
     assert folders.paths("a.com/b=x499") == ("/dev/x",)
     assert folders.paths("a.com/b=x500") is None
     assert folders.paths("a.com/b=first") is None
-    assert folders.complaints == ["cannot read all CDI specs: there are more than 499"]
+    assert folders.complaints == ["cannot read all CDI specs: there are too many limit=499"]
 
 
 def test_lists_of_thousands_are_cut(folders: Folders) -> None:
@@ -227,7 +230,8 @@ drop_start_only_modules()
 assert "yaml" not in sys.modules
 from proxy.topology.cdi import CdiSpecs
 said = []
-print(CdiSpecs((Path(sys.argv[1]),), said.append).device("nvidia.com/gpu=0").paths, len(said))
+specs = CdiSpecs((Path(sys.argv[1]),), lambda message, **keys: said.append(message))
+print(specs.device("nvidia.com/gpu=0").paths, len(said))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
@@ -241,7 +245,7 @@ def test_yaml_is_not_loaded_for_json(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from proxy.topology.cdi import CdiSpecs
-print(CdiSpecs((Path(sys.argv[1]),), print).device("a.com/b=x").paths, "yaml" in sys.modules)
+print(CdiSpecs((Path(sys.argv[1]),)).device("a.com/b=x").paths, "yaml" in sys.modules)
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True

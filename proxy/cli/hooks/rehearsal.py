@@ -14,6 +14,7 @@ from proxy.hooks.facts import Device, Mount
 from proxy.hooks.files.loading import Loaded
 from proxy.hooks.hook import Outcome
 from proxy.model.errors import HookError
+from proxy.telemetry.port import silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
     Raises:
         HookError: One cannot be configured; the daemon would not use it.
     """
-    engine = Engine(lambda _: None, lambda _, __: None)
+    engine = Engine(silent, lambda _, __: None)
     try:
         for loaded in hooks:
             error = await engine.tell_one(loaded.hook, Configure(loaded.settings, loaded.hook.name))

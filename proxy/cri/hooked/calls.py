@@ -93,7 +93,7 @@ class Hooked:
         try:
             request = read(pb.RunPodSandboxRequest, call.body)
         except TooManyFieldsError as error:
-            self._keeper.problems.note(f"cannot show a RunPodSandbox request to hooks: {error}")
+            self._keeper.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
             return
         config = pb.RunPodSandboxFacts.FromString(call.body).config

@@ -90,7 +90,9 @@ class Learning:
         try:
             pods, containers = await self._worker.run(self._keeper.runtime.raw_lists)
         except (UnavailableError, RuntimeCallError) as error:
-            self._keeper.problems.note(f"hooks lack labels and annotations of what was there before: {error}")
+            self._keeper.telemetry.problem(
+                "cannot show hooks the labels and annotations of earlier containers", err=error
+            )
             return False
         if self.following is not None:
             self.following.learn(pods, containers)

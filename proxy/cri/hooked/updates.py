@@ -23,6 +23,8 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
 from proxy.plan.narrowing import Narrowing
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject_of
 
 if TYPE_CHECKING:
     from proxy.keeper.keeper import Keeper
@@ -41,6 +43,7 @@ _LIMITS: Final = (
     "memory_swap_limit",
     "oom_score_adj",
 )
+
 _NOT_ASKED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
 """What a container has for which nobody has asked for anything; of memory no limit (-1)."""
 
@@ -175,7 +178,7 @@ class Updates:
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
         if problem := keeper.overrides.narrow(container.id, wish):
-            keeper.problems.note(problem)
+            keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
     async def _tell(self, container_id: str, wanted: _Wanted) -> None:
         """Tell the runtime.
@@ -197,7 +200,7 @@ class Updates:
         async with self._launch.under_way(flight):
             mems = keeper.mems.renewed(container)
             await self._worker.run(keeper.runtime.update_limits, container_id, told, mems, limits)
-            keeper.counters["updated_by_hooks"] += 1
+            keeper.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     def _limits(self, container: Container, wanted: _Wanted) -> Limits:
         values = {n: _NOT_ASKED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
@@ -218,11 +221,10 @@ class Updates:
         return container
 
     def _lack(self, container_id: str, by: Mapping[str, str], why: str) -> None:
-        container = self._keeper.state.containers.get(container_id)
-        who = container_id if container is None else container.ref
+        which = subject_of(self._keeper.state.containers, container_id)
         hooks = ", ".join(sorted(set(by.values())))
-        self._keeper.counters["updates_by_hooks_failed"] += 1
-        self._keeper.problems.note(f"cannot update container {who} as hook {hooks} wants: {why}")
+        self._keeper.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
+        self._keeper.telemetry.problem("cannot update a container as hooks ask", **which, hook=hooks, err=why)
 
     def close(self) -> None:
         """End the worker."""

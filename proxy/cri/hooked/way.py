@@ -14,6 +14,7 @@ from proxy.model.errors import HookError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.plan.narrowing import Narrowing
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.cri.hooked.updates import Updates
@@ -92,8 +93,8 @@ class Way:
     def refuses(self, call: Call, outcome: Outcome) -> bool:
         """Refuse the call where hooks do; else have done what they want of others."""
         if outcome.refusal:
-            self._keeper.counters["refused_by_hooks"] += 1
-            self._keeper.refusals.say(("hook", outcome.refusal[:80]), f"refused: {outcome.refusal}")
+            self._keeper.telemetry.count(metrics.REFUSED_BY_HOOKS)
+            self._keeper.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
         self.update(outcome)
@@ -126,7 +127,7 @@ class Way:
             return outcome, adjusted(call.body, outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and that is said
             words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-            self._keeper.problems.note(words)
+            self._keeper.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
             return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
@@ -144,7 +145,7 @@ class Way:
             self._owned_cpus,
         )
         if problem := self._keeper.overrides.narrow(container_id, wish, offered):
-            self._keeper.problems.note(problem)
+            self._keeper.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
 
 
 class _Nothing:

@@ -31,6 +31,7 @@ from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.engine.telling import Notifier
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
+from proxy.telemetry.port import Report
 
 ALONE_S = 5.0
 """The least time for ``Configure`` and ``Synchronize``: no call waits for these."""
@@ -90,7 +91,7 @@ class Engine:
 
     def __init__(
         self,
-        complain: Callable[[str], None],
+        complain: Report,
         updated: Callable[[Mapping[str, Update], Mapping[str, str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from proxy.config.hooks import HooksConfig
@@ -16,6 +16,7 @@ from proxy.hooks.files.trust import UntrustedError
 from proxy.hooks.hook import Hook
 from proxy.keeper.worker import Worker
 from proxy.model.errors import HookError
+from proxy.telemetry.port import Report
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +37,7 @@ class Version:
 class Maker:
     """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each."""
 
-    def __init__(
-        self, config: HooksConfig, worker: Worker, complain: Callable[[str], None], trials: Trials
-    ) -> None:
+    def __init__(self, config: HooksConfig, worker: Worker, complain: Report, trials: Trials) -> None:
         self._config = config
         self._trials = trials
         self._worker = worker
@@ -81,9 +80,9 @@ class Maker:
     def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
         from proxy.hooks.remote.servers import OurselvesError, server_of
 
-        def report(sentence: str) -> None:
+        def report(message: str, /, **keys: object) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._complain, sentence)
+                loop.call_soon_threadsafe(partial(self._complain, message, **keys))
 
         try:
             return server_of(name, path, data, self._config, report)

@@ -27,6 +27,7 @@ from proxy.hooks.remote.client import LARGEST, Client
 from proxy.hooks.remote.convert import container_request, sandbox_request
 from proxy.hooks.remote.merge import merge_answer
 from proxy.model.errors import HookError
+from proxy.telemetry.port import Report
 
 POINTS: Final[dict[str, type[Point]]] = {
     point.__name__: point
@@ -58,7 +59,7 @@ class Remote:
 
     name: str
     client: Client
-    report: Callable[[str], object]
+    report: Report
     reported: set[tuple[str, str]]
 
     def handler(self, point: type[Point]) -> Callable[..., Adjustment | None]:
@@ -92,7 +93,13 @@ class Remote:
         if (point, field) not in self.reported:
             self.reported.add((point, field))
             with contextlib.suppress(RuntimeError):  # the loop that would take it has ended
-                self.report(f"hook {self.name} at {point}: {field} is left out of its answer: {what[:300]}")
+                self.report(
+                    "dropped a field of the answer of a hook server",
+                    hook=self.name,
+                    point=point,
+                    field=field,
+                    reason=what[:300],
+                )
 
 
 def decoded(kind: type[Any], content: bytes) -> Any:

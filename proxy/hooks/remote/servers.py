@@ -23,6 +23,7 @@ from proxy.hooks.events import Shutdown
 from proxy.hooks.hook import Hook, Policy
 from proxy.logs import log
 from proxy.model.errors import ConfigError, HookError
+from proxy.telemetry.port import Report
 
 NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
 """Known to Koordinator, and asked by none of its proxies."""
@@ -36,13 +37,11 @@ class _FlawError(Exception):
     """What is wrong with a file."""
 
 
-def _log(sentence: str) -> None:
-    log.warning(sentence)
+def _log(message: str, /, **keys: object) -> None:
+    log.warning(message, **keys)
 
 
-def server_of(
-    name: str, path: Path, data: bytes, config: HooksConfig, report: Callable[[str], object] = _log
-) -> Hook:
+def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: Report = _log) -> Hook:
     """Make a hook of a server's file.
 
     Args:
@@ -70,9 +69,12 @@ def server_of(
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
     strange = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
     if strange:
-        report(f"hook {name}: {path} wants unknown hooks: {', '.join(map(repr, strange))[:300]}")
+        unknown = ", ".join(map(repr, strange))[:300]
+        report("a hook server asks for unknown hook points", hook=name, path=path, points=unknown)
     if said not in ("", *Policy):
-        report(f"hook {name}: {path} has the failure-policy {said!r}, which is taken for Ignore")
+        report(
+            "unknown failure-policy of a hook server: Ignore is used", hook=name, path=path, value=repr(said)
+        )
     settings = config.settings.get(name)
     own = Policy.FAIL if said == Policy.FAIL else Policy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout

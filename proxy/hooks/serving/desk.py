@@ -111,10 +111,11 @@ class Desk:
             answer, lost = create_answer(asked, call.original, body)
             self._entrust(call, answer, sandbox_id, asked.container_meta)
         if lost:
-            ref = f"{asked.pod_meta.namespace}/{asked.pod_meta.name}/{asked.container_meta.name}"
-            what = ", ".join(lost)
-            self._keeper.problems.note(
-                f"cannot change {what} of {ref}: a hook server has no words for it (Koordinator's protocol)"
+            self._keeper.telemetry.problem(
+                "cannot change a container: Koordinator's hook protocol has no fields for it",
+                pod=f"{asked.pod_meta.namespace}/{asked.pod_meta.name}",
+                container=asked.container_meta.name,
+                fields=", ".join(lost),
             )
         return answer
 
@@ -199,7 +200,12 @@ class Desk:
         keeper = self._keeper
         meta = asked.pod_meta
         words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
-        keeper.problems.note(words)
+        keeper.telemetry.problem(
+            "cannot place a container",
+            pod=f"{meta.namespace}/{meta.name}",
+            container=asked.container_meta.name,
+            err=why,
+        )
         keeper.attention.set()
         if keeper.store.mode.enforces and (keeper.options.refuse_on_error or self.is_strict(asked)):
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, words)

@@ -88,5 +88,5 @@ class Finder:
 
     def look_later(self, error: Exception) -> None:
         """The runtime does not answer: report it, and reconcile with it soon."""
-        self._keeper.problems.note(str(error))
+        self._keeper.telemetry.problem("cannot list what the runtime has", err=error)
         self._keeper.attention.set()

@@ -24,6 +24,7 @@ from proxy.hooks.serving.place import Place
 from proxy.keeper.context import NodeContext
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,17 +152,19 @@ class Server:
     async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
         """Have a question answered in time; runs on the loop."""
         keeper = self._keeper
-        keeper.counters["hook_questions"] += 1
+        keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
         try:
             async with asyncio.timeout(limit):
                 return await answer(asked)
         except HookCallRefusedError:
-            keeper.counters["hook_questions_refused"] += 1
+            keeper.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
             raise
         except TimeoutError:
             keeper.attention.set()
             words = f"cannot answer {name}: it took longer than {limit:.3g} s"
-            keeper.problems.note(words)
+            keeper.telemetry.problem(
+                "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
+            )
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             keeper.broken(error)

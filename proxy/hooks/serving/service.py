@@ -48,7 +48,7 @@ class Serving:
             try:
                 return await self.start()
             except TopoproxyError as error:
-                self._keeper.problems.note(str(error))
+                self._keeper.telemetry.problem("cannot listen as a hook server", path=self.path, err=error)
             await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
             tries += 1
 
@@ -63,7 +63,7 @@ class Serving:
         self.listening = True
         looking = tended(self.desk.under_way.run, self._keeper.begun_anew)
         self._task = asyncio.get_running_loop().create_task(looking)
-        self._keeper.voice.info(f"answering as a hook server on {self.path}")
+        self._keeper.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:
         """Listen no more. What is under way is found again after a start, as after a crash."""

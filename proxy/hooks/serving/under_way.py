@@ -148,7 +148,7 @@ class UnderWay:
                 for container in await ask(keeper.runtime.list_containers):
                     self.see_container(container)
         except (UnavailableError, RuntimeCallError) as error:
-            keeper.problems.note(str(error))
+            keeper.telemetry.problem("cannot list what the runtime has", err=error)
         for calls in (self.pods, self.creates, self.starts):
             calls.expire()
 

@@ -103,7 +103,9 @@ class BeQuota:
                 if error.errno == errno.ENOENT:
                     self.written.discard(path)
                 else:
-                    self._keeper.problems.note(str(error))
+                    self._keeper.telemetry.problem(
+                        "cannot write the CFS quota of BE pods", path=path, err=error
+                    )
         if self.written != before:
             await self._record()
         if not self.written:

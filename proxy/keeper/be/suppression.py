@@ -38,6 +38,7 @@ from proxy.pools.quota import UNLIMITED
 from proxy.pools.seats import Seat, seats_of
 from proxy.pools.shared import Held, Withheld
 from proxy.pools.suppress import THRESHOLD, Usage, budget, how_many, suppressed
+from proxy.telemetry import metrics
 
 PATIENCE = 10
 """Rounds without a figure after which everything is given back."""
@@ -140,7 +141,7 @@ class Suppression:
     async def once(self) -> None:
         """Make one round."""
         keeper = self._keeper
-        keeper.counters["be_suppress_rounds"] += 1
+        keeper.telemetry.count(metrics.BE_SUPPRESS_ROUNDS)
         asked = asked_of(keeper.state)
         try:
             reading = await self._read(asked)
@@ -186,11 +187,13 @@ class Suppression:
     async def _cannot(self, why: str) -> None:
         """There is no figure this time."""
         keeper = self._keeper
-        keeper.counters["be_suppress_unreadable"] += 1
+        keeper.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
         self._failures += 1
         if self._failures < PATIENCE:
             return
-        keeper.problems.note(f"cannot suppress BE pods, which have all CPUs of their pool meanwhile: {why}")
+        keeper.telemetry.problem(
+            "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=why
+        )
         self.figures = None
         if self._failures == PATIENCE or self.quota.written:
             await self._give_back("their usage cannot be read")
@@ -233,8 +236,8 @@ class Suppression:
     async def _follow_quota(self, milli: int, pods: int) -> None:
         if not self.above:
             if pods:
-                self._keeper.problems.note(
-                    "cannot suppress BE pods by a quota: there is no group above them called besteffort"
+                self._keeper.telemetry.problem(
+                    "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
                 )
             return
         was = self.quota.in_force
@@ -242,7 +245,7 @@ class Suppression:
             written = await self.quota.follow(self.above, milli, len(self._keeper.state.node.machine.online))
         except CgroupError as error:
             if pods:
-                self._keeper.problems.note(str(error))
+                self._keeper.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
             return
         if written:
             self._changed(quota_words(was), quota_words(self.quota.in_force), self._why())
@@ -252,9 +255,9 @@ class Suppression:
 
     def _changed(self, before: str, after: str, why: str) -> None:
         keeper = self._keeper
-        keeper.counters["be_suppress_changes"] += 1
+        keeper.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
         self.change = Change(keeper.wall(), before, after, why)
-        keeper.voice.debug(f"BE pods have {after}, had {before}: {why}")
+        keeper.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------
 
@@ -270,8 +273,8 @@ class Suppression:
             async with asyncio.timeout(STOP_LIMIT_S):
                 await self._give_back("the daemon stops")
         except (TimeoutError, TopoproxyError) as error:
-            self._keeper.problems.note(
-                f"cannot give BE pods back what they had: {error or 'it takes too long'}"
+            self._keeper.telemetry.problem(
+                "cannot restore what BE pods had", err=str(error) or "it takes too long"
             )
 
     def close(self) -> None:

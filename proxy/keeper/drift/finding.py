@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 
 from proxy.keeper.beside import BesideKubelet
 from proxy.keeper.context import NodeContext
-from proxy.keeper.drift.authors import COUNTER
+from proxy.keeper.drift.authors import Author
 from proxy.keeper.drift.watch import WriteWatch
 from proxy.keeper.enforce import Enforced
 from proxy.keeper.kernel_writes import KernelWrites
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.keeper.drift.ports import Writes
@@ -76,6 +77,8 @@ class Drift:
         self.hints: dict[str, tuple[str, float]] = {}
         self._suspected: set[str] = set()
         self._looks = False
+        for author in Author:
+            keeper.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
 
     def start(self) -> None:
         """Begin to listen, and to compare by the clock."""
@@ -213,10 +216,10 @@ class Drift:
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
-        counters = self._keeper.counters
-        by = {name.removeprefix(COUNTER): n for name, n in counters.items() if name.startswith(COUNTER)}
+        counted = self._keeper.telemetry.registry.values(metrics.DRIFT_REPAIRED)
+        by = {key[0]: n for key, n in counted.items() if n}
         wars = self.repairs.page() if self.repairs is not None else []
-        return {**self.watch.page(), "by": by, "wars": wars}
+        return {**self.watch.page(), "by": by, "writeConflicts": wars, "wars": wars}
 
     async def close(self) -> None:
         """Listen no more; the kernel's worker has ended."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 
 from proxy.keeper.context import NodeContext
-from proxy.keeper.drift.authors import COUNTER, NEXT, Author
+from proxy.keeper.drift.authors import NEXT, Author
 from proxy.keeper.drift.blame import Blame
 from proxy.keeper.drift.wars import QUIET_S, War, Wars
 from proxy.keeper.drift.watch import WriteWatch
@@ -19,9 +19,12 @@ from proxy.keeper.enforce import Enforced
 from proxy.keeper.kernel_writes import KernelWrites
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Pool
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 SOONEST_S, LATEST_S = 0.25, 1.0
 """Seconds between two looks at who is fought about."""
+WRITE_CONFLICT = "another program keeps writing the cpuset of a container"
 MANY = 5
 """More of a kind are not named one by one."""
 
@@ -71,11 +74,11 @@ class Repairs:
         for container_id, cpus in done.left.items():
             self.wars.left(container_id, cpus, now)
         for container_id in done.drifted:
-            keeper.counters["drift_repaired"] += 1
+            keeper.telemetry.count(metrics.CPUSETS_REPAIRED)
             found = done.found.get(container_id)
             self._fresh[container_id] = self._fresh.get(container_id, (0, None))[0] + 1, found
             if war := self.wars.repaired(container_id, found or CpuSet(), now):
-                keeper.counters["drift_wars"] += 1
+                keeper.telemetry.count(metrics.WRITE_CONFLICTS)
                 self._began[container_id] = war
         if self._fresh:
             self._once("judge", self._judge)
@@ -105,39 +108,50 @@ class Repairs:
             fresh, self._fresh = self._fresh, {}
             began, self._began = self._began, {}
             authors = await self.blame.authors({i: found for i, (_, found) in fresh.items()})
-            told: list[str] = []
+            repaired: list[tuple[Container, CpuSet | None, Author]] = []
             for container_id, author in authors.items():
                 times, found = fresh[container_id]
-                keeper.counters[f"{COUNTER}{author}"] += times
+                keeper.telemetry.count(metrics.DRIFT_REPAIRED, times, author=author)
                 container = keeper.state.containers.get(container_id)
                 if container_id in self.wars:
                     self._by[container_id] = author
                 elif container is not None:
-                    told.append(self._words(container, found, author))
-            if told:
-                more = f"; and {len(told) - MANY} more" if len(told) > MANY else ""
-                keeper.voice.warn(f"drift: somebody else wrote cpusets: {'; '.join(told[:MANY])}{more}")
+                    repaired.append((container, found, author))
+            for container, found, author in repaired[:MANY]:
+                self._log(container, found, author)
+            if len(repaired) > MANY:
+                more = len(repaired) - MANY
+                keeper.telemetry.warning("drift: another program wrote more cpusets: put back", count=more)
             self._tell_wars(began, authors)
 
-    def _words(self, container: Container, found: CpuSet | None, author: Author) -> str:
-        had = f" from {str(found) or 'none'}" if found is not None else ""
-        who = f" ({author}, probably)" if author is not Author.UNKNOWN else ""
-        return f"{container.ref} put back{had} to {self._keeper.state.wanted(container)}{who}"
+    def _log(self, container: Container, found: CpuSet | None, author: Author) -> None:
+        self._keeper.telemetry.warning(
+            "drift: another program wrote a cpuset: put back",
+            **subject(container),
+            cpus=self._keeper.state.wanted(container),
+            found=found if found is None else str(found) or "none",
+            probably=None if author is Author.UNKNOWN else author,
+        )
 
     def _tell_wars(self, began: dict[str, War], authors: dict[str, Author]) -> None:
         keeper, there = self._keeper, self._keeper.state.containers
         some = [(there[i], war, authors.get(i, Author.UNKNOWN)) for i, war in began.items() if i in there]
         for container, war, author in some[:MANY]:
-            who = f"somebody ({author}, probably)" if author is not Author.UNKNOWN else "somebody"
             urgent = self._is_urgent(container.id, war.found)
-            pace = "each second, as owned CPUs are at stake" if urgent else "more and more seldom"
-            keeper.problems.note(
-                f"{who} keeps writing the cpuset of {container.ref}: {war.times} times in"
-                f" {max(war.repaired - war.began, 0.1):.1f} s, {str(war.found) or 'another set'} instead of"
-                f" {keeper.state.wanted(container)}; it is put back {pace}: {NEXT[author]}"
+            pace = "each second, as exclusive CPUs are at stake" if urgent else "less and less often"
+            keeper.telemetry.problem(
+                WRITE_CONFLICT,
+                **subject(container),
+                cpus=keeper.state.wanted(container),
+                found=str(war.found) or None,
+                probably=None if author is Author.UNKNOWN else author,
+                times=war.times,
+                seconds=round(max(war.repaired - war.began, 0.1), 1),
+                putBack=pace,
+                advice=NEXT[author],
             )
         if len(some) > MANY:
-            keeper.problems.note("somebody keeps writing the cpusets of many containers: see drift in status")
+            keeper.telemetry.problem("another program keeps writing the cpusets of many containers")
 
     # -- fighting -----------------------------------------------------------------------------------------
 
@@ -158,9 +172,13 @@ class Repairs:
     def _tell_end(self, container_id: str, war: War) -> None:
         container = self._keeper.state.containers.get(container_id)
         if container is not None:
-            self._keeper.voice.info(
-                f"drift: nobody has written the cpuset of {container.ref} for {QUIET_S:g} s;"
-                f" it was put back {war.times} times in {war.repaired - war.began:.0f} s"
+            self._keeper.telemetry.resolved(WRITE_CONFLICT, pod=container.pod.ref, container=container.name)
+            self._keeper.telemetry.event(
+                "drift: no other program writes the cpuset any more",
+                **subject(container),
+                times=war.times,
+                seconds=round(war.repaired - war.began),
+                quiet=QUIET_S,
             )
 
     def contested(self, mine: CpuSet) -> dict[str, CpuSet]:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from proxy.keeper.context import NodeContext
 from proxy.model.errors import CgroupError
+from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.keeper.drift.ports import Writes
 
 MOMENT_S = 0.02
+NOT_WATCHED = "cannot watch the writes to all cpusets: those not watched are compared periodically"
 
 
 class WriteWatch:
@@ -124,7 +126,7 @@ class WriteWatch:
     def _refuse(self, error: CgroupError) -> None:
         self.refused = str(error)
         period = self._keeper.options.reconcile_period
-        self._keeper.complain(f"{error}; those that are not watched are compared every {period / 2:g} s")
+        self._keeper.telemetry.problem(NOT_WATCHED, seconds=period / 2, err=error)
 
     # -- the loop -----------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class WriteWatch:
             loop.remove_reader(writes)
             self._later = loop.call_later(MOMENT_S, self._listen)
         if whose is None:
-            self._keeper.counters["write_floods"] += 1
+            self._keeper.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
         if whose is None or whose:
             self._suspect(whose)
 

@@ -33,6 +33,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase
 from proxy.plan.standin import MissingCpus, choose_replacements, owners_missing_cpus
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.keeper.ports import Displaced, MachineEvents
@@ -43,7 +45,7 @@ MOMENT_S = 0.05
 
 LOOKS = 3
 """So many times tasks that the kernel has moved away are looked for: it does so after it has told."""
-LATE = "CPUs and memory that come or go are seen at comparisons"
+NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is noticed at the next reconcile"
 
 
 class Hotplug:
@@ -102,11 +104,10 @@ class Hotplug:
             changed = events.heard()
         except OSError as error:
             self._deaf(events)
-            why = f"cannot listen to the kernel's uevents any more: {error.strerror}"
-            self._keeper.problems.note(f"{why}: {LATE}")
+            self._keeper.telemetry.problem(NO_UEVENTS, err=error.strerror)
             return
         if changed and self._soon is None:
-            self._keeper.counters["machine_events"] += 1
+            self._keeper.telemetry.count(metrics.MACHINE_EVENTS)
             self._soon = self._loop.call_later(MOMENT_S, self._now)
 
     def _now(self) -> None:
@@ -128,19 +129,19 @@ class Hotplug:
         keeper, before = self._keeper, self._keeper.state
         was, after = before.node.machine, before.on(machine)
         if not after.pools.shared:
-            keeper.problems.note(
-                f"cannot follow the machine: with CPUs {machine.online} the shared pool is empty"
+            keeper.telemetry.problem(
+                "cannot follow the machine: the shared pool would be empty", cpus=machine.online
             )
             return
         for what, old, new in (
-            ("online CPUs", was.online, machine.online),
+            ("CPUs", was.online, machine.online),
             ("NUMA nodes with memory", was.memory_nodes, machine.memory_nodes),
         ):
             if old != new:
-                keeper.voice.warn(f"{what} are now {new}, were {old}")
+                keeper.telemetry.warning("the machine changed", what=what, now=new, before=old)
         keeper.store.change(after, "machine changed", follow=Follow.ALL)
         keeper.enforcer.forget()  # what the kernel took from groups nobody wrote
-        keeper.counters["machine_changes"] += 1
+        keeper.telemetry.count(metrics.MACHINE_CHANGES)
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
@@ -182,11 +183,14 @@ class Hotplug:
             try:
                 moved = displaced.bring_back(path) if path else 0
             except CgroupError as error:
-                keeper.problems.note(str(error))
+                keeper.telemetry.problem("cannot bring back processes", **subject(container), err=error)
                 continue
             if moved:
-                words = f"its cgroup had run empty, and the kernel had moved {moved} of its processes away"
-                keeper.complain(f"{container.ref}: {words}: they are back")
+                keeper.telemetry.problem(
+                    "brought back processes that the kernel had moved away: their cgroup had no CPUs left",
+                    **subject(container),
+                    processes=moved,
+                )
 
     async def _take_back(self, short: MissingCpus) -> None:
         """Let go of CPUs that stand in for none any more, once the kernel says that they are left."""
@@ -227,12 +231,16 @@ class Hotplug:
         if obstacle is not None or not self._living(ids):
             self._release(token)
             if obstacle is not None:
-                keeper.problems.note(
-                    f"{first.ref} does not get CPUs {cpus} in place of {short.away}: {obstacle.words}"
+                keeper.telemetry.problem(
+                    "cannot replace offline CPUs",
+                    **subject(first),
+                    cpus=cpus,
+                    offline=short.away,
+                    err=obstacle.words,
                 )
             return
         self._put(ids, short.instead | cpus, token)
-        keeper.counters["stand_ins"] += 1
+        keeper.telemetry.count(metrics.REPLACEMENT_CPUS)
         await keeper.journal.flush()
         await self._writes.follow(ids)
         self._given_again(ids)

@@ -15,6 +15,8 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.wording import cpus
 from proxy.model.wording import nodes as named
 from proxy.model.workload import Container, Phase, Pool
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.plan.state import NodeState
@@ -98,23 +100,29 @@ class Shortage:
     def tell(self) -> None:
         """Tell what has changed since the last time."""
         keeper, now = self._keeper, self.now()
-        lines: list[str] = []
+        lines: list[tuple[Container, str]] = []
         for container_id, lack in now.items():
             words = lack.words()
             if self.known.get(container_id) == words:
                 continue
-            lines.append(f"{keeper.state.containers[container_id].ref}: {words}")
+            lines.append((keeper.state.containers[container_id], words))
             self._note(container_id, f"since {self._time()} {words}")
-            keeper.counters["owners_cut"] += container_id not in self.known
+            keeper.telemetry.count(metrics.EXCLUSIVE_CPU_SHORTFALLS, container_id not in self.known)
         for container_id in self.known.keys() - now.keys():
             if (container := keeper.state.containers.get(container_id)) is not None:
-                lines.append(f"{container.ref} has all that it was promised again")
+                lines.append((container, ""))
                 self._note(container_id, f"at {self._time()} all that it was promised was there again")
         self.known = {container_id: lack.words() for container_id, lack in now.items()}
-        for line in lines[:SHOWN]:
-            keeper.voice.warn(line)
+        for container, words in lines[:SHOWN]:
+            if words:
+                keeper.telemetry.warning(
+                    "a container has less than promised", **subject(container), reason=words
+                )
+            else:
+                keeper.telemetry.warning("a container has all that was promised again", **subject(container))
         if len(lines) > SHOWN:
-            keeper.voice.warn(f"and {len(lines) - SHOWN} more: see topoproxy status")
+            more = len(lines) - SHOWN
+            keeper.telemetry.warning("more containers have less than promised: see the status", count=more)
 
     def _note(self, container_id: str, words: str) -> None:
         self._keeper.history.amend(container_id, words)

@@ -92,7 +92,7 @@ class Jobs:
             try:
                 self._end(container_id, record)
             except CgroupError as error:
-                self._keeper.complain(f"cannot end a partition, CPUs {record.cpus} stay away: {error}")
+                self._keeper.telemetry.problem("cannot end a partition", cpus=record.cpus, err=error)
 
     def _end(self, container_id: str, record: Record) -> None:
         self._bell.drop(container_id)
@@ -119,14 +119,14 @@ class Jobs:
                     self.over.add(container_id)
                     self._end_above(record)
                 else:
-                    self._keeper.complain(str(error))
+                    self._keeper.telemetry.problem("cannot read a partition", path=record.path, err=error)
         return lost
 
     def _end_above(self, record: Record) -> None:
         try:
             self._kernel.end(record.path, record.cpus, record.lent)
         except CgroupError as error:
-            self._keeper.complain(str(error))
+            self._keeper.telemetry.problem("cannot end a partition", path=record.path, err=error)
 
     def plan(self, container_id: str) -> Record | None:
         """Find out what is to be written; None where it is too early, or too late."""
@@ -146,7 +146,7 @@ class Jobs:
             return Record(path, cpus, self.asked, self._kernel.lent(path, cpus))
         except CgroupError as error:
             if error.errno != errno.ENOENT:
-                keeper.complain(str(error))
+                keeper.telemetry.problem("cannot make a partition", path=path, err=error)
             return None
 
     def carry_out(self, container_id: str, record: Record) -> PartitionState | None:
@@ -163,7 +163,9 @@ class Jobs:
                 self._end_above(record)
                 self.over.add(container_id)
             else:
-                self._keeper.complain(str(error))  # the record stays: it is ended with the next comparison
+                # The record stays: the next comparison ends the partition.
+                telemetry = self._keeper.telemetry
+                telemetry.problem("cannot make a partition", path=record.path, err=error)
             return None
         if made.valid:
             self._bell.add(container_id, self._kernel.file(record.path))

@@ -32,6 +32,8 @@ from proxy.keeper.partitions.ports import MEMBER, Partitions, PartitionState
 from proxy.model.backoff import PassRetries
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
+from proxy.telemetry import metrics
+from proxy.telemetry.port import subject
 
 KEY = "x/"
 
@@ -56,7 +58,9 @@ class OwnersPartitions(Onlooker):
         self.jobs = Jobs(keeper, kernel, asked, self._bell)
         keeper.enforcer.first = self.jobs.clear
         if asked and kernel.lack:
-            keeper.problems.note(f"cannot make partitions of owned CPUs (apply.partitions): {kernel.lack}")
+            keeper.telemetry.problem(
+                "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.lack
+            )
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over what the ledger holds; the first pass compares it."""
@@ -66,7 +70,9 @@ class OwnersPartitions(Onlooker):
             try:
                 self.jobs.records[key.removeprefix(KEY)] = Record.load(value)
             except ValueError as error:
-                self._keeper.problems.note(f"cannot use the ledger's record {key}: {error}")
+                self._keeper.telemetry.problem(
+                    "cannot use a record of the ledger", record=key, err=str(error)
+                )
 
     # -- deciding -----------------------------------------------------------------------------------------
 
@@ -130,12 +136,14 @@ class OwnersPartitions(Onlooker):
             return
         if made.valid:
             self.why.pop(container.id, None)
-            keeper.counters["partitions_made"] += 1
-            keeper.voice.info(f"CPUs {record.cpus} of {container.ref} are a partition ({record.kind})")
+            keeper.telemetry.count(metrics.PARTITIONS_MADE)
+            keeper.telemetry.event(
+                "made a partition", **subject(container), cpus=record.cpus, kind=record.kind
+            )
             return
         self._retries.failed(container.id)
         self.why[container.id] = made.reason
-        keeper.problems.note(f"cannot make a partition of the CPUs of {container.ref}: {made.reason}")
+        keeper.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
 
     def _say_lost(self, lost: Mapping[str, PartitionState]) -> None:
         keeper = self._keeper
@@ -147,8 +155,8 @@ class OwnersPartitions(Onlooker):
             words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
             said = f"the kernel made it {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
             self.why[container_id] = said
-            keeper.counters["partitions_lost"] += 1
-            keeper.problems.note(f"the partition of {container.ref} is gone: {said}")
+            keeper.telemetry.count(metrics.PARTITIONS_LOST)
+            keeper.telemetry.problem("the kernel ended a partition", **subject(container), err=said)
         for container_id in self.jobs.records.keys() - lost.keys():
             self._retries.succeeded(container_id)
 

@@ -31,6 +31,7 @@ from proxy.model.backoff import PassRetries
 from proxy.model.workload import Container, Phase, Pool
 from proxy.plan.quotas import quota_is_off
 from proxy.pools.quota import UNLIMITED
+from proxy.telemetry import metrics
 
 POD, CONTAINER = "q/", "qc/"
 
@@ -74,7 +75,9 @@ class Quotas(Onlooker):
                 if isinstance(quota, int) and quota > 0 and isinstance(group, str):
                     self.records[key] = Record(quota, group)
                 else:
-                    self._keeper.problems.note(f"cannot use the ledger's record {key}: it is no CFS quota")
+                    self._keeper.telemetry.problem(
+                        "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
+                    )
 
     # -- deciding -----------------------------------------------------------------------------------------
 
@@ -173,7 +176,9 @@ class Quotas(Onlooker):
             async with asyncio.timeout(self._keeper.options.call_timeout), self._lock:
                 await self._take_off({POD + container.pod.key: (container.pod.cgroup_parent, "")})
         except TimeoutError:
-            self._keeper.problems.note(f"cannot take off the CFS quota of {container.pod.ref} in time")
+            self._keeper.telemetry.problem(
+                "cannot remove the CFS quota of a pod in time", pod=container.pod.ref
+            )
 
     async def once(self) -> None:
         """Compare all that is off, or was, with the kernel."""
@@ -207,13 +212,13 @@ class Quotas(Onlooker):
         for key, at in limited.items():
             if key in self.records:
                 self._taking.failed(key)
-                keeper.counters["quota_drift"] += 1
-                keeper.voice.warn(f"drift: somebody set the CFS quota of cgroup /{at.path}; taken off again")
+                keeper.telemetry.count(metrics.CFS_QUOTA_DRIFT)
+                keeper.telemetry.warning("drift: another program wrote a CFS quota", path=f"/{at.path}")
             self._keep(key, Record(at.quota, at.path if key.startswith(POD) else ""))
         await keeper.journal.flush()
         errors = await keeper.kernel.run(take_off, groups, sorted(limited.items()))
         self._complain(errors, self._taking)
-        keeper.counters["quotas_off"] += len(limited) - len(errors)
+        keeper.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
         self._tell(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
         self.stir()  # somebody may have ended meanwhile
 
@@ -241,7 +246,7 @@ class Quotas(Onlooker):
         self._complain(errors, self._giving)
         for key, now in done.items():
             if key.startswith(POD) or now != back[key][0].quota:
-                self._keeper.counters["quotas_back"] += key.startswith(POD)
+                self._keeper.telemetry.count(metrics.CFS_QUOTAS_RESTORED, key.startswith(POD))
                 self._forget(key)
 
     def _shared_parents(self) -> set[str]:
@@ -270,4 +275,4 @@ class Quotas(Onlooker):
     def _complain(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:
         for key, error in errors:
             retries.failed(key)
-            self._keeper.problems.note(error)
+            self._keeper.telemetry.problem("cannot write a CFS quota", reason=error)

@@ -29,6 +29,7 @@ from proxy.keeper.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase
+from proxy.telemetry import metrics
 
 _POD = re.compile(r"-pod[^-/]+\.slice")
 """The end of a pod's slice; any other may be the parent of what is not ours."""
@@ -175,11 +176,13 @@ class Fencing:
         try:
             path = await self._keeper.kernel.run(self._put, container.pod.cgroup_parent, cpus)
         except CgroupError as error:
-            self._keeper.problems.note(str(error))
+            self._keeper.telemetry.problem(
+                "cannot narrow the cgroup of a pod", pod=container.pod.ref, err=error
+            )
             return None
         if path is None:
             return None
-        self._keeper.counters["fences"] += 1
+        self._keeper.telemetry.count(metrics.POD_CGROUPS_NARROWED)
         return Fence(path, cpus)
 
     async def take(self, fence: Fence) -> None:
@@ -187,7 +190,7 @@ class Fencing:
         try:
             await self._keeper.kernel.run(self._take, fence.path)
         except CgroupError as error:
-            self._keeper.problems.note(str(error))
+            self._keeper.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def take_all(self) -> None:
         """Take all away: nobody will come back for them."""
@@ -322,4 +325,4 @@ class Fencing:
             try:
                 self._take(path)
             except CgroupError as error:
-                self._keeper.complain(str(error))
+                self._keeper.telemetry.problem("cannot widen the cgroup of a pod", path=path, err=error)

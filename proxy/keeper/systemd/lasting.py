@@ -38,6 +38,7 @@ from proxy.keeper.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Pool
+from proxy.telemetry import metrics
 
 PER_SECOND = 50.0
 """So many units are set a second in the background; each costs systemd a small file."""
@@ -111,14 +112,14 @@ class Lasting:
             self.connected = False
             return
         if news is UnitNews.CONNECTED:
-            keeper.counters["systemd_connections"] += 1
+            keeper.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
             self.connected = True
             self.changed(keeper.state.containers)
             self._wake.set()
-            if keeper.counters["systemd_connections"] == 1:
+            if keeper.telemetry.value(metrics.SYSTEMD_CONNECTIONS) == 1:
                 return
         else:
-            keeper.counters["systemd_reloads"] += 1
+            keeper.telemetry.count(metrics.SYSTEMD_RELOADS)
         self._suspect(Author.SYSTEMD)
 
     # -- what the runtime tells systemd ------------------------------------------------------------------
@@ -142,11 +143,13 @@ class Lasting:
         """Find out from a unit what the runtime tells systemd; see ``Masks.judge``."""
         found = self.masks.judge(has, meant, told=told)
         if found is not Found.NOTHING:
-            self._keeper.counters["units_repaired"] += 1
+            self._keeper.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
         if found is Found.REVERSED_FIRST:
-            self._keeper.problems.note(
-                f"the runtime tells systemd wrong CPUs ({has} for {meant}), as runc before 1.1.6 does:"
-                " they are put right after each start and update"
+            self._keeper.telemetry.problem(
+                "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
+                " each start and update",
+                cpus=meant,
+                found=has,
             )
 
     # -- in the background --------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ class Lasting:
             self._wake.set()
         elif error.errno == errno.ENOENT:
             return  # it has ended
-        self._keeper.problems.note(str(error))
+        self._keeper.telemetry.problem("cannot set the properties of a systemd unit", err=error)
 
     async def _compare(self, container_id: str) -> bool:
         """Compare one unit; True where it was set."""
@@ -259,7 +262,7 @@ class Lasting:
         try:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
-            keeper.counters["units_set"] += 1
+            keeper.telemetry.count(metrics.SYSTEMD_UNITS_SET)
         except UnavailableError:  # it may be done all the same: a reload can take longer than the deadline
             self._late.append(own or keeper.flights.depart(container_id, want))
             own = None
@@ -301,7 +304,7 @@ class Lasting:
             held = self._keeper.enforcer.cgroups.read("/".join(above[:depth])).cpus
             if has and not cpus <= has and cpus <= held:
                 self.units.set(name, has | cpus, None)
-                self._keeper.complain(f"slice {name} had CPUs {has}: widened for {cpus}")
+                self._keeper.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
 
     async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
         """Have a unit's properties be what its container gets back when we leave; failures are told."""

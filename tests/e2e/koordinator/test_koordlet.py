@@ -40,7 +40,7 @@ def in_use(daemon: Daemon, name: str = "koordlet") -> None:
     """Wait until the daemon asks a hook server."""
 
     def used() -> bool:
-        return f"hook {name} is in use" in daemon.log.read_text()
+        return f"hook loaded hook={name} " in daemon.log.read_text()
 
     wait_for(f"hook {name} to be in use", used, limit=30)
 

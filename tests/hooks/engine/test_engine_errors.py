@@ -21,6 +21,8 @@ from proxy.hooks.files import loading
 from proxy.hooks.hook import Hook
 from proxy.logs import log
 from proxy.model.errors import HookError
+from proxy.telemetry.port import silent
+from tests.said import of_hooks
 
 HOOK = """
 import json
@@ -98,7 +100,7 @@ def test_times_are_short(value: float, text: str) -> None:
 def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     said: list[str] = []
     now = [0.0]
-    people = FailureLog(said.append, lambda: now[0])
+    people = FailureLog(of_hooks(said), lambda: now[0])
     seat = Seat(of(raised), print)
     for number in range(errors.MOST + 5):
         people.note(seat.hook, HookFailure("error", f"no {number}"))
@@ -106,18 +108,18 @@ def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     assert len(said) == errors.MOST + 1
     now[0] = errors.EACH_S
     people.note(seat.hook, HookFailure("error", "again"))
-    assert said[-2:] == ["hook 10-x: 5 earlier failures were not logged", "hook 10-x: again"]
+    assert said[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
     for number in range(errors.MOST):
         people.complain("10-x", f"no {number}")
     assert said[-1] == f"hook 10-x: no {errors.MOST - 2}"
     now[0] *= 2
     people.complain("10-x", "still")
-    assert said[-2:] == ["hook 10-x: 1 earlier failures were not logged", "hook 10-x: still"]
+    assert said[-2:] == ["failures of a hook were not reported hook=10-x count=1", "hook 10-x: still"]
 
 
 def test_the_trace_of_a_failure_is_in_our_log_where_that_is_asked_for(written: io.StringIO) -> None:
     log.setup("debug", "json", written)
-    FailureLog(print, lambda: 0.0).note(of(raised), HookFailure("error", "no", "Traceback"))
+    FailureLog(silent, lambda: 0.0).note(of(raised), HookFailure("error", "no", "Traceback"))
     (record,) = records(written)
     assert (record["hook"], record["error"], record["trace"]) == ("10-x", "no", "Traceback")
 

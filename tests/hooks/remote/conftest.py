@@ -16,6 +16,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import Hook
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.remote.servers import server_of
+from tests.said import of_hooks
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["RuntimeHookService"].methods}
 LONGEST = 64 << 20
@@ -120,7 +121,7 @@ def hook_of(tmp_path: Path) -> Iterator[Callable[..., Hook]]:
         text = json.dumps({"remote-endpoint": str(path), "runtime-hooks": every})
         sentences: list[str] = [] if told is None else told
         file = tmp_path / f"{name}.json"
-        hook = server_of(name, file, text.encode(), HooksConfig(timeout=timeout, **more), sentences.append)
+        hook = server_of(name, file, text.encode(), HooksConfig(timeout=timeout, **more), of_hooks(sentences))
         made.append(hook)
         return hook
 

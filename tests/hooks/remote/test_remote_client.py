@@ -263,7 +263,8 @@ def test_what_cannot_be_done_is_told_once(server: HookServer, hook_of: MakeHook)
         assert ask(hook).cpu_shares == 9
     assert len(told) == 1
     assert told[0].startswith(
-        "hook koordlet at pre_create_container: cpuset_cpus is left out of its answer: 4095"
+        "dropped a field of the answer of a hook server hook=koordlet point=pre_create_container"
+        ' field=cpuset_cpus reason="4095'
     )
     ask(hook, "pre_update_container_resources")
     assert len(told) == 2

@@ -14,6 +14,7 @@ from proxy.config.words import FailurePolicy
 from proxy.hooks.hook import Hook, Policy
 from proxy.hooks.remote.servers import server_of
 from proxy.model.errors import HookError
+from tests.said import of_hooks, report
 
 KOORDLET = {
     "remote-endpoint": "/var/run/koordlet/koordlet.sock",
@@ -26,7 +27,7 @@ FILE = Path("/etc/runtime/hookserver.d/koordlet.json")
 def made(data: object, config: HooksConfig | None = None, told: list[str] | None = None) -> Hook:
     content = data if isinstance(data, bytes) else json.dumps(data).encode()
     sentences: list[str] = [] if told is None else told
-    return server_of("koordlet", FILE, content, config or HooksConfig(), sentences.append)
+    return server_of("koordlet", FILE, content, config or HooksConfig(), of_hooks(sentences))
 
 
 def changed(**fields: Any) -> dict[str, Any]:
@@ -106,10 +107,10 @@ def test_settings_go_before_the_file() -> None:
 
 def test_who_has_nobody_to_tell_reads_it_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr("proxy.logs.Log.warning", lambda _log, line: lines.append(line))
+    monkeypatch.setattr("proxy.logs.Log.warning", lambda _log, line, **keys: report(lines)(line, **keys))
     server_of("koordlet", FILE, json.dumps(changed(failure_policy="fail")).encode(), HooksConfig())
     assert len(lines) == 1
-    assert "has the failure-policy 'fail', which is taken for Ignore" in lines[0]
+    assert "unknown failure-policy of a hook server: Ignore is used hook=koordlet" in lines[0]
 
 
 def test_pods_with_the_label_are_left_out() -> None:

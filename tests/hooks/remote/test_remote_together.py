@@ -25,6 +25,7 @@ from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces
 from proxy.model.idset import CpuSet
+from tests.said import of_hooks
 
 HookServer = Any  # of conftest
 MakeHook = Callable[..., Hook]
@@ -48,7 +49,7 @@ def asked(*hooks: Hook, events: int = 1, event: Point = EVENT) -> tuple[list[Out
     complaints: list[str] = []
 
     async def main() -> list[Outcome]:
-        engine = Engine(complaints.append, lambda _updates, _owners: None)
+        engine = Engine(of_hooks(complaints), lambda _updates, _owners: None)
         engine.use(hooks)
         try:
             return [await engine.ask(event).wait() for _ in range(events)]
@@ -191,8 +192,8 @@ class Folder:
             timeout=5,
             settings=settings,
         )
-        self.engine = Engine(self.complaints.append, lambda _updates, _owners: None)
-        self.library = Library(config, self.engine, lambda: None, self.complaints.append)
+        self.engine = Engine(of_hooks(self.complaints), lambda _updates, _owners: None)
+        self.library = Library(config, self.engine, lambda: None, of_hooks(self.complaints))
 
     def write(self, name: str, content: str) -> None:
         file = self.path / name
@@ -248,7 +249,7 @@ def test_files_come_change_break_and_go(servers: Callable[[str], HookServer], tm
         (tmp_path / "d" / "b.json").unlink()
         folder.write("a.json", named(one, **{"failure-policy": "Perhaps"}))
         await folder.shows(a=State.RUNNING)
-        await folder.hears("'Perhaps', which is taken for Ignore")
+        await folder.hears("Ignore is used hook=a ")
         assert (await folder.ask()).adjustment == Adjustment(cpu_shares=77)
         await folder.close()
 
@@ -266,9 +267,9 @@ def test_what_cannot_be_done_is_told_to_people(servers: Callable[[str], HookServ
         await folder.shows(a=State.RUNNING)
         for _ in range(3):
             assert (await folder.ask()).adjustment == Adjustment(cpus=CpuSet((2,)))
-        await folder.hears("cpuset_cpus is left out")
+        await folder.hears("field=cpuset_cpus")
         await folder.close()
         return folder.complaints
 
-    left_out = [line for line in asyncio.run(main()) if "cpuset_cpus is left out of its answer: 99" in line]
+    left_out = [line for line in asyncio.run(main()) if 'field=cpuset_cpus reason="99' in line]
     assert len(left_out) == 1

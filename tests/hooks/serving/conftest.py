@@ -21,6 +21,7 @@ from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving.service import Serving
+from proxy.telemetry import metrics
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)
@@ -294,7 +295,7 @@ def live(node: Node) -> Callable[..., None]:
             await node.start(text)
             try:
                 await day(node)
-                assert faults or not node.keeper.counters["internal_errors"]
+                assert faults or not node.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
             finally:
                 await node.stop()
 

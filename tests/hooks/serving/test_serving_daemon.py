@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 from proxy.demo.client import PodSpec
+from proxy.telemetry import metrics
 
 HOOK = """
 from proxy.hooks.api import Adjustment, PreCreateContainer
+from proxy.telemetry import metrics
 
 API_VERSION = 1
 
@@ -50,11 +52,12 @@ hooks: {{folder: {folder}, vendorFolder: {folder}-no, serverFolder: {servers}, s
             config = node.config(lse.container_id)
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
             assert config.annotations["seen"] == "lse"
-            assert daemon.keeper.counters["hook_questions"] == len(peer.log)
-            problems = [p["what"] for p in daemon.keeper.problems.page()]
+            assert daemon.keeper.telemetry.value(metrics.HOOK_SERVER_REQUESTS) == len(peer.log)
+            problems = [p["what"] for p in daemon.keeper.telemetry.problems()]
             assert not [p for p in problems if "topoproxy.json" in p]
-            lacks = "a hook server has no words for it (Koordinator's protocol)"
-            assert f"cannot change labels of demo/lse/main: {lacks}" in problems
+            lacks = "Koordinator's hook protocol has no fields for it"
+            known = f"cannot change a container: {lacks} pod=demo/lse container=main fields=labels"
+            assert known in problems
             hooking = daemon.hooking
             assert hooking is not None
             assert hooking.page()["serving"] == {"socket": str(node.socket), "listening": True}

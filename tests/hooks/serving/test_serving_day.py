@@ -11,6 +11,7 @@ import pytest
 from proxy.cri.pb import api_pb2 as cri
 from proxy.demo.client import PodSpec
 from proxy.model.workload import KubeQos, Phase
+from proxy.telemetry import metrics
 
 QUICK = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
 
@@ -136,7 +137,7 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
         error: Any = refused.value
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "demo/big" in error.details()
-        assert node.keeper.counters["hook_questions_refused"] == 1
+        assert node.keeper.telemetry.value(metrics.HOOK_SERVER_REQUESTS_REFUSED) == 1
 
     live(day, text)
 

@@ -23,6 +23,8 @@ from proxy.hooks.serving.server import Server
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos, Phase
+from proxy.telemetry import metrics
+from tests.said import telemetry
 
 LSE = PodSpec("lse", "LSE", cpuset="2-3", cpus=2)
 SLOW = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
@@ -60,7 +62,7 @@ def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[...
         await beside(node.peer.start, created)
         assert set(node.keeper.state.containers) == {ls.container_id, created}
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
-        assert node.keeper.counters["creates_placed"] == 2
+        assert node.keeper.telemetry.value(metrics.CREATES_PLACED) == 2
 
     live(day)
 
@@ -232,7 +234,7 @@ def test_a_pod_that_the_runtime_does_not_know_is_not_placed(live: Callable[..., 
             await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
         assert code(refused) is grpc.StatusCode.UNAVAILABLE
         assert not node.keeper.state.containers
-        assert any("does not know its sandbox" in p["what"] for p in node.keeper.problems.page())
+        assert any("does not know its sandbox" in p["what"] for p in node.keeper.telemetry.problems())
 
     live(day)
 
@@ -313,14 +315,14 @@ def test_a_runtime_that_does_not_tell_is_compared_with_soon() -> None:
 
     said: list[str] = []
     keeper: Any = SimpleNamespace(
-        problems=SimpleNamespace(note=said.append),
+        telemetry=telemetry(said),
         attention=asyncio.Event(),
         runtime=SimpleNamespace(list_containers=None),
     )
     launch: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
     assert asyncio.run(Finder(keeper, launch, nothing).seen("c")) is None
-    assert said == ["cannot reach it"]
+    assert said == ['cannot list what the runtime has err="cannot reach it"']
     assert keeper.attention.is_set()
 
 
@@ -405,7 +407,7 @@ def test_who_goes_away_has_nothing_taken_for_it(
         request.container_resources.cpu_shares, request.container_resources.cpu_quota = 2048, 200_000
         calling = node.peer.hooks.begin("PreCreateContainer", request)
         await node.until(lambda: begun.is_set() or calling.done())
-        assert begun.is_set(), (calling, node.keeper.problems.page())
+        assert begun.is_set(), (calling, node.keeper.telemetry.problems())
         assert node.owners() == ["2-3"]
         calling.cancel()
         await node.until(lambda: not node.keeper.state.owners)
@@ -477,7 +479,7 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
         assert node.cpus(created) == str(node.keeper.state.wanted(containers[created]))
         assert set(node.keeper.state.pods) == {other.pod_id, pod.pod_id}
         await node.until(lambda: not node.under_way.creates)
-        assert node.keeper.counters["creates_placed"] == 2
+        assert node.keeper.telemetry.value(metrics.CREATES_PLACED) == 2
         await beside(peer.stop, created)
         assert not node.keeper.state.owners
         peer.close()

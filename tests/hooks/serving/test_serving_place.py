@@ -23,6 +23,7 @@ from proxy.hooks.serving.registration import STAGES, registration
 from proxy.hooks.serving.server import questions
 from proxy.hooks.serving.service import Serving
 from proxy.model.errors import CannotCreateError, ConfigError
+from tests.said import telemetry
 
 
 @pytest.fixture
@@ -112,7 +113,9 @@ def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None])
         with pytest.raises(CannotCreateError, match="somebody answers there"):
             await again.start()
         trying = asyncio.create_task(again.run())
-        await node.until(lambda: any("somebody answers" in p["what"] for p in node.keeper.problems.page()))
+        await node.until(
+            lambda: any("somebody answers" in p["what"] for p in node.keeper.telemetry.problems())
+        )
         await node.serving.stop()
         await trying
         assert again.listening
@@ -161,10 +164,12 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
                 raise CannotCreateError("it is taken")
 
     late = Late.__new__(Late)
-    late._keeper = SimpleNamespace(problems=SimpleNamespace(note=said.append))  # type: ignore[assignment]
+    late._keeper = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
+    late.path = Path("/s")
     monkeypatch.setattr("proxy.hooks.serving.service.PAUSES_S", (0.02, 0.06))
     asyncio.run(late.run())
-    assert said == ["it is taken"] * 3
+    assert said == ['cannot listen as a hook server path=/s err="it is taken"']
+    assert [problem["count"] for problem in late._keeper.telemetry.problems()] == [3]
     pauses = [later - sooner for sooner, later in pairwise(tries)]
     assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.05, 0.05), strict=True))
 

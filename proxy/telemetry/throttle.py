@@ -1,4 +1,4 @@
-"""Log lines that a client can cause: the first few of a kind, then one a minute with the number left out."""
+"""Limits log lines that a client can cause: the first few of a kind, then one a minute with a count."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ TOTAL = 200
 """Lines of all keys that are written within a period."""
 KEYS = 512
 """Keys that are remembered; the one that was used least recently is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A line that may be written.
+
+    Attributes:
+        missed: Lines of the same key that were left out since the last one.
+        others: Lines of all keys that were left out since the limit of all was reached.
+    """
+
+    missed: int = 0
+    others: int = 0
 
 
 @dataclass(slots=True)
@@ -36,39 +49,30 @@ class _Window:
         return True
 
     def take_missed(self) -> int:
-        """Give how many lines were left out since this was asked last."""
+        """Return how many lines were left out since the last call."""
         missed, self.missed = self.missed, 0
         return missed
 
 
 class Throttle:
-    """Passes lines on, not too many of them."""
+    """Decides which lines are written. For one thread at a time."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        *,
-        burst: int = BURST,
-        total: int = TOTAL,
-    ) -> None:
-        """Begin with nothing said.
+    def __init__(self, clock: Callable[[], float], *, burst: int = BURST, total: int = TOTAL) -> None:
+        """Begin with no line written.
 
         Args:
             clock: Seconds.
-            say: Writes a line.
             burst: Lines of one key within a period.
             total: Lines of all keys within a period.
         """
         self._clock = clock
-        self._say = say
         self._burst = burst
         self._all = _Window(clock(), total)
         self._total = total
         self._windows: OrderedDict[Hashable, _Window] = OrderedDict()
 
-    def say(self, key: Hashable, line: str) -> None:
-        """Write a line, unless many of its key or many at all were written lately."""
+    def admit(self, key: Hashable) -> Admitted | None:
+        """Decide about a line; None where many of its key, or many at all, were written lately."""
         now = self._clock()
         window = self._windows.get(key)
         if window is None:
@@ -78,11 +82,8 @@ class Throttle:
         else:
             self._windows.move_to_end(key)
         if not window.admits(now, self._burst, 1):
-            return
+            return None
         if not self._all.admits(now, self._total, self._total):
             window.missed += 1
-            return
-        if others := self._all.take_missed():
-            self._say(f"{others} lines were left out: more than {self._total} in {PERIOD_S:g} s")
-        missed = window.take_missed()
-        self._say(f"{line} ({missed} more like this were left out)" if missed else line)
+            return None
+        return Admitted(window.take_missed(), self._all.take_missed())

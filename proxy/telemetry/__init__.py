@@ -1,0 +1,9 @@
+"""Telemetry: log records, problems and metrics of the daemon, behind one port.
+
+- ``metrics``: every counter, gauge and histogram, each declared once;
+- ``registry``: the values of counters and histograms;
+- ``exposition``: Prometheus' text format;
+- ``port``: ``Telemetry``, through which everything else counts, logs and reports problems;
+- ``reference``: ``docs/metrics.md``, made from the declarations;
+- ``problems``, ``throttle``, ``text``: what is behind it.
+"""

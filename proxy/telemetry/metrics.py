@@ -1,0 +1,356 @@
+"""Every metric of the daemon, declared once: its name, its kind, its labels and what it measures.
+
+To add a metric, declare it here and count it where it happens: ``telemetry.count(metrics.NAME)``. Its help
+and labels in ``/metrics``, its key in ``counters`` of the status, and its row in ``docs/metrics.md`` come
+from here; ``make metrics`` writes that page.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from proxy.telemetry.kinds import Counter, Gauge, Histogram, Metric
+
+
+class Labels(TypedDict, total=False):
+    """Every label of a counter or a histogram."""
+
+    author: str
+    kind: str
+    rule: str
+    verdict: str
+
+
+# -- creates ----------------------------------------------------------------------------------------------
+
+CREATES_PLACED = Counter("creates_placed", "Containers that were placed.")
+CREATES_REFUSED = Counter("creates_refused", "CreateContainer calls that were refused.")
+CREATES_FAILED = Counter("creates_failed", "CreateContainer calls that failed at the runtime.")
+CREATES_ON_OTHER_CPUS = Counter(
+    "creates_on_other_cpus",
+    "Containers that got other exclusive CPUs, because those that were chosen first could not be freed.",
+    former="creates_elsewhere",
+)
+EXCLUSIVE_CREATES = Counter(
+    "exclusive_creates",
+    "Creates of containers with exclusive CPUs, for which other containers had to leave these CPUs.",
+    former="owners_cleared",
+)
+CREATES_WAITED = Counter(
+    "creates_waited", "Creates with exclusive CPUs that waited for a start or an update in flight."
+)
+CREATES_WAITED_MS = Counter(
+    "creates_waited_ms", "Milliseconds that creates have waited for calls in flight, together."
+)
+CREATES_PAST_HANGING_CALLS = Counter(
+    "creates_past_hanging_calls",
+    "Creates that went on while a start or an update hung, with its container confined.",
+    former="creates_past_calls",
+)
+PODS_REFUSED = Counter("pods_refused", "RunPodSandbox calls that were refused.")
+BAD_INPUT = Counter(
+    "bad_input",
+    "Pods with labels or annotations that could not be followed, by what was wrong.",
+    ("kind",),
+    status_key="bad_input_{kind}",
+)
+ADMISSION_LIMITS = Counter(
+    "admission_limits",
+    "Claims to CPUs beyond a rule of admission, by rule and by what became of the claim.",
+    ("rule", "verdict"),
+    status_key="admission_{rule}_{verdict}",
+)
+
+# -- comparing with the runtime and the kernel ------------------------------------------------------------
+
+RECONCILES = Counter("reconciles", "Reconciles with the runtime and the kernel.", former="passes")
+CONTAINERS_ADOPTED = Counter(
+    "containers_adopted", "Containers that existed already and were adopted.", former="adopted"
+)
+CPUSETS_WRITTEN = Counter("cpusets_written", "Cpusets of containers that were written to the kernel.")
+SANDBOXES_WRITTEN = Counter("sandboxes_written", "Cpusets of sandboxes that were written to the kernel.")
+CPUSET_WRITES_RETRIED = Counter(
+    "cpuset_writes_retried",
+    "Times that cpusets were written again after the kernel had refused them.",
+    former="refused_writes_retried",
+)
+CPUSETS_REPAIRED = Counter(
+    "cpusets_repaired",
+    "Cpusets that another program had written and that were put back.",
+    status_key="drift_repaired",
+)
+DRIFT_REPAIRED = Counter(
+    "drift_repaired",
+    "Cpusets that another program had written and that were put back, by the probable writer.",
+    ("author",),
+    status_key="drift_by_{author}",
+)
+WRITE_CONFLICTS = Counter(
+    "write_conflicts", "Times that another program began to write a cpuset repeatedly.", former="drift_wars"
+)
+CPUSET_WATCH_OVERFLOWS = Counter(
+    "cpuset_watch_overflows", "Overflows of the queue of writes to cpusets.", former="write_floods"
+)
+MEMS_REPAIRED = Counter(
+    "mems_repaired", "Containers that were given memory nodes back that had been taken away."
+)
+MEMS_DRIFT = Counter("mems_drift", "Containers whose memory nodes another program had written.")
+CGROUPS_LOCATED = Counter(
+    "cgroups_located", "Containers whose cgroup was found by asking the runtime, not by its name."
+)
+RECORDS_REJECTED = Counter(
+    "records_rejected", "Records that the ledger could not store because of what they hold."
+)
+
+# -- the runtime ------------------------------------------------------------------------------------------
+
+EXITS_BY_EVENT = Counter("exits_by_event", "Containers whose exit the runtime reported by an event.")
+RUNTIME_EVENT_STREAMS = Counter(
+    "runtime_event_streams", "Connections to the runtime's event stream.", former="event_streams"
+)
+RUNTIME_EVENT_OVERFLOWS = Counter(
+    "runtime_event_overflows", "Overflows of the queue of the runtime's events.", former="event_floods"
+)
+RUNTIME_UPDATES = Counter(
+    "runtime_updates", "Cpusets that were saved at the runtime, so that they last.", former="settled"
+)
+RELEASE_UPDATES = Counter(
+    "release_updates",
+    "Updates at the runtime by which a release restored a container's own values.",
+    former="released",
+)
+CPUSETS_UPDATED_BEFORE_START = Counter(
+    "cpusets_updated_before_start",
+    "Containers whose saved cpuset was updated before their start.",
+    former="specs_freshened",
+)
+RUNTIME_ENTRIES_UNREADABLE = Counter(
+    "runtime_entries_unreadable",
+    "Entries of the runtime's lists, answers and events that could not be read.",
+)
+
+# -- systemd ----------------------------------------------------------------------------------------------
+
+SYSTEMD_UNITS_SET = Counter(
+    "systemd_units_set", "Cpusets that were saved as properties of systemd units.", former="units_set"
+)
+SYSTEMD_UNITS_REPAIRED = Counter(
+    "systemd_units_repaired",
+    "Units whose cpuset the runtime had sent to systemd with its bytes reversed.",
+    former="units_repaired",
+)
+POD_CGROUPS_NARROWED = Counter(
+    "pod_cgroups_narrowed",
+    "Times that a pod's cgroup was narrowed while a call for one of its containers was in flight.",
+    former="fences",
+)
+SYSTEMD_CONNECTIONS = Counter("systemd_connections", "Connections to systemd.")
+SYSTEMD_RELOADS = Counter("systemd_reloads", "Times that systemd had reloaded its units.")
+
+# -- the machine ------------------------------------------------------------------------------------------
+
+MACHINE_CHANGES = Counter("machine_changes", "Times that CPUs or memory went online or offline.")
+MACHINE_EVENTS = Counter("machine_events", "Kernel events about CPUs or memory that changed.")
+EXCLUSIVE_CPU_SHORTFALLS = Counter(
+    "exclusive_cpu_shortfalls",
+    "Containers that lost exclusive CPUs or bound memory because hardware went offline.",
+    former="owners_cut",
+)
+REPLACEMENT_CPUS = Counter(
+    "replacement_cpus",
+    "Times that a container was given CPUs in place of its offline CPUs.",
+    former="stand_ins",
+)
+PARTITIONS_MADE = Counter(
+    "partitions_made", "Times that exclusive CPUs were made a cpuset partition (cgroup v2)."
+)
+PARTITIONS_LOST = Counter("partitions_lost", "Times that the kernel reported a partition as invalid.")
+
+# -- CFS quotas and BE suppression ------------------------------------------------------------------------
+
+CFS_QUOTAS_REMOVED = Counter(
+    "cfs_quotas_removed", "CFS quotas that were removed from owners of CPUs.", former="quotas_off"
+)
+CFS_QUOTAS_RESTORED = Counter("cfs_quotas_restored", "CFS quotas that were restored.", former="quotas_back")
+CFS_QUOTA_DRIFT = Counter(
+    "cfs_quota_drift",
+    "CFS quotas that another program had written and that were removed again.",
+    former="quota_drift",
+)
+BE_SUPPRESS_ROUNDS = Counter("be_suppress_rounds", "Rounds of BE suppression.")
+BE_SUPPRESS_CHANGES = Counter("be_suppress_changes", "Times that BE pods got more or less CPU.")
+BE_SUPPRESS_UNREADABLE = Counter(
+    "be_suppress_unreadable", "Rounds of BE suppression in which CPU usage could not be read."
+)
+
+# -- kubelet and the Node object --------------------------------------------------------------------------
+
+KUBELET_CPU_MANAGER_CHANGES = Counter(
+    "kubelet_cpu_manager_changes",
+    "Changes of the CPUs that kubelet's CPU manager has assigned.",
+    former="kubelet_changes",
+)
+NODE_POLICY_CHANGES = Counter(
+    "node_policy_changes",
+    "Changes of the settings that the Node object or the configuration prescribes.",
+    former="rules_changed",
+)
+
+# -- hooks ------------------------------------------------------------------------------------------------
+
+REFUSED_BY_HOOKS = Counter(
+    "refused_by_hooks", "Calls that a hook refused, or that were refused because a required hook failed."
+)
+UPDATED_BY_HOOKS = Counter("updated_by_hooks", "Containers that hooks changed outside of their own calls.")
+UPDATES_BY_HOOKS_FAILED = Counter(
+    "updates_by_hooks_failed", "Changes of containers that hooks asked for and that failed."
+)
+HOOK_SERVER_REQUESTS = Counter(
+    "hook_server_requests",
+    "Requests of a koord-runtime-proxy to topoproxy as its hook server.",
+    former="hook_questions",
+)
+HOOK_SERVER_REQUESTS_REFUSED = Counter(
+    "hook_server_requests_refused",
+    "Requests of a koord-runtime-proxy that were answered with a refusal.",
+    former="hook_questions_refused",
+)
+
+# -- faults -----------------------------------------------------------------------------------------------
+
+REQUESTS_UNDECODABLE = Counter("requests_undecodable", "Requests that could not be decoded.")
+CALLS_MALFORMED = Counter(
+    "calls_malformed",
+    "Calls of intercepted methods that were not one plain message.",
+    former="calls_not_plain",
+)
+TASKS_RESTARTED = Counter(
+    "tasks_restarted",
+    "Background tasks that ended with an internal error and were restarted.",
+    former="tasks_begun_anew",
+)
+INTERNAL_ERRORS = Counter("internal_errors", "Internal errors: faults of topoproxy itself.")
+
+# -- durations --------------------------------------------------------------------------------------------
+
+_FAST = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+_SLOW = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+CREATE_DECISION_SECONDS = Histogram(
+    "create_decision_seconds", "Seconds that the decision about one CreateContainer took.", buckets=_FAST
+)
+BARRIER_WAIT_SECONDS = Histogram(
+    "barrier_wait_seconds",
+    "Seconds that a create with exclusive CPUs waited until the ledger was written and the CPUs were free.",
+    buckets=_SLOW,
+)
+KERNEL_WRITE_SECONDS = Histogram(
+    "kernel_write_seconds",
+    "Seconds that writing the cpusets of one change to the kernel took.",
+    buckets=_SLOW,
+)
+
+# -- the daemon -------------------------------------------------------------------------------------------
+
+INFO = Gauge("info", "The daemon: its version and mode.", ("version", "mode"))
+UPTIME_SECONDS = Gauge("uptime_seconds", "Seconds since the daemon started.")
+READY = Gauge("ready", "Whether the first reconcile is done, and kernel and ledger answer.")
+RUNTIME_CONNECTED = Gauge("runtime_connected", "Whether the runtime answers.")
+SYSTEMD_CONNECTED = Gauge("systemd_connected", "Whether systemd answers, where containers are its scopes.")
+RUNTIME_EVENTS = Gauge("runtime_events", "Whether the runtime's events are received.")
+CLIENTS = Gauge("clients", "Open connections of clients.")
+WORKER_STUCK_SECONDS = Gauge(
+    "worker_stuck_seconds",
+    "Seconds that a worker thread has been at one job, once that is too long; else 0.",
+    ("worker",),
+)
+WORKER_JOBS_WAITING = Gauge("worker_jobs_waiting", "Jobs that wait for a worker thread.", ("worker",))
+PROBLEMS = Gauge("problems", "Different problems that are listed in the status.")
+VIOLATIONS = Gauge(
+    "violations", "Invariants that the state violates; anything but 0 is a fault of topoproxy."
+)
+DECISIONS_REMEMBERED = Gauge("decisions_remembered", "Decisions that topoproxy explain can show.")
+
+# -- the node ---------------------------------------------------------------------------------------------
+
+POOL_CPUS = Gauge("pool_cpus", "CPUs of a pool.", ("pool",))
+POOL_NODE_CPUS = Gauge("pool_node_cpus", "CPUs of a pool on a NUMA node.", ("pool", "node"))
+OWNERS = Gauge("owners", "Owners of exclusive CPUs: pods and containers.")
+OWNED_CPUS = Gauge("owned_cpus", "Exclusive CPUs that have an owner.", ("be_may_use",))
+CONTAINERS = Gauge("containers", "Containers that have not exited, by the pool that they run on.", ("pool",))
+POD_RESERVATIONS = Gauge(
+    "pod_reservations",
+    "Pods that have CPUs or memory reserved before their containers are created.",
+    former="pods_set_aside",
+)
+CONTAINERS_BELOW_PROMISE = Gauge(
+    "containers_below_promise",
+    "Containers that have less than they were promised.",
+    former="containers_short",
+)
+CPUS_BELOW_PROMISE = Gauge(
+    "cpus_below_promise",
+    "CPUs that were promised, are offline, and have not been replaced by others.",
+    former="cpus_short",
+)
+NODE_POLICY_PROBLEMS = Gauge(
+    "node_policy_problems",
+    "Settings prescribed for the node that could not be followed.",
+    former="prescribed_problems",
+)
+NODE_OBJECT_READABLE = Gauge("node_object_readable", "Whether the Node object could be read.")
+WRITE_CONFLICTS_ACTIVE = Gauge(
+    "write_conflicts_active",
+    "Containers whose cpuset another program writes repeatedly now.",
+    former="drift_wars_now",
+)
+CPUSETS_WATCHED = Gauge(
+    "cpusets_watched",
+    "Containers whose cpuset the kernel reports writes of.",
+    former="drift_watched",
+)
+MEMORY_BYTES = Gauge(
+    "memory_bytes",
+    "Memory and huge pages of NUMA nodes: allocatable, given to containers, and free.",
+    ("node", "resource", "state"),
+)
+BE_BUDGET_CPUS = Gauge(
+    "be_budget_cpus",
+    "CPUs that the other pods leave to BE pods; below 0 where they use more than the threshold.",
+)
+BE_SUPPRESS_USED_CPUS = Gauge("be_suppress_used_cpus", "CPUs in use, as BE suppression counts them.", ("by",))
+BE_CPUS = Gauge("be_cpus", "CPUs that BE containers run on.")
+BE_QUOTA_CPUS = Gauge("be_quota_cpus", "CFS quota of all BE pods, in CPUs.")
+
+# -- each hook; the hook engine has the figures -----------------------------------------------------------
+
+HOOKS = Gauge("hooks", "Hooks, by their state.", ("state",))
+HOOK_BROKEN = Gauge("hook_broken", "Whether the newest version of a hook cannot be loaded.", ("hook",))
+HOOK_BREAKER_OPEN = Gauge(
+    "hook_breaker_open", "Whether a hook is not called now because it failed repeatedly.", ("hook",)
+)
+HOOK_CALLS = Counter("hook_calls", "Calls of hooks.", ("hook",))
+HOOK_CONFLICTS = Counter(
+    "hook_conflicts",
+    "Answers of hooks that were dropped because an earlier hook had set the same field.",
+    ("hook",),
+)
+HOOK_VETOES = Counter("hook_vetoes", "Calls that a hook has refused.", ("hook",))
+HOOK_SKIPPED = Counter(
+    "hook_skipped", "Times that a hook was not called because it had failed repeatedly.", ("hook",)
+)
+HOOK_LOST = Counter("hook_lost", "Events that a hook missed because its queue was full.", ("hook",))
+HOOK_FAILURES = Counter("hook_failures", "Failures of hooks, by their kind.", ("hook", "kind"))
+HOOK_HUNG_CALLS = Gauge(
+    "hook_hung_calls", "Calls of hooks that have not returned after their deadline.", ("hook",)
+)
+HOOK_CALL_SECONDS = Gauge(
+    "hook_call_seconds",
+    "Seconds of one call of a hook: the median of the last ones, and the longest ever.",
+    ("hook", "of"),
+)
+
+ALL: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
+"""All metrics, in the order of their declarations."""
+OF_HOOKS = frozenset(each for each in ALL if "hook" in each.labels)
+"""Metrics of each hook, whose values the hook engine has."""

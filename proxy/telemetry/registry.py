@@ -1,0 +1,109 @@
+"""The values of counters and histograms. Callable from any thread."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+
+from proxy.telemetry import metrics
+from proxy.telemetry.exposition import LabelValues, check, family, histogram
+from proxy.telemetry.kinds import Counter, Histogram, Metric
+
+_NONE: tuple[str, ...] = ()
+
+
+class Registry:
+    """Counts, and writes what it has counted in Prometheus' text format."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Counter, dict[tuple[str, ...], int]] = {}
+        self._observed: dict[Histogram, dict[tuple[str, ...], list[float]]] = {}
+
+    def add(self, metric: Counter, n: int, labels: Mapping[str, object]) -> None:
+        """Count something; 0 makes the combination of labels known.
+
+        Raises:
+            ValueError: ``n`` is negative, or the labels are not those of the metric.
+        """
+        if n < 0:
+            raise ValueError(f"cannot add {n} to {metric.name}: a counter never goes down")
+        key = _key(metric, labels)
+        with self._lock:
+            values = self._counts.setdefault(metric, {})
+            values[key] = values.get(key, 0) + n
+
+    def observe(self, metric: Histogram, seconds: float, labels: Mapping[str, object]) -> None:
+        """Count a duration.
+
+        Raises:
+            ValueError: The labels are not those of the metric.
+        """
+        key = _key(metric, labels)
+        place = bisect_left(metric.buckets, seconds)
+        with self._lock:
+            cells = self._observed.setdefault(metric, {}).get(key)
+            if cells is None:
+                cells = self._observed[metric][key] = [0.0] * (len(metric.buckets) + 2)
+            cells[place] += 1
+            cells[-1] += seconds
+
+    def value(self, metric: Counter, labels: Mapping[str, object]) -> int:
+        """Return what a counter is at; 0 where nothing was counted."""
+        return self._counts.get(metric, {}).get(_key(metric, labels), 0)
+
+    def values(self, metric: Counter) -> dict[tuple[str, ...], int]:
+        """Return what a counter is at, by the values of its labels."""
+        with self._lock:
+            return dict(self._counts.get(metric, {}))
+
+    def observed(self, metric: Histogram) -> int:
+        """Return how many durations were counted."""
+        with self._lock:
+            return int(sum(sum(cells[:-1]) for cells in self._observed.get(metric, {}).values()))
+
+    def page(self) -> dict[str, int]:
+        """Return all that was counted by key of the status; what was renamed under both keys."""
+        with self._lock:
+            known = {metric: dict(values) for metric, values in self._counts.items()}
+        page: dict[str, int] = {}
+        for metric, values in known.items():
+            for key, n in values.items():
+                for name in (metric.status_key or metric.name, metric.former):
+                    if name:
+                        page[name.format(**dict(zip(metric.labels, key, strict=True)))] = n
+        return page
+
+    def text(self) -> str:
+        """Return all counters and histograms in Prometheus' text format, also those that are 0."""
+        return "".join(self._families())
+
+    def _families(self) -> Iterator[str]:
+        for metric in metrics.ALL:
+            if metric in metrics.OF_HOOKS:
+                continue
+            if isinstance(metric, Counter):
+                values = self.values(metric) or ({} if metric.labels else {_NONE: 0})
+                yield family(metric, [(_labels(metric, key), n) for key, n in sorted(values.items())])
+            elif isinstance(metric, Histogram):
+                with self._lock:
+                    seen = {key: list(cells) for key, cells in self._observed.get(metric, {}).items()}
+                if not metric.labels:
+                    seen.setdefault(_NONE, [0.0] * (len(metric.buckets) + 2))
+                rows = [
+                    (_labels(metric, key), [int(n) for n in cells[:-1]], cells[-1])
+                    for key, cells in sorted(seen.items())
+                ]
+                yield histogram(metric, rows)
+
+
+def _key(metric: Metric, labels: Mapping[str, object]) -> tuple[str, ...]:
+    if not labels and not metric.labels:
+        return _NONE
+    check(metric, labels)
+    return tuple(str(labels[name]) for name in metric.labels)
+
+
+def _labels(metric: Metric, key: tuple[str, ...]) -> LabelValues:
+    return dict(zip(metric.labels, key, strict=True))

@@ -1,0 +1,61 @@
+"""Telemetry that a test can read: log records and reports as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from proxy.telemetry.port import Report, Telemetry
+from proxy.telemetry.text import plain, rendered
+
+
+@dataclass
+class Said:
+    """A log: its records as text."""
+
+    lines: list[str] = field(default_factory=list)
+    levels: tuple[str, ...] = ("debug", "info", "warning", "error")
+
+    def enabled(self, level: str) -> bool:
+        return level in self.levels
+
+    def write(self, level: str, message: str, keys: Mapping[str, object], above: int) -> None:
+        if self.enabled(level):
+            self.lines.append(rendered(message, keys))
+
+
+def telemetry(lines: list[str] | None = None, clock: Callable[[], float] = lambda: 1.0) -> Telemetry:
+    """Give telemetry whose log records go to a list."""
+    return Telemetry(Said([] if lines is None else lines), clock)
+
+
+def report(lines: list[str]) -> Report:
+    """Give what takes reports, and appends them to a list."""
+
+    def said(message: str, /, **keys: object) -> None:
+        lines.append(rendered(message, plain(keys)))
+
+    return said
+
+
+def reasons(lines: list[str]) -> Report:
+    """Give what takes reports, and appends to a list why each was made."""
+
+    def said(message: str, /, **keys: object) -> None:
+        facts = plain(keys)
+        lines.append(str(facts.get("err", facts.get("reason", rendered(message, facts)))))
+
+    return said
+
+
+def of_hooks(lines: list[str]) -> Report:
+    """Give what takes reports of failures of hooks, and appends them to a list with the hook's name."""
+
+    def said(message: str, /, **keys: object) -> None:
+        facts = plain(keys)
+        if message == "a hook failed":
+            lines.append(f"hook {facts['hook']}: {facts['reason']}")
+        else:
+            lines.append(rendered(message, facts))
+
+    return said

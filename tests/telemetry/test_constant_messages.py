@@ -1,0 +1,67 @@
+"""A log message is a constant text; what varies is a key."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import proxy
+
+PACKAGE = Path(proxy.__file__).parent
+METHODS = frozenset(
+    {"event", "debug", "warning", "problem", "frequent", "resolved", "info", "error", "exception"}
+)
+PARTS = frozenset({"_complain", "_report", "_say", "tell"})
+"""Names of such a method in parts that have only that one."""
+OWNERS = frozenset({"telemetry", "_telemetry", "log", "logs"})
+PASSED_ON = {
+    "hooks/engine/chatter.py": "the records are those of hooks",
+    "hooks/remote/servers.py": "it passes a report on to the log",
+}
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+            owner = node.func.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            if name in OWNERS:
+                yield node
+
+
+def is_constant(message: ast.expr) -> bool:
+    """Report whether it is a text or a name in capitals, or one of two such."""
+    if isinstance(message, ast.Constant):
+        return isinstance(message.value, str)
+    return isinstance(message, ast.Name) and message.id.isupper()
+
+
+def test_no_part_reports_a_text_that_it_has_put_together() -> None:
+    seen, varying = 0, []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name == "loops.py":
+            continue  # it says why a hook failed, which is the value of a key
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in PARTS:
+                seen += 1
+                if node.args and isinstance(node.args[0], ast.JoinedStr | ast.BinOp):
+                    varying.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert varying == []
+    assert seen > 20
+
+
+def test_every_message_is_constant() -> None:
+    seen, varying = 0, []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
+        if name in PASSED_ON or name.startswith("telemetry/"):
+            continue
+        for call in calls(path):
+            seen += 1
+            if not call.args or not is_constant(call.args[0]) or len(call.args) > 1:
+                varying.append(f"{name}:{call.lineno}")
+    assert varying == []
+    assert seen > 100
