@@ -21,7 +21,7 @@ def family(metric: Metric, samples: Sequence[Sample]) -> str:
         ValueError: A sample has other labels than the metric.
     """
     for labels, _ in samples:
-        check(metric, labels)
+        metric.check(labels)
     kind = "counter" if isinstance(metric, Counter) else "gauge"
     return "".join(
         "".join(_lines(name, text, kind, (("", labels, value) for labels, value in samples)))
@@ -51,16 +51,6 @@ def names(metric: Metric) -> Iterator[tuple[str, str]]:
     yield metric.full_name(), metric.help
     if metric.former:
         yield metric.full_name(metric.former), f"Former name of {metric.full_name()}."
-
-
-def check(metric: Metric, labels: LabelValues) -> None:
-    """Check that the labels are those of the metric.
-
-    Raises:
-        ValueError: They are not.
-    """
-    if tuple(labels) != metric.labels and set(labels) != set(metric.labels):
-        raise ValueError(f"cannot use labels {sorted(labels)} for {metric.name}: it has {metric.labels}")
 
 
 def _lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 PREFIX = "topoproxy_"
@@ -16,45 +17,49 @@ class Metric:
         help: What it measures, one sentence.
         labels: Names of its labels.
         former: The name that it had before; it is exported under both for one release.
+        status_key: Of a counter, the key in ``counters`` of ``topoproxy status --json`` where it is not the
+            name. A counter with labels has one key for each combination: ``{label}`` stands for a value.
+        buckets: Of a histogram, upper bounds in seconds, ascending; above the last one is ``+Inf``.
     """
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
     former: str = ""
+    status_key: str = ""
+    buckets: tuple[float, ...] = ()
 
     def full_name(self, name: str = "") -> str:
         """Return the exported name, or that of a former name."""
         return f"{PREFIX}{name or self.name}"
 
+    def check(self, labels: Iterable[str]) -> None:
+        """Check names of labels.
 
-@dataclass(frozen=True, slots=True, eq=False)
+        Raises:
+            ValueError: They are not those of the metric.
+        """
+        if set(labels) != set(self.labels):
+            raise ValueError(f"cannot use labels {sorted(labels)} for {self.name}: it has {self.labels}")
+
+
 class Counter(Metric):
-    """A count of events since the daemon started. It never goes down.
+    """A count of events since the daemon started. It never goes down."""
 
-    Attributes:
-        status_key: The key in ``counters`` of ``topoproxy status --json`` where it is not the name. A counter
-            with labels has one key for each combination: ``{label}`` stands for the value of a label.
-    """
-
-    status_key: str = ""
+    __slots__ = ()
 
     def full_name(self, name: str = "") -> str:
         """Return the exported name, or that of a former name."""
         return f"{PREFIX}{name or self.name}_total"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Gauge(Metric):
     """A figure that goes up and down."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, eq=False)
+
 class Histogram(Metric):
-    """How often something took how many seconds.
+    """How often something took how many seconds."""
 
-    Attributes:
-        buckets: Upper bounds in seconds, ascending; above the last one is ``+Inf``.
-    """
-
-    buckets: tuple[float, ...] = ()
+    __slots__ = ()

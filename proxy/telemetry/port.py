@@ -28,7 +28,7 @@ from proxy.telemetry.metrics import Labels
 from proxy.telemetry.problems import Problems
 from proxy.telemetry.registry import Registry
 from proxy.telemetry.text import identity, plain
-from proxy.telemetry.throttle import PERIOD_S, TOTAL, Admitted, Throttle
+from proxy.telemetry.throttle import PERIOD_S, TOTAL, Throttle
 
 
 class Sink(Protocol):
@@ -168,13 +168,14 @@ class Telemetry:
             return self._problems.page()
 
     def _write(
-        self, level: str, message: str, keys: Mapping[str, object], admitted: Admitted, above: int = 2
+        self, level: str, message: str, keys: Mapping[str, object], left_out: tuple[int, int], above: int = 2
     ) -> None:
-        if admitted.others:
-            left_out = {"count": admitted.others, "limit": TOTAL, "seconds": PERIOD_S}
-            self._sink.write(level, "log lines were left out", left_out, above)
-        missed = {"repeated": admitted.missed} if admitted.missed else {}
-        self._sink.write(level, message, {**keys, **missed}, above)
+        missed, others = left_out
+        if others:
+            limit = {"count": others, "limit": TOTAL, "seconds": PERIOD_S}
+            self._sink.write(level, "log lines were left out", limit, above)
+        repeated = {"repeated": missed} if missed else {}
+        self._sink.write(level, message, {**keys, **repeated}, above)
 
 
 def subject_of(containers: Mapping[str, Container], container_id: str) -> dict[str, object]:

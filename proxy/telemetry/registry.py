@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from proxy.telemetry import metrics
-from proxy.telemetry.exposition import LabelValues, check, family, histogram
 from proxy.telemetry.kinds import Counter, Histogram, Metric
 
-_NONE: tuple[str, ...] = ()
+_Key = tuple[str, ...]
+"""Values of the labels, in the order of the declaration."""
+_NONE: _Key = ()
 
 
 class Registry:
@@ -18,8 +19,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[Counter, dict[tuple[str, ...], int]] = {}
-        self._observed: dict[Histogram, dict[tuple[str, ...], list[float]]] = {}
+        self._counts: dict[Counter, dict[_Key, int]] = {}
+        self._observed: dict[Histogram, dict[_Key, list[float]]] = {}
 
     def add(self, metric: Counter, n: int, labels: Mapping[str, object]) -> None:
         """Count something; 0 makes the combination of labels known.
@@ -29,9 +30,11 @@ class Registry:
         """
         if n < 0:
             raise ValueError(f"cannot add {n} to {metric.name}: a counter never goes down")
-        key = _key(metric, labels)
+        key = _key(metric, labels) if labels or metric.labels else _NONE
         with self._lock:
-            values = self._counts.setdefault(metric, {})
+            values = self._counts.get(metric)
+            if values is None:
+                values = self._counts[metric] = {}
             values[key] = values.get(key, 0) + n
 
     def observe(self, metric: Histogram, seconds: float, labels: Mapping[str, object]) -> None:
@@ -40,14 +43,17 @@ class Registry:
         Raises:
             ValueError: The labels are not those of the metric.
         """
-        key = _key(metric, labels)
-        place = bisect_left(metric.buckets, seconds)
+        key = _key(metric, labels) if labels or metric.labels else _NONE
+        bucket = bisect_left(metric.buckets, seconds)
         with self._lock:
-            cells = self._observed.setdefault(metric, {}).get(key)
-            if cells is None:
-                cells = self._observed[metric][key] = [0.0] * (len(metric.buckets) + 2)
-            cells[place] += 1
-            cells[-1] += seconds
+            rows = self._observed.get(metric)
+            if rows is None:
+                rows = self._observed[metric] = {}
+            row = rows.get(key)
+            if row is None:
+                row = rows[key] = _empty(metric)
+            row[bucket] += 1
+            row[-1] += seconds
 
     def value(self, metric: Counter, labels: Mapping[str, object]) -> int:
         """Return what a counter is at; 0 where nothing was counted."""
@@ -61,7 +67,7 @@ class Registry:
     def observed(self, metric: Histogram) -> int:
         """Return how many durations were counted."""
         with self._lock:
-            return int(sum(sum(cells[:-1]) for cells in self._observed.get(metric, {}).values()))
+            return int(sum(sum(row[:-1]) for row in self._observed.get(metric, {}).values()))
 
     def page(self) -> dict[str, int]:
         """Return all that was counted by key of the status; what was renamed under both keys."""
@@ -72,7 +78,7 @@ class Registry:
             for key, n in values.items():
                 for name in (metric.status_key or metric.name, metric.former):
                     if name:
-                        page[name.format(**dict(zip(metric.labels, key, strict=True)))] = n
+                        page[name.format(**_labels(metric, key))] = n
         return page
 
     def text(self) -> str:
@@ -80,6 +86,8 @@ class Registry:
         return "".join(self._families())
 
     def _families(self) -> Iterator[str]:
+        from proxy.telemetry.exposition import family, histogram  # only where somebody scrapes
+
         for metric in metrics.ALL:
             if metric in metrics.OF_HOOKS:
                 continue
@@ -88,22 +96,25 @@ class Registry:
                 yield family(metric, [(_labels(metric, key), n) for key, n in sorted(values.items())])
             elif isinstance(metric, Histogram):
                 with self._lock:
-                    seen = {key: list(cells) for key, cells in self._observed.get(metric, {}).items()}
+                    seen = {key: list(row) for key, row in self._observed.get(metric, {}).items()}
                 if not metric.labels:
-                    seen.setdefault(_NONE, [0.0] * (len(metric.buckets) + 2))
+                    seen.setdefault(_NONE, _empty(metric))
                 rows = [
-                    (_labels(metric, key), [int(n) for n in cells[:-1]], cells[-1])
-                    for key, cells in sorted(seen.items())
+                    (_labels(metric, key), [int(n) for n in row[:-1]], row[-1])
+                    for key, row in sorted(seen.items())
                 ]
                 yield histogram(metric, rows)
 
 
-def _key(metric: Metric, labels: Mapping[str, object]) -> tuple[str, ...]:
-    if not labels and not metric.labels:
-        return _NONE
-    check(metric, labels)
+def _empty(metric: Histogram) -> list[float]:
+    """Make the row of a histogram: a count for each bucket and for ``+Inf``, and the sum."""
+    return [0.0] * (len(metric.buckets) + 2)
+
+
+def _key(metric: Metric, labels: Mapping[str, object]) -> _Key:
+    metric.check(labels)
     return tuple(str(labels[name]) for name in metric.labels)
 
 
-def _labels(metric: Metric, key: tuple[str, ...]) -> LabelValues:
+def _labels(metric: Metric, key: _Key) -> dict[str, str]:
     return dict(zip(metric.labels, key, strict=True))

@@ -15,19 +15,6 @@ KEYS = 512
 """Keys that are remembered; the one that was used least recently is forgotten first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A line that may be written.
-
-    Attributes:
-        missed: Lines of the same key that were left out since the last one.
-        others: Lines of all keys that were left out since the limit of all was reached.
-    """
-
-    missed: int = 0
-    others: int = 0
-
-
 @dataclass(slots=True)
 class _Window:
     """A period of one key."""
@@ -71,8 +58,13 @@ class Throttle:
         self._total = total
         self._windows: OrderedDict[Hashable, _Window] = OrderedDict()
 
-    def admit(self, key: Hashable) -> Admitted | None:
-        """Decide about a line; None where many of its key, or many at all, were written lately."""
+    def admit(self, key: Hashable) -> tuple[int, int] | None:
+        """Decide about a line.
+
+        Returns:
+            None where many of its key, or many at all, were written lately. Else how many lines were left
+            out: of this key since its last one, and of all keys since the limit of all was reached.
+        """
         now = self._clock()
         window = self._windows.get(key)
         if window is None:
@@ -86,4 +78,4 @@ class Throttle:
         if not self._all.admits(now, self._total, self._total):
             window.missed += 1
             return None
-        return Admitted(window.take_missed(), self._all.take_missed())
+        return window.take_missed(), self._all.take_missed()

@@ -14,9 +14,10 @@ class Said:
     def say(self, key, line):
         admitted = self.throttle.admit(key)
         if admitted is not None:
-            if admitted.others:
-                self.lines.append(f"{admitted.others} lines were left out")
-            self.lines.append(f"{line} ({admitted.missed} more)" if admitted.missed else line)
+            missed, others = admitted
+            if others:
+                self.lines.append(f"{others} lines were left out")
+            self.lines.append(f"{line} ({missed} more)" if missed else line)
 
     def flood(self, count, key="k"):
         for number in range(count):
