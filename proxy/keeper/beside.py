@@ -40,7 +40,6 @@ class BesideKubelet:
 
     Attributes:
         manager: What was seen last.
-        counts: Gives the part of what kubelet holds that counts; in a takeover not what it gives to new pods.
     """
 
     def __init__(self, keeper: NodeContext, port: Beside | None) -> None:
@@ -58,7 +57,11 @@ class BesideKubelet:
         self._told: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)
         self.manager = CpuManager()
-        self.counts: Callable[[Held], Held] = lambda held: held
+        self._counts: Callable[[Held], Held] = lambda held: held
+
+    def count_only(self, counts: Callable[[Held], Held]) -> None:
+        """Let only a part of what kubelet holds count, as a takeover does; ``counts`` gives it."""
+        self._counts = counts
 
     def matters(self, pod: Pod, request: Request) -> bool:
         """Tell whether a container may be given CPUs of its own, so that kubelet's must be known."""
@@ -96,7 +99,7 @@ class BesideKubelet:
 
     def _follow(self, manager: CpuManager) -> None:
         keeper, before = self._keeper, self._keeper.state
-        after = before.beside(self.counts(manager.held))
+        after = before.beside(self._counts(manager.held))
         if after is not before:
             keeper.store.change(after, "kubelet's CPU manager changed")
             keeper.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)

@@ -60,7 +60,6 @@ class Enforcer:
     Attributes:
         cgroups: Where.
         pauses: Writes the groups of sandboxes.
-        first: What is done before anybody is written.
     """
 
     def __init__(
@@ -94,7 +93,11 @@ class Enforcer:
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
         self.pauses = Pauses(cgroups)
-        self.first: Callable[[], None] = lambda: None
+        self._first: Callable[[], None] = lambda: None
+
+    def do_first(self, job: Callable[[], None]) -> None:
+        """Have a job done before any container is written, each time, in the same thread."""
+        self._first = job
 
     def is_live(self, container: Container) -> bool:
         """Tell whether a container may have a group; callable from any thread."""
@@ -113,7 +116,7 @@ class Enforcer:
         if self._paused():
             return done
         began = time.perf_counter()
-        self.first()
+        self._first()
         left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
         for container_id in left:
             container = self._state().containers.get(container_id)

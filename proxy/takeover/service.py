@@ -75,7 +75,7 @@ class Takeover:
         keeper.health.watch(self._worker)
         self._one = asyncio.Lock()
         self._static = keeper.state.node.static
-        keeper.beside.counts = lambda held: self.record.standing(held)
+        keeper.beside.count_only(lambda held: self.record.standing(held))
 
     @property
     def record(self) -> Record:

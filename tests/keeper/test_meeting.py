@@ -98,10 +98,10 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
         fencing, flight = w.keeper.lasting.fencing, w.keeper.flights.depart(ls, ALL)
         fencing._standing["slice"] = _Standing(CpuSet(), 1)
         fencing.bind(flight, Fence("slice", ALL))
-        w.keeper.enforcer.first = lambda: 1 / 0
+        w.keeper.enforcer.do_first(lambda: 1 / 0)
         w.launch.landed(flight, ALL)
         await w.until(lambda: not w.keeper.flights.of(ls))
-        w.keeper.enforcer.first = lambda: None
+        w.keeper.enforcer.do_first(lambda: None)
         assert not fencing._standing
         assert w.keeper.telemetry.value(metrics.INTERNAL_ERRORS)
 

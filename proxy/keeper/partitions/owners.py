@@ -56,7 +56,7 @@ class OwnersPartitions(Onlooker):
         self._isolated: CpuSet | None = None
         self._bell = Bell(self.stir)
         self.jobs = Jobs(keeper, kernel, asked, self._bell)
-        keeper.enforcer.first = self.jobs.clear
+        keeper.enforcer.do_first(self.jobs.clear)
         if asked and kernel.lack:
             keeper.telemetry.problem(
                 "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.lack
