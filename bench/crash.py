@@ -30,7 +30,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from faulty import MOVE_SHARES
 from faulty_node import KINDS, Node, node
+from procs import BenchError
 from table import number, render
 
 from proxy.cri.pb import api_pb2 as pb
@@ -39,6 +41,8 @@ from proxy.model.errors import TopoproxyError, UnavailableError
 
 BAR_S = 1.0
 HANDS = 4
+MOVED_S = 30.0
+"""How long the move of an owner may take, with telling the runtime."""
 CALM = 10
 """After so many moments it is waited until everybody is where he belongs."""
 LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
@@ -124,17 +128,36 @@ def again(one: Node, found: Found) -> None:
 
 
 def story(one: Node, client: CriClient, shared: str) -> None:
-    """A day with all that matters: owners come, with named CPUs and with chosen ones, and one goes."""
+    """A day with all that matters: owners come, with named CPUs and with chosen ones, one moves, one goes."""
     pod = one.pod(client, LSE)
     named = one.create(client, pod, 0)
     client.start(named)
     client.update(shared, pb.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=100))
     other = one.pod(client, WHOLE)
-    client.start(one.create(client, other, 0))
+    moving = one.create(client, other, 0)
+    client.start(moving)
+    move(one, client, moving)
     client.stop(named)
     client.remove(named)
     client.end_pod(pod)
     client.end_pod(other)
+
+
+def move(one: Node, client: CriClient, container_id: str) -> None:
+    """Have an owner moved to other CPUs, and wait until it is there and the runtime has been told."""
+    record = one.runtime.containers[container_id]
+    before = one.cgroups.read(record.cgroup).cpus
+    one.moved.add(container_id)
+    client.update(container_id, pb.LinuxContainerResources(cpu_shares=MOVE_SHARES))
+    end = time.monotonic() + MOVED_S
+    while one.alive and time.monotonic() < end:
+        on = one.cgroups.read(record.cgroup).cpus
+        if on != before and record.resources.cpuset_cpus == str(on):
+            return
+        time.sleep(0.01)
+    if one.alive:
+        raise BenchError(f"cannot have a container moved: {one.log()}")
+    raise UnavailableError("the daemon has ended")
 
 
 def order(one: Node, **faults: object) -> None:

@@ -8,6 +8,9 @@ which each step is appended), ``writes`` (the share of kernel writes that are re
 before, amid and after each write of the ledger, before and after each kernel write, before and after a call
 is let go to the runtime, and when its answer arrives. Only steps of calls are counted: those of the first
 comparison are not, as a crash there is one more crash of the same kind.
+
+An UpdateContainerResources with ``MOVE_SHARES`` has the daemon move that owner to other CPUs, beside the
+call.
 """
 
 from __future__ import annotations
@@ -31,7 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from proxy.apply.folder_rules import FolderFiles
 from proxy.cri.call import Call
 from proxy.cri.interceptors import Interceptors
+from proxy.cri.pb import api_pb2 as pb
+from proxy.keeper.keeper import Keeper
 from proxy.ledger import journal
+from proxy.model.idset import CpuSet
+
+MOVE_SHARES = 777
+"""The ``cpu_shares`` of an update that has its container moved."""
 
 
 class Faults:
@@ -80,9 +89,17 @@ class Faults:
         raise OSError(number, os.strerror(number), path)
 
 
+async def move(keeper: Keeper, container_id: str) -> None:
+    """Move an owner to the last shared CPUs."""
+    container = keeper.state.containers[container_id]
+    target = CpuSet(list(keeper.state.pools.shared)[-len(container.placement.own) :])
+    if why := await keeper.owner_moves.move(container.owner, target):
+        keeper.problems.note(f"not moved: {why}")
+
+
 def install(faults: Faults) -> None:
     """Put the faults between the daemon and what it stands on."""
-    store, write, release = journal._write_whole, FolderFiles.write, Call.release
+    store, write, release = journal.write_whole, FolderFiles.write, Call.release
     request, response = Interceptors.request, Interceptors.response
 
     def stored(fd: int, data: bytes) -> None:
@@ -107,13 +124,17 @@ def install(faults: Faults) -> None:
     def requested(self: Interceptors, call: Any) -> None:
         faults.obey()
         request(self, call)
+        if call.method == "UpdateContainerResources":
+            update = pb.UpdateContainerResourcesRequest.FromString(call.body)
+            if update.linux.cpu_shares == MOVE_SHARES:
+                self.keeper.spawn(move(self.keeper, update.container_id))
 
     def answered(self: Interceptors, call: Any, message: bytes) -> None:
         faults.step(f"{call.method}: answered, not noted")
         response(self, call, message)
         faults.step(f"{call.method}: answered and noted")
 
-    journal._write_whole = stored
+    journal.write_whole = stored
     FolderFiles.write = written  # type: ignore[method-assign]
     Call.release = released  # type: ignore[method-assign]
     Interceptors.request = requested  # type: ignore[method-assign]

@@ -61,6 +61,8 @@ class Node:
 
     folder: Path
     version: int = 1
+    moved: set[str] = field(default_factory=set)
+    """Ids of containers that are moved: they own what the kernel has, and the runtime is told afterwards."""
     popen: subprocess.Popen[bytes] | None = None
     faults: dict[str, object] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -222,8 +224,11 @@ class Node:
         for record in running:
             if not sets[record.id]:
                 found.append(f"{self.name(record)} has no CPUs")
+            mine = CpuSet.parse(record.resources.cpuset_cpus)
+            if record.id in self.moved:
+                mine = sets[record.id]
             for other in running:
-                both = CpuSet.parse(record.resources.cpuset_cpus) & sets[other.id]
+                both = mine & sets[other.id]
                 if owns(record) and other.pod_id != record.pod_id and both:
                     found.append(f"{self.name(other)} is on CPUs {both} of {self.name(record)}")
         return found
@@ -244,8 +249,20 @@ class Node:
             ]  # who is created in a sandbox that has ended will never start
             sets = {r.id: self._on(r) for r in live if r.state == pb.CONTAINER_RUNNING}
         own = {r.id: CpuSet.parse(r.resources.cpuset_cpus) for r in live if owns(r)}
+        for record in live:
+            if record.id in self.moved & own.keys() & sets.keys():
+                if own[record.id] != sets[record.id]:
+                    told = own[record.id]
+                    found.append(f"{self.name(record)} is on {sets[record.id]}, the runtime has {told}")
+                own[record.id] = sets[record.id]
+        known = [CpuSet.parse(cpus) for cpus in held]
         found += [
-            f"{self.name(r)} is lost" for r in live if r.id in own and r.resources.cpuset_cpus not in held
+            f"{self.name(r)} is lost"
+            for r in live
+            if r.id in own
+            and str(own[r.id]) not in held
+            # While it is moved, it has both sets.
+            and not (r.id in self.moved and any(own[r.id] <= cpus for cpus in known))
         ]
         if len(held) != len({str(cpus) for cpus in own.values()}):
             found.append(

@@ -13,11 +13,11 @@ from proxy.cri.trips import Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of, with_total
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
+from proxy.keeper.reservations import CreateClient
 from proxy.keeper.siblings import holders, see_ended
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool, Request
 from proxy.plan.admit import with_earlier_decision
-from proxy.plan.write_errors import ELSEWHERE
 from proxy.telemetry.port import subject
 
 NO_DEVICES = Given()
@@ -130,8 +130,7 @@ class CreateCalls:
     async def _create_narrowed(self, call: Call, container: Container) -> None:
         """Write down what hooks have named, which no list of the runtime would say after a crash."""
         keeper = self.keeper
-        if why := await keeper.clearing.write_down(container):
-            keeper.telemetry.problem("cannot store what hooks ask for", **subject(container), err=why)
+        await keeper.reservations.narrow(container)
         current = keeper.state.containers.get(container.id)
         if call.done:
             return
@@ -153,26 +152,27 @@ class CreateCalls:
         call.release(call.body + suffix)
 
     async def _create_owner(self, call: Call, container: Container) -> None:
-        clearing = self.keeper.clearing
-        obstacle = await clearing.clear(container)
-        for _ in range(ELSEWHERE):
-            if obstacle is None or not isinstance(call.state, Trip):
-                break  # free, or the client is gone
-            instead = clearing.elsewhere(container, obstacle)
-            if instead is None:
-                break
-            container, call.state.target = instead, instead.id
+        async def placed_elsewhere(new: Container) -> Container | None:
+            nonlocal container
+            container = new
+            if isinstance(call.state, Trip):
+                call.state.target = new.id
             if "pre_create_container" in self.hooked.points:
-                hooked = await self.hooked.create_elsewhere(call, container)
+                hooked = await self.hooked.create_elsewhere(call, new)
                 if hooked is None:
-                    return
+                    return None
                 container = hooked
-            obstacle = await clearing.clear(container)
-        if obstacle is not None:
-            self.keeper.telemetry.problem("cannot free CPUs", **subject(container), err=obstacle.words)
-            self.keeper.lifecycle.failed(container.id)
-            words = clearing.answer(obstacle)
-            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {container.ref}: {words}")
+            return container
+
+        client = CreateClient(lambda: not isinstance(call.state, Trip), placed_elsewhere)
+        ended = await self.keeper.reservations.create(container, client)
+        if not ended.is_committed:
+            if ended.reason is not None:  # else it has been answered
+                why = ended.reason.message
+                self.keeper.telemetry.problem("cannot free CPUs", **subject(container), err=why)
+                words = self.keeper.reservations.answer(ended.reason)
+                message = f"cannot free CPUs for {container.ref}: {words}"
+                call.refuse(GrpcStatus.FAILED_PRECONDITION, message)
             return
         placement, quota = container.placement, self.keeper.quotas.carried(container)
         cpus = self.keeper.state.wanted(container)

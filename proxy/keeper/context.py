@@ -1,7 +1,7 @@
 """What every part of the controller needs: the store, ports, clocks, tasks and reports.
 
-It knows no part. The parts (``launch``, ``clearing``, ``drift`` and so on) take it and the other parts that
-they use; ``keeper`` makes them all.
+It knows no part. The parts (``launch``, ``reservations``, ``drift`` and so on) take it and the other parts
+that they use; ``keeper`` makes them all.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ The order of a create that gives CPUs away:
 Deciding is pure and done at once; everything that can block (ledger, kernel, runtime) is done by workers and
 awaited. A create that fails takes its container out of the state again (``lifecycle``), and the containers
 that had moved are moved back. Because every kernel write uses the newest state, plans of different pods need
-no lock between them. What is done when a container cannot be moved is in ``clearing``.
+no lock between them. What is done when CPUs cannot be freed is in
+``proxy.plan.reservation``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Creates:
         self._entrusted = entrusted
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
-        """Decide a create and take the CPUs; ``clearing.clear`` must follow where the container owns some."""
+        """Decide a create and take the CPUs; ``reservations.create`` must follow for an owner."""
         keeper = self._keeper
         request, again = self._entrusted.back(pod, name, attempt, request)
         token, began = keeper.token("call"), time.perf_counter()
@@ -60,7 +61,7 @@ class Creates:
         """Have what a plan that admits says be so; ``again``: it was placed, and counted, before."""
         keeper, container = self._keeper, plan.container
         assert container is not None
-        # ``clear`` writes the containers that leave an owner's CPUs, and waits for that.
+        # The reservation writes the containers that leave an owner's CPUs, and waits for that.
         follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
         keeper.store.change(plan.state, "container placed", follow=follow)
         wanted = keeper.saved[container.id] = keeper.state.wanted(container)

@@ -109,19 +109,22 @@ class Enforcer:
         Those that are not live are passed over; those that hold the right set are not written.
         """
         state = self._state()
-        return self._enforce(state, [c for i in ids if (c := state.containers.get(i)) is not None])
+        some = [c for i in ids if (c := state.containers.get(i)) is not None]
+        return self._enforce(state, *_sharers_first(state, some))
 
-    def _enforce(self, state: NodeState, some: list[Container]) -> Enforced:
+    def _enforce(self, state: NodeState, *parts: list[Container]) -> Enforced:
+        """Write the sets of some containers, one part after the other."""
         done = Enforced()
         if self._paused():
             return done
         began = time.perf_counter()
         self._first()
-        left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
-        for container_id in left:
-            container = self._state().containers.get(container_id)
-            if container is not None and self.is_live(container):
-                self._one(container, done)
+        for some in parts:
+            left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
+            for container_id in left:
+                container = self._state().containers.get(container_id)
+                if container is not None and self.is_live(container):
+                    self._one(container, done)
         state = self._state()
         if state.node.be_cpuset is BeCpuset.ERASE:
             done.errors += self._be_groups.follow(state, self._paths)
@@ -137,9 +140,8 @@ class Enforcer:
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         self._gone = {k: v for k, v in self._gone.items() if k in there}
-        done = self._enforce(
-            state, [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
-        )
+        some = [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
+        done = self._enforce(state, *_sharers_first(state, some))
         if not self._paused():
             done.notes += self.pauses.follow(self._state())
         return done
@@ -288,3 +290,12 @@ class Enforcer:
         done.absent.append(container.id)
         if self._missed[container.id] > 1:
             done.lost.append(container.id)
+
+
+def _sharers_first(state: NodeState, some: list[Container]) -> tuple[list[Container], ...]:
+    """Divide containers into those that share CPUs and those that own some: what is owned is left first."""
+    owners = [c for c in some if c.placement.pool is Pool.OWN and not state.shares(c)]
+    if not owners or len(owners) == len(some):
+        return (some,)
+    own = {container.id for container in owners}
+    return [c for c in some if c.id not in own], owners

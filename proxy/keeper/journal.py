@@ -21,6 +21,7 @@ from proxy.keeper.ports import Ledger
 from proxy.keeper.worker import Worker
 from proxy.model.errors import RecordError, TopoproxyError
 from proxy.model.workload import Container, Pod
+from proxy.plan.events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
@@ -28,6 +29,7 @@ DELAY_S = 0.01
 RETRY_S = 5.0
 LIMIT_S = 5.0
 LATE = "the ledger is not written in time"
+UNWRITTEN = "the ledger cannot be written now"
 
 Record = Pod | Container | Mapping[str, object]
 Plain = dict[str, Mapping[str, object] | None]
@@ -38,7 +40,7 @@ class Journal:
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
-    ``x/`` partitions.
+    ``x/`` partitions, ``m/`` a move of an owner under way (``reservation_records``).
     """
 
     def __init__(
@@ -89,11 +91,29 @@ class Journal:
         Returns:
             Empty where it is written, or kept to be written once the file can be; else why it is not stored.
         """
-        self.put(key, value)
+        stored = await self.append({key: value})
+        return "" if isinstance(stored, LedgerWritten) else stored.cause
+
+    async def append(
+        self, records: Mapping[str, Record | None], *, durable: bool = False
+    ) -> LedgerWritten | LedgerLate | LedgerRejected:
+        """Store records now, in one step, with everything that waits.
+
+        Args:
+            records: By key; None deletes.
+            durable: Records that are only kept, to be written once the file can be, are late.
+        """
+        for key, value in records.items():
+            self.put(key, value)
         rejected = await self._flushed()
         if rejected is None:
-            return LATE
-        return f"its record cannot be stored: {rejected[key]}" if key in rejected else ""
+            return LedgerLate(LATE)
+        for key in records:
+            if key in rejected:
+                return LedgerRejected(f"its record cannot be stored: {rejected[key]}")
+        if durable and not self._unwritten.keys().isdisjoint(records):
+            return LedgerLate(UNWRITTEN)
+        return LedgerWritten()
 
     async def flush(self) -> None:
         """Write everything that was put, and wait for it, but no longer than the limit.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.keeper.beside import BesideKubelet
-from proxy.keeper.clearing import Clearing
 from proxy.keeper.confinement import Confinement
 from proxy.keeper.context import NodeContext
 from proxy.keeper.creates import Creates
@@ -29,9 +28,11 @@ from proxy.keeper.lifecycle import Lifecycle
 from proxy.keeper.machine.hotplug import Hotplug
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.options import Options
+from proxy.keeper.owner_moves import OwnerMoves
 from proxy.keeper.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.quotas.quotas import Quotas
+from proxy.keeper.reservations import Reservations
 from proxy.keeper.runtime_ports import Events, Runtime
 from proxy.keeper.sandboxes import Sandboxes
 from proxy.keeper.scout import Scout
@@ -148,9 +149,12 @@ class Keeper(NodeContext):
         self.lasting = lasting = Lasting(self, writes, drift.suspect, others.units, others.fences)
         self.where = Whereabouts(self, writes, others.places)
         self.confinement = Confinement(self, writes, drift, lasting.fencing)
-        self.clearing = clearing = Clearing(self, writes, self.confinement, drift, lifecycle, creates)
+        self.reservations = reservations = Reservations(
+            self, writes, self.confinement, drift, lifecycle, creates
+        )
+        self.owner_moves = OwnerMoves(self, reservations)
         self.hotplug = Hotplug(
-            self, writes, mems, clearing, others.hardware, others.machine_events, others.displaced
+            self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
         )
         self.watching = Watching(self, lifecycle, others.events)
         self.launch = launch = Launch(
@@ -159,7 +163,7 @@ class Keeper(NodeContext):
             lifecycle,
             quotas,
             mems,
-            clearing,
+            reservations,
             self.confinement,
             drift,
             lasting.fencing,
@@ -184,6 +188,7 @@ class Keeper(NodeContext):
                 quotas,
                 mems,
                 lasting,
+                self.owner_moves,
                 self.partitions,
             ),
         )

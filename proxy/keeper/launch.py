@@ -12,7 +12,6 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-from proxy.keeper.clearing import Clearing
 from proxy.keeper.confinement import Confinement
 from proxy.keeper.context import NodeContext
 from proxy.keeper.drift.finding import UNKNOWN, Drift
@@ -21,6 +20,7 @@ from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.lifecycle import Lifecycle
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.quotas.quotas import Quotas
+from proxy.keeper.reservations import Reservations
 from proxy.keeper.systemd.fencing import Fence, Fencing
 from proxy.keeper.worker import Worker
 from proxy.model.errors import UnavailableError
@@ -52,7 +52,7 @@ class Launch:
         lifecycle: Lifecycle,
         quotas: Quotas,
         mems: MemoryNodes,
-        clearing: Clearing,
+        reservations: Reservations,
         confinement: Confinement,
         drift: Drift,
         fencing: Fencing,
@@ -66,7 +66,7 @@ class Launch:
             lifecycle: Is told which containers run, or have exited.
             quotas: Knows which CFS quotas go with an update.
             mems: Knows which memory nodes go with an update.
-            clearing: Frees the CPUs of an owner that starts.
+            reservations: Has containers leave the CPUs of an owner that starts.
             confinement: Knows which starts may go on by themselves.
             drift: Compares containers of which an update has landed.
             fencing: Puts fences up for calls.
@@ -77,7 +77,7 @@ class Launch:
         self._lifecycle = lifecycle
         self._quotas = quotas
         self._mems = mems
-        self._clearing = clearing
+        self._reservations = reservations
         self._confinement = confinement
         self._drift = drift
         self._fencing = fencing
@@ -138,12 +138,12 @@ class Launch:
                 continue
             if container.placement.pool is Pool.OWN:
                 await self._quotas.before_start(container)
-                obstacle = await self._clearing.barrier(container.placement.own | container.placement.instead)
-                if obstacle is not None and obstacle.client_words != obstacle.words:
+                reason = (await self._reservations.start(container)).reason
+                if reason is not None and reason.public_message != reason.message:
                     keeper.telemetry.problem(
-                        "cannot start a container", **subject(container), err=obstacle.words
+                        "cannot start a container", **subject(container), err=reason.message
                     )
-                return self._clearing.answer(obstacle) if obstacle else ""
+                return self._reservations.answer(reason) if reason is not None else ""
             return ""
         return "the pools change faster than the runtime can be told"
 

@@ -32,6 +32,7 @@ from proxy.keeper.listing import Listing, listed
 from proxy.keeper.machine.hotplug import Hotplug
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.onlooker import Onlooker
+from proxy.keeper.owner_moves import OwnerMoves
 from proxy.keeper.prescriptions import Prescriptions
 from proxy.keeper.quotas.quotas import Quotas
 from proxy.keeper.sandboxes import Sandboxes
@@ -87,6 +88,7 @@ class Compared:
     quotas: Quotas
     mems: MemoryNodes
     lasting: Lasting
+    owner_moves: OwnerMoves
     partitions: OwnersPartitions | None = None
 
 
@@ -128,7 +130,9 @@ class Sync:
         node = keeper.state.node
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
-        keeper.store.change(with_unrecorded_grants(NodeState.of(node, pods, containers)), "ledger read")
+        holds = self._parts.owner_moves.recover(entries, containers)
+        after = with_unrecorded_grants(NodeState.of(node, pods, containers, holds=holds))
+        keeper.store.change(after, "ledger read")
         yield
         yield from self._launch.suspect()
         for resource, (promised, there) in overcommitted_memory(keeper.state).items():
@@ -191,6 +195,11 @@ class Sync:
                 pass
             keeper.attention.clear()
 
+    def _in_step(self) -> None:
+        """All running containers are known: what was put off is done."""
+        self._parts.writes.in_step()
+        self._parts.owner_moves.resume()
+
     def _failed(self, error: Exception) -> None:
         keeper = self._keeper
         if isinstance(error, UnavailableError):
@@ -200,7 +209,7 @@ class Sync:
         elif isinstance(error, RuntimeCallError):
             keeper.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                self._parts.writes.in_step()  # there is nothing to wait for
+                self._in_step()  # there is nothing to wait for
         else:
             keeper.broken(error)
 
@@ -248,7 +257,7 @@ class Sync:
             await self._repair(listing, began)
         keeper.telemetry.count(metrics.RECONCILES)
         if not keeper.synced.is_set():
-            self._parts.writes.in_step()
+            self._in_step()
             self._settle_all()
             keeper.telemetry.event(
                 "in step with the runtime",

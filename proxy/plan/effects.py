@@ -93,10 +93,12 @@ class ReportProblem:
     """Report something that stops nothing.
 
     Attributes:
-        message: What.
+        message: What, as a constant text.
+        cause: Why.
     """
 
     message: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ def _shared_exclusive_cpus(state: NodeState) -> list[str]:
 def _stale_books(state: NodeState) -> list[str]:
     """Compare what a state carries along with what follows from its containers."""
     node, found = state.node, []
-    owners = owners_of(node, state.containers.values(), state.kubelet, state.pods.values())
+    containers, pods = state.containers.values(), state.pods.values()
+    owners = owners_of(node, containers, state.kubelet, pods, state.holds.values())
     if owners != state.owners:
         wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
         found.append(f"what is owned is not what containers own: {', '.join(wrong)}")

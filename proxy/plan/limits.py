@@ -128,6 +128,6 @@ def _owns(container: Container) -> bool:
 def _unmovable(state: NodeState) -> int:
     """Return CPUs that are blocked for a container that cannot be moved, while others are chosen (bits).
 
-    Such an entry has no container name (``keeper.clearing.other``); kubelet's always have one.
+    Such an entry has no container name (``elsewhere``); kubelet's always have one.
     """
     return union(held.cpus.bits for key, held in state.owners.items() if key.endswith("/"))

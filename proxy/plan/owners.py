@@ -15,6 +15,7 @@ node decides only where its CPU manager policy is ``static``; else such pods sha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from proxy.model.asks import MEMORY, Ask, Kind, PodAsk
 from proxy.model.idset import CpuSet, union
@@ -26,12 +27,32 @@ from proxy.plan.node import Node
 from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import Owner
 
+
+@dataclass(frozen=True, slots=True)
+class CpuHold:
+    """CPUs that a reservation has taken for an owner, and that are part of no placement yet, or no more.
+
+    Attributes:
+        owner: The owner, as ``Container.owner``.
+        cpus: The CPUs.
+        hard: True when the CPUs are out of the BE pool too.
+    """
+
+    owner: str
+    cpus: CpuSet
+    hard: bool = True
+
+
 NEVER_PINNED_BY_KUBELET = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
 """Classes for which assignments of kubelet's CPU manager are ignored."""
 
 
 def owners_of(
-    node: Node, containers: Iterable[Container], held: Held, pods: Iterable[Pod]
+    node: Node,
+    containers: Iterable[Container],
+    held: Held,
+    pods: Iterable[Pod],
+    holds: Iterable[CpuHold] = (),
 ) -> dict[str, Owner]:
     """Return the owners of CPUs, by ``Container.owner``.
 
@@ -40,6 +61,7 @@ def owners_of(
         containers: The containers that exist; one that has exited owns nothing.
         held: The CPUs that kubelet's CPU manager holds, by its state file.
         pods: The pods that are known.
+        holds: What reservations hold; it is as good as owned.
     """
     owners: dict[str, Owner] = {}
     there: set[tuple[str, str]] = set()
@@ -55,6 +77,10 @@ def owners_of(
         cpus = placement.own | placement.instead if placement.instead else placement.own
         cpus = cpus | old.cpus if old else cpus
         owners[container.owner] = Owner(cpus, placement.hard or (old is not None and old.hard))
+    for hold in holds:
+        old = owners.get(hold.owner)
+        hard = hold.hard or (old is not None and old.hard)
+        owners[hold.owner] = Owner(hold.cpus | old.cpus if old else hold.cpus, hard)
     return {**owners, **_owners_known_to_kubelet(node, held, there, owners, pods)} if held else owners
 
 
@@ -85,7 +111,7 @@ def _owners_known_to_kubelet(
         for name, cpus in sorted(held[uid].items()):
             free = cpus & node.machine.online - taken
             if free and (uid, name) not in there and not node.shareable <= taken | free:
-                # An entry without a name only keeps CPUs from being chosen (``keeper.clearing``).
+                # An entry without a name only keeps CPUs from being chosen (``elsewhere``).
                 if name and node.floors.broken(node.shareable - taken - free, free):
                     continue
                 found[f"{uid}/{name}"] = Owner(free, hard=True)

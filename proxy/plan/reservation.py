@@ -79,6 +79,8 @@ from proxy.plan.write_errors import ELSEWHERE, WriteAction, action_for, retry_pa
 
 RESTORE = Backoff(0.1, 30.0)
 """Seconds before a restoration is tried again."""
+NOT_WRITTEN = "cannot write a cgroup"
+NOT_BACK = "cannot move an owner back"
 REFUSED = "the kernel refuses to move another container off them"
 CONTESTED = "the cpuset of another container is written by another program"
 """Words for a client, which name no container of another pod."""
@@ -143,7 +145,7 @@ def _recorded(one: Reservation, event: seen.LedgerWritten) -> Step:
 
 def _unrecorded(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
     if one.kind is _Kind.NARROW:
-        report = to_do.ReportProblem(f"cannot record what hooks name for {one.ref}: {event.cause}")
+        report = to_do.ReportProblem("cannot record what hooks ask for", event.cause)
         return _to(one, _Phase.COMMITTED, report, to_do.Commit())
     return _not_free(one, AbortReason(f"cannot record the placement: {event.cause}", one.cpus, final=True))
 
@@ -183,7 +185,7 @@ def _paused(one: Reservation, event: seen.PauseOver) -> Step:
 def _read(one: Reservation, event: seen.CpusetsRead) -> Step:
     in_the_way = {found.container_id for found in event.found if (found.cpus - found.wanted) & one.cpus}
     if not in_the_way:
-        reports = tuple(to_do.ReportProblem(text) for text in one.errors)
+        reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in one.errors)
         return _with(reports, _free_unless_contested(one, event.contested))
     refused = [refused for refused in one.refused if refused.container_id in in_the_way]
     final = any(action_for(each.errno) is WriteAction.REFUSE for each in refused)
@@ -268,7 +270,7 @@ def _secured(one: Reservation, event: seen.LedgerWritten) -> Step:
 
 def _handed_over(one: Reservation, event: seen.CpusetsWritten) -> Step:
     # What is refused is drift, and is written again.
-    reports = tuple(to_do.ReportProblem(text) for text in event.errors)
+    reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in event.errors)
     return _to(one, _Phase.COMMITTED, *reports, to_do.Commit())
 
 
@@ -362,7 +364,7 @@ def _restoration_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
 
 def _back_off(one: Reservation, message: str) -> Step:
     seconds = RESTORE.delay(one.tries + 1)
-    report = to_do.ReportProblem(f"cannot move {one.ref} back to CPUs {one.previous}: {message}")
+    report = to_do.ReportProblem(NOT_BACK, message)
     wanted = to_do.EndDeadline(), report, to_do.Pause(seconds)
     return _to(one, _Phase.BACKING_OFF, *wanted, tries=one.tries + 1)
 
@@ -383,7 +385,7 @@ def _exited(one: Reservation) -> Step:
     if one.kind is _Kind.REPLACEMENT:
         return _to(one, _Phase.COMMITTED, to_do.Commit())
     back = to_do.AssignOwn(one.previous, hold=CpuSet())
-    return _to(one, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort())
+    return _to(one, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort(), reason=None)
 
 
 def _interrupted(one: Reservation) -> Step:

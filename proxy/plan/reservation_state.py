@@ -91,6 +91,11 @@ class Reservation:
         return self.phase in OVER
 
     @property
+    def is_committed(self) -> bool:
+        """Whether the CPUs are the owner's."""
+        return self.phase is ReservationPhase.COMMITTED
+
+    @property
     def is_assigned(self) -> bool:
         """Whether the containers are placed on the CPUs already: then it ends by itself, or is restored."""
         return self.phase not in BEFORE_ASSIGNED

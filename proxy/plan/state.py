@@ -24,7 +24,7 @@ from proxy.place.providers.memory import MemoryProvider
 from proxy.place.providers.provider import Provider
 from proxy.plan.admission import assigned_cpus, sum_requests
 from proxy.plan.node import Node
-from proxy.plan.owners import owners_of
+from proxy.plan.owners import CpuHold, owners_of
 from proxy.plan.pool_placement import pool_cpus, without_hook_limits
 from proxy.pools.pools import Owner, Pools, pools_of
 
@@ -41,6 +41,7 @@ class NodeState:
         providers: The providers of the topology manager, with what containers hold.
         kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
         be_limit: CPUs to which BE is suppressed; None where it is not.
+        holds: What reservations hold for owners beside their placements, by reservation.
     """
 
     node: Node
@@ -51,6 +52,7 @@ class NodeState:
     providers: tuple[Provider, ...] = ()
     kubelet: Held = field(default_factory=dict)
     be_limit: CpuSet | None = None
+    holds: Mapping[str, CpuHold] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -65,18 +67,19 @@ class NodeState:
         containers: Iterable[Container],
         kubelet: Held | None = None,
         be_limit: CpuSet | None = None,
+        holds: Mapping[str, CpuHold] | None = None,
     ) -> NodeState:
         """Build a state from what is known to exist."""
         there = Table({c.id: c for c in containers})
         known = Table({p.sandbox_id: p for p in pods})
-        held = kubelet or {}
-        owners = owners_of(node, there.values(), held, known.values())
+        held, kept = kubelet or {}, holds or {}
+        owners = owners_of(node, there.values(), held, known.values(), kept.values())
         pools = _pools(node, owners, be_limit)
         providers = node.providers
         if node.accounts:
             pods, containers = list(known.values()), list(there.values())
             providers = tuple(each.account(known, there, pods, containers) for each in providers)
-        return cls(node, known, there, owners, pools, providers, held, be_limit)
+        return cls(node, known, there, owners, pools, providers, held, be_limit, kept)
 
     @property
     def memory(self) -> MemoryState | None:
@@ -86,7 +89,7 @@ class NodeState:
     def under(self, node: Node) -> NodeState:
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
-        return NodeState.of(node, pods, containers, self.kubelet, self.be_limit)
+        return NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
 
     def on(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
@@ -101,6 +104,13 @@ class NodeState:
         if held == self.kubelet:
             return self
         return dataclasses.replace(self, kubelet=held)._recomputed()
+
+    def holding(self, reservation: str, hold: CpuHold | None) -> NodeState:
+        """Return the state with what a reservation holds, None for nothing."""
+        holds = {key: kept for key, kept in self.holds.items() if key != reservation}
+        if hold is not None and hold.cpus:
+            holds[reservation] = hold
+        return self if holds == self.holds else dataclasses.replace(self, holds=holds)._recomputed()
 
     def suppressing(self, limit: CpuSet | None) -> NodeState:
         """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
@@ -186,6 +196,7 @@ class NodeState:
             providers,
             self.kubelet,
             self.be_limit,
+            self.holds,
         )
 
     def _accounted(
@@ -239,7 +250,8 @@ class NodeState:
 
     def _recomputed(self) -> NodeState:
         """Return the state with owners and pools counted again."""
-        owners = owners_of(self.node, self.containers.values(), self.kubelet, self.pods.values())
+        containers, pods = self.containers.values(), self.pods.values()
+        owners = owners_of(self.node, containers, self.kubelet, pods, self.holds.values())
         return dataclasses.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:

@@ -31,6 +31,10 @@ CREATES_ON_OTHER_CPUS = Counter(
     "Containers that got other exclusive CPUs, because those that were chosen first could not be freed.",
     former="creates_elsewhere",
 )
+OWNERS_MOVED = Counter("owners_moved", "Running containers that were moved to other exclusive CPUs.")
+MOVES_ABORTED = Counter(
+    "owner_moves_aborted", "Moves of running containers that were given up; the containers kept their CPUs."
+)
 EXCLUSIVE_CREATES = Counter(
     "exclusive_creates",
     "Creates of containers with exclusive CPUs, for which other containers had to leave these CPUs.",

@@ -389,7 +389,7 @@ def test_a_comparison_keeps_to_the_pace_of_a_war_and_a_barrier_does_not(live: Ca
         w.cgroups.sets[ls] = w.cgroups.sets[other] = CpuSet.parse("4-7")
         await w.sync.once()
         assert (w.on(ls), w.on(other)) == ("4-7", "0-15")
-        assert await w.keeper.clearing.barrier(CpuSet.parse("0-1")) is None
+        assert (await w.keeper.reservations.clear(CpuSet.parse("0-1"))).is_committed
         assert w.on(ls) == "0-15"
 
     live(day)
@@ -423,7 +423,7 @@ def test_a_pod_whose_cpus_are_fought_about_and_have_no_substitute_is_refused(
         await war(w, writes, ls, "0-15")
         call = await w.begin(await w.pod("next", "LSE", "", "4-5"))
         assert call.refused is not None
-        assert "somebody keeps writing the cpuset of ns/ls/c" in call.refused[1]
+        assert "another program keeps writing the cpuset of ns/ls/c" in call.refused[1]
         w.wire.finished(call, None)
         w.now += QUIET_S
         await w.until(lambda: not drift(w).fought())

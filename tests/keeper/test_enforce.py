@@ -114,6 +114,24 @@ def test_what_was_known_of_a_container_goes_with_it() -> None:
     assert sorted(cgroups.looked) == ["a", "a", "vm", "vm", "vm"]
 
 
+def test_containers_leave_what_is_owned_before_the_owner_is_written() -> None:
+    """As after a crash: the ledger gives an owner CPUs on which others are still."""
+    written: list[str] = []
+
+    class Ordered(Cgroups):
+        def write(self, path: str, cpus: CpuSet, mems: Mask | None, *, inner: bool = True) -> bool:
+            written.append(path)
+            return super().write(path, cpus, mems)
+
+    there = [one("own-a", "0"), one("ls-a"), one("own-b", "1"), one("ls-b"), one("ls-c")]
+    cgroups = Ordered(**{container.id: "0-3" for container in there})
+    enforcer(cgroups, *there).enforce_all()
+    assert (sorted(written[:3]), sorted(written[3:])) == (["ls-a", "ls-b", "ls-c"], ["own-a", "own-b"])
+    written.clear()
+    enforcer(cgroups, *there).enforce([container.id for container in there])
+    assert written == ["ls-a", "ls-b", "ls-c", "own-a", "own-b"]
+
+
 def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
     cgroups = Cgroups(ls="0-3")
     busy: set[str] = set()

@@ -46,6 +46,7 @@ from proxy.keeper.runtime_ports import RuntimeContainer, RuntimeDetail
 from proxy.model.errors import CannotCreateError, CgroupError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.plan.invariants import violations
+from proxy.plan.reservation_state import Reservation
 from proxy.telemetry import metrics
 from proxy.topology.build import described
 
@@ -572,7 +573,8 @@ def where(coroutine: Any, now: float) -> str:
         plain = {
             key: str(value)
             for key, value in frame.f_locals.items()
-            if isinstance(value, str | int | float | CpuSet | None) and key not in ("began", "seconds")
+            if isinstance(value, str | int | float | CpuSet | Reservation | None)
+            and key not in ("began", "seconds")
         }
         if frame.f_code is confinement.Confinement.wait.__code__:
             plain["began"] = f"{now - frame.f_locals['began']:.1f}"

@@ -261,17 +261,17 @@ def test_cpus_that_come_back_to_the_pool_while_a_narrowed_create_is_recorded_may
             creating = asyncio.create_task(w.begin(sandbox, "narrowed"))
             await asyncio.to_thread(asked.wait, 30)
             first = await w.run(await w.pod("first", "LSE", "", "2-3"))
-            store = w.keeper.clearing.write_down
+            narrow = w.keeper.reservations.narrow
 
-            async def slow(container: Any) -> str:
-                why = await store(container)
+            async def slow(container: Any) -> Any:
+                ended = await narrow(container)
                 if container.name == "narrowed":
                     await w.remove(first)
                     gone = pb.RemovePodSandboxRequest(pod_sandbox_id="s-first")
                     w.wire.finished(await w.call("RemovePodSandbox", gone), 0)
-                return why
+                return ended
 
-            monkeypatch.setattr(w.keeper.clearing, "write_down", slow)
+            monkeypatch.setattr(w.keeper.reservations, "narrow", slow)
             answer.set()
             shared = w.finish(await creating, "shared")
             assert (w.runtime.specs[shared], str(w.keeper.saved[shared])) == ("0-5", "0-5")

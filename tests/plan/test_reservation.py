@@ -53,7 +53,15 @@ from proxy.plan.events import (
     ReservationRequested,
     TimedOut,
 )
-from proxy.plan.reservation import CONTESTED, REFUSED, RESTORE, UnexpectedEventError, step
+from proxy.plan.reservation import (
+    CONTESTED,
+    NOT_BACK,
+    NOT_WRITTEN,
+    REFUSED,
+    RESTORE,
+    UnexpectedEventError,
+    step,
+)
 from proxy.plan.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
 from proxy.plan.write_errors import ELSEWHERE, PAUSE_S, TRIES
 from tests.testkit.playbook import Playbook
@@ -119,7 +127,7 @@ class TestCreate:
         assert (
             at_barrier(ReservationKind.CREATE)
             >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))
-            >> found(REST) << ReportProblem("refused 13") << Commit()
+            >> found(REST) << ReportProblem(NOT_WRITTEN, "refused 13") << Commit()
         )  # fmt: skip
 
     def test_a_refused_container_that_may_be_on_the_cpus_is_in_no_way(self) -> None:
@@ -127,7 +135,7 @@ class TestCreate:
         assert (
             at_barrier(ReservationKind.CREATE)
             >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))
-            >> found(NEW, wanted=NEW) << ReportProblem("refused 13") << Commit()
+            >> found(NEW, wanted=NEW) << ReportProblem(NOT_WRITTEN, "refused 13") << Commit()
         )  # fmt: skip
 
     def test_cpus_that_cannot_be_freed_are_replaced_by_others(self) -> None:
@@ -217,7 +225,7 @@ class TestCreate:
         playbook = at_barrier(ReservationKind.CREATE)
         if read:
             playbook >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))
-            playbook >> CpusetsRead((), contested) << ReportProblem("refused 13")
+            playbook >> CpusetsRead((), contested) << ReportProblem(NOT_WRITTEN, "refused 13")
         else:
             playbook >> CpusetsWritten(contested=contested)
         assert playbook << EndDeadline() << PlaceElsewhere(reason)
@@ -271,7 +279,7 @@ class TestNarrow:
         assert (
             Playbook(reserved(ReservationKind.NARROW))
             >> ReservationRequested() << AppendLedger()
-            >> event << ReportProblem("cannot record what hooks name for ns/p/c: slow") << Commit()
+            >> event << ReportProblem("cannot record what hooks ask for", "slow") << Commit()
         )  # fmt: skip
 
 
@@ -310,7 +318,7 @@ class TestReplacement:
             at_barrier(ReservationKind.REPLACEMENT)
             >> CpusetsWritten() << EndDeadline() << AppendLedger()
             >> LedgerWritten() << AssignReplacement() << WriteOwners()
-            >> refused(errno.EACCES) << ReportProblem("refused 13") << Commit()
+            >> refused(errno.EACCES) << ReportProblem(NOT_WRITTEN, "refused 13") << Commit()
         )  # fmt: skip
 
     def test_an_exit_after_the_cpus_were_assigned_changes_nothing(self) -> None:
@@ -424,9 +432,6 @@ class TestMove:
         assert playbook.reservation.is_over
 
 
-WORDS = "cannot move ns/p/c back to CPUs 0-1: "
-
-
 class TestRestoration:
     def begun(self) -> Playbook:
         playbook = Playbook(restoration(("own",), OLD, NEW, "ns/p/c")) >> ReservationRequested()
@@ -441,7 +446,7 @@ class TestRestoration:
         pauses = []
         for turn in range(12):
             playbook >> InflightLanded() << StartDeadline() << WriteOwners()
-            playbook >> own_refused(errno.EBUSY) << EndDeadline() << ReportProblem(f"{WORDS}refused 16")
+            playbook >> own_refused(errno.EBUSY) << EndDeadline() << ReportProblem(NOT_BACK, "refused 16")
             pauses.append(min(0.1 * 2**turn, RESTORE.longest))
             playbook << Pause(pauses[-1])
             playbook >> PauseOver() << AppendLedger(may_run_on=NEW)
@@ -470,12 +475,12 @@ class TestRestoration:
             playbook >> CpusetsWritten() << ReadCpusets()
         if where == "ledger":
             playbook >> found(OLD, OLD, "own") << EndDeadline() << AppendLedger()
-        assert playbook >> event << EndDeadline() << ReportProblem(WORDS + message) << Pause(0.1)
+        assert playbook >> event << EndDeadline() << ReportProblem(NOT_BACK, message) << Pause(0.1)
 
     def test_a_record_of_the_move_that_is_late_is_written_again_first(self) -> None:
         playbook = Playbook(restoration(("own",), OLD, NEW, "ns/p/c")) >> ReservationRequested()
         playbook << AppendLedger(may_run_on=NEW)
-        playbook >> LedgerLate("slow") << EndDeadline() << ReportProblem(f"{WORDS}slow") << Pause(0.1)
+        playbook >> LedgerLate("slow") << EndDeadline() << ReportProblem(NOT_BACK, "slow") << Pause(0.1)
         assert playbook >> PauseOver() << AppendLedger(may_run_on=NEW)
 
     def test_a_record_that_can_never_be_stored_ends_it(self) -> None:

@@ -145,7 +145,7 @@ def test_what_is_queued_moves_nobody_any_more(live: Callable[..., None]) -> None
             w.keeper.unsettled[ls] = None
             await settler.finish(10)
             w.keeper.writes.later([ls])
-            await w.keeper.clearing.barrier(w.keeper.state.node.machine.online)
+            await w.keeper.reservations.clear(w.keeper.state.node.machine.online)
             await w.quiet()
             assert w.on(ls) == w.runtime.specs[ls] == ALL
         settler.close()

@@ -17,6 +17,7 @@ from proxy.hooks.events import Point
 from proxy.hooks.hook import Hook
 from proxy.logs import log
 from proxy.model.errors import HookError
+from proxy.telemetry.port import Report
 
 LONGEST = 300
 """Characters of an exception's text."""
@@ -139,7 +140,7 @@ def duration(seconds: float) -> str:
 class FailureLog:
     """Reports failures of hooks, with a rate limit for each hook."""
 
-    def __init__(self, report: Callable[[str], None], clock: Callable[[], float]) -> None:
+    def __init__(self, report: Report, clock: Callable[[], float]) -> None:
         self._report = report
         self._clock = clock
         self._recent: dict[str, tuple[float, int]] = {}
@@ -156,11 +157,11 @@ class FailureLog:
         since, count = self._recent.get(hook, (now, 0))
         if now - since >= EACH_S:
             if count > MOST:
-                self._report(f"hook {hook}: {count - MOST} earlier failures were not logged")
+                self._report("failures of a hook were not reported", hook=hook, count=count - MOST)
             since, count = now, 0
         self._recent[hook] = (since, count + 1)
         if count < MOST:
-            self._report(f"hook {hook}: {text}")
+            self._report("a hook failed", hook=hook, reason=text)
 
     def forget(self, names: set[str]) -> None:
         """Forget all hooks except these."""

@@ -21,12 +21,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.keeper.clearing import Clearing
 from proxy.keeper.context import NodeContext
 from proxy.keeper.kernel_writes import KernelWrites
 from proxy.keeper.machine.shortage import Shortage
 from proxy.keeper.mems import MemoryNodes
 from proxy.keeper.onlooker import Onlooker
+from proxy.keeper.reservations import Reservations
 from proxy.keeper.store import Follow
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -62,7 +62,7 @@ class Hotplug:
         keeper: NodeContext,
         writes: KernelWrites,
         mems: MemoryNodes,
-        clearing: Clearing,
+        reservations: Reservations,
         hardware: Callable[[Machine], Machine | None],
         events: MachineEvents | None = None,
         displaced: Displaced | None = None,
@@ -73,7 +73,7 @@ class Hotplug:
             keeper: Whose machine.
             writes: Has the kernel follow.
             mems: Compares memory nodes; its worker looks at the machine.
-            clearing: Frees the CPUs that stand in for others.
+            reservations: Gives owners CPUs in place of others.
             hardware: Gives the machine if it is another than the known one now; called in a thread.
             events: What the kernel reports of CPUs and memory; None where it reports nothing.
             displaced: Brings tasks back; None where the kernel moves none away.
@@ -81,7 +81,7 @@ class Hotplug:
         self._keeper = keeper
         self._writes = writes
         self._mems = mems
-        self._clearing = clearing
+        self._reservations = reservations
         self._hardware = hardware
         self.events = events
         self.displaced = displaced
@@ -214,40 +214,18 @@ class Hotplug:
         cpus = choose_replacements(keeper.state, short)
         if not cpus:
             return
-        first, ids = short.containers[0], [container.id for container in short.containers]
-        token = keeper.token("instead")
-        placement = dataclasses.replace(first.placement, own=cpus, instead=CpuSet())
-        pod = dataclasses.replace(first.pod, cpuset=None)
-        held = dataclasses.replace(first, id=token, pod=pod, placement=placement, phase=Phase.CREATING)
-        # No other container is given these CPUs from here on; the barrier writes those that leave them.
-        keeper.store.change(
-            keeper.state.changed(put=(held,)), "replacement CPUs reserved", follow=Follow.CALLER
-        )
-        try:
-            obstacle = await self._clearing.barrier(cpus)
-        except BaseException:
-            self._release(token)
-            raise
-        if obstacle is not None or not self._living(ids):
-            self._release(token)
-            if obstacle is not None:
-                keeper.telemetry.problem(
-                    "cannot replace offline CPUs",
-                    **subject(first),
-                    cpus=cpus,
-                    offline=short.away,
-                    err=obstacle.words,
-                )
-            return
-        self._put(ids, short.instead | cpus, token)
-        keeper.telemetry.count(metrics.REPLACEMENT_CPUS)
-        await keeper.journal.flush()
-        await self._writes.follow(ids)
-        self._given_again(ids)
-
-    def _release(self, token: str) -> None:
-        store = self._keeper.store
-        store.change(store.state.changed(drop=(token,)), "replacement CPUs released")
+        ended = await self._reservations.replace(short.containers, cpus, short.instead)
+        if ended.is_committed:
+            keeper.telemetry.count(metrics.REPLACEMENT_CPUS)
+            self._given_again([container.id for container in short.containers])
+        elif ended.reason is not None:
+            keeper.telemetry.problem(
+                "cannot replace offline CPUs",
+                **subject(short.containers[0]),
+                cpus=cpus,
+                offline=short.away,
+                err=ended.reason.message,
+            )
 
     def _given_again(self, ids: list[str]) -> None:
         """Owners have other CPUs in effect than before."""
@@ -258,14 +236,14 @@ class Hotplug:
         there = (self._keeper.state.containers.get(container_id) for container_id in ids)
         return [c for c in there if c is not None and c.phase is not Phase.EXITED]
 
-    def _put(self, ids: list[str], instead: CpuSet, token: str = "") -> None:
+    def _put(self, ids: list[str], instead: CpuSet) -> None:
         """Have it in the state and in the ledger what stands in for whom."""
         keeper = self._keeper
         changed = [
             dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=instead))
             for c in self._living(ids)
         ]
-        after, records = keeper.state.changed(put=changed, drop=(token,)), {f"c/{c.id}": c for c in changed}
+        after, records = keeper.state.changed(put=changed), {f"c/{c.id}": c for c in changed}
         keeper.store.change(after, "replacement CPUs given", records=records)
 
     # -- the end ------------------------------------------------------------------------------------------

@@ -330,22 +330,22 @@ def test_who_waits_no_more_has_nothing_taken_for_it(live: Callable[..., None], b
     async def day(node: Any) -> None:
         ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
-        clearing = node.keeper.clearing
-        clear, begun = clearing.clear, asyncio.Event()
+        reservations = node.keeper.reservations
+        create, begun = reservations.create, asyncio.Event()
 
-        async def slow(container: Any) -> Any:
+        async def slow(container: Any, client: Any) -> Any:
             begun.set()
             await asyncio.sleep(60)
-            return await clear(container)
+            return await create(container, client)
 
-        clearing.clear = slow
+        reservations.create = slow
         ask = node.peer.hooks.ask
         node.peer.hooks.ask = lambda stage, request: ask(stage, request, 1.0)
         with pytest.raises(grpc.RpcError) as late:
             await beside(node.peer.create, pod)
         assert code(late) is grpc.StatusCode.DEADLINE_EXCEEDED
         assert begun.is_set()
-        clearing.clear, node.peer.hooks.ask = clear, ask
+        reservations.create, node.peer.hooks.ask = create, ask
         await node.until(lambda: not node.keeper.state.owners)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         pod.attempts = iter((0,))
@@ -393,14 +393,14 @@ def test_who_goes_away_has_nothing_taken_for_it(
 
     async def day(node: Any) -> None:
         pod = await beside(node.peer.run_pod, LSE)
-        clear, begun, ended = node.keeper.clearing.clear, asyncio.Event(), asyncio.Event()
+        create, begun, ended = node.keeper.reservations.create, asyncio.Event(), asyncio.Event()
 
-        async def slow(container: Any) -> Any:
+        async def slow(container: Any, client: Any) -> Any:
             begun.set()
             await ended.wait()
-            return await clear(container)
+            return await create(container, client)
 
-        node.keeper.clearing.clear = slow
+        node.keeper.reservations.create = slow
         request = container_request()
         request.pod_meta.uid, request.pod_meta.name = pod.config.metadata.uid, "lse"
         request.pod_meta.namespace = pod.config.metadata.namespace

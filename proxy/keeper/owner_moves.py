@@ -1,0 +1,122 @@
+"""Moves of running owners to other CPUs, and moves that an earlier daemon has left half done.
+
+The steps are those of ``proxy.plan.reservation``; which owners can be moved is in ``proxy.plan.movable``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from proxy.keeper.context import NodeContext
+from proxy.keeper.onlooker import Onlooker
+from proxy.keeper.reservation_records import MOVE, MoveRecord
+from proxy.keeper.reservations import ReservationRun, Reservations
+from proxy.model.idset import CpuSet
+from proxy.model.workload import Container, Phase
+from proxy.plan.movable import containers_of, why_not_movable
+from proxy.plan.owners import CpuHold
+from proxy.plan.reservation_state import Reservation, ReservationKind, restoration
+from proxy.telemetry import metrics
+
+_ENDED = "it has ended, or is no longer ours to move"
+
+
+class OwnerMoves:
+    """Moves running owners."""
+
+    def __init__(self, keeper: NodeContext, reservations: Reservations) -> None:
+        self._keeper = keeper
+        self._reservations = reservations
+        self._half_done: list[tuple[Reservation, ReservationRun]] = []
+
+    async def move(self, owner: str, cpus: CpuSet) -> str:
+        """Move a running owner to other CPUs of its own.
+
+        Args:
+            owner: The owner, as ``Container.owner``.
+            cpus: The CPUs that it is to have, as many as it has.
+
+        Returns:
+            Empty once it has them; else why it has the CPUs that it had.
+        """
+        keeper = self._keeper
+        if not keeper.store.mode.enforces or not keeper.synced.is_set():
+            return "the node is not enforced now"
+        if why := why_not_movable(keeper.state, owner, cpus):
+            return why
+        containers = containers_of(keeper.state, owner)
+        first, ids = containers[0], tuple(container.id for container in containers)
+        own = first.placement.own
+        one = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)
+        return await self._moved(one, self._reservations.run_for("move", first))
+
+    async def _moved(self, one: Reservation, run: ReservationRun) -> str:
+        """Carry out a move, or its restoration; the runtime and systemd are sent what is in effect then."""
+        keeper = self._keeper
+        one = await self._reservations.carry_out(one, run)
+        moved, why = f"from CPUs {one.previous} to {one.cpus}", _ENDED
+        if one.is_committed:
+            why = ""
+            keeper.telemetry.count(metrics.OWNERS_MOVED)
+            keeper.telemetry.event("moved an owner", owner=one.ref, before=one.previous, cpus=one.cpus)
+        elif one.reason is not None:
+            why = one.reason.message
+            keeper.telemetry.count(metrics.MOVES_ABORTED)
+            keeper.telemetry.problem("cannot move an owner", owner=one.ref, cpus=one.cpus, err=why)
+        for container in containers_of(keeper.state, run.owner):
+            if one.is_committed:
+                keeper.history.amend(container.id, f"moved {moved}")
+            keeper.settle_later(container.id)
+            keeper.store.notify(Onlooker.given, container)
+        return why
+
+    # -- moves that a daemon before us has left half done -------------------------------------------------
+
+    def recover(
+        self, entries: Mapping[str, Mapping[str, object]], containers: list[Container]
+    ) -> dict[str, CpuHold]:
+        """Read the records of moves that were under way when the last daemon ended.
+
+        The containers get their old CPUs, whatever else is recorded of them; ``resume`` puts them back.
+
+        Args:
+            entries: The ledger.
+            containers: The containers in it; those of a move are replaced.
+
+        Returns:
+            What is held until the containers are back, by reservation.
+        """
+        bounds, holds = self._keeper.state.node.machine.bounds.cpus, dict[str, CpuHold]()
+        for key, value in entries.items():
+            if not key.startswith(MOVE):
+                continue
+            record, token = MoveRecord.load(value, bounds), key[len(MOVE) :]
+            if record is None:
+                self._keeper.telemetry.problem(
+                    "cannot use a record of the ledger", record=key, err="the placements are used instead"
+                )
+                self._keeper.journal.put(key, None)
+                continue
+            there = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
+            for at, container in there:
+                placement = dataclasses.replace(container.placement, own=record.previous)
+                containers[at] = dataclasses.replace(container, placement=placement)
+            living = [c for _, c in there if c.phase is not Phase.EXITED]
+            if not living:
+                self._keeper.journal.put(key, None)
+                continue
+            first = living[0]
+            holds[token] = CpuHold(first.owner, record.cpus, first.placement.hard)
+            one = restoration(record.containers, record.previous, record.cpus, first.ref)
+            self._half_done.append((one, ReservationRun(token, first.owner, first.placement.hard)))
+        return holds
+
+    def resume(self) -> None:
+        """Put back the containers of moves that were under way; all that run are known."""
+        half_done, self._half_done = self._half_done, []
+        for one, run in half_done:
+            self._keeper.spawn(self._put_back(one, run))
+
+    async def _put_back(self, one: Reservation, run: ReservationRun) -> None:
+        await self._moved(one, run)
