@@ -49,22 +49,22 @@ def adopt(
         gone = Container(container_id, name, pod, request, placement, phase, attempt)
         return Plan(Verdict(), state.changed(put=(gone,)), gone)
     counts, breach = permitted_container_claim(state, pod, name, request)
-    wish = claim(counts, request, state.node.machine.present, static=state.node.static)
+    claimed = claim(counts, request, state.node.machine.present, static=state.node.static)
     if breach is not None:
-        wish = dataclasses.replace(wish, problem=wish.problem or sharing_problem(breach))
-    if wish.pool is not Pool.OWN and not wish.fatal and phase is not Phase.CREATED:
-        wish = with_burst_limit(state, pod, request, wish)
-        plan = _pooled(state, container_id, pod, name, attempt, request, phase, wish.why, wish)
+        claimed = dataclasses.replace(claimed, problem=claimed.problem or sharing_problem(breach))
+    if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
+        claimed = with_burst_limit(state, pod, request, claimed)
+        plan = _pooled(state, container_id, pod, name, attempt, request, phase, claimed.why, claimed)
         return dataclasses.replace(
             plan,
-            problem=wish.problem,
+            problem=claimed.problem,
             limit=None if breach is None else breach.rule,
         )
-    if wish.pool is Pool.OWN and wish.cpus is None and phase is not Phase.CREATED:
+    if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
         kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase)
         if kept is not None:
             return kept
-        why = f"{wish.why}, but it was started without CPUs of its own and is not moved to some while it runs"
+        why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     live = phase is not Phase.CREATED
@@ -94,18 +94,18 @@ def parse_cpus(text: str) -> CpuSet | None:
 def _keep_cpus(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan | None:
-    wish = claim(pod, request, state.node.machine.present, static=True)
+    claimed = claim(pod, request, state.node.machine.present, static=True)
     has = parse_cpus(request.cpuset_cpus)
     if has is None:
         return None
     owner = f"{pod.key}/{name}"
-    if len(has) != wish.count or not has <= state.node.machine.present:
+    if len(has) != claimed.count or not has <= state.node.machine.present:
         return None
     if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
         return None
-    why = f"{wish.why}; runs on CPUs {has} already"
+    why = f"{claimed.why}; runs on CPUs {has} already"
     mems = named_memory_nodes(state, request)
-    placement = _adopted(state, pod, request, Placement(Pool.OWN, has, mems, (why,), wish.hard))
+    placement = _adopted(state, pod, request, Placement(Pool.OWN, has, mems, (why,), claimed.hard))
     if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
@@ -124,12 +124,12 @@ def _pooled(
     request: Request,
     phase: Phase,
     why: str,
-    wish: Claim | None = None,
+    claimed: Claim | None = None,
 ) -> Plan:
     mems = named_memory_nodes(state, request)
     placement = pool_placement(Pool.SHARED, mems, why)
-    if wish is not None:
-        placement = pool_placement(wish.pool, mems, why, wish.within, wish.nodes)
+    if claimed is not None:
+        placement = pool_placement(claimed.pool, mems, why, claimed.within, claimed.nodes)
     placement = _adopted(state, pod, request, placement)
     container = Container(container_id, name, pod, request, placement, phase, attempt)
     return Plan(Verdict(), state.changed(put=(container,)), container)

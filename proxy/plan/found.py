@@ -53,7 +53,7 @@ class FoundPlacement:
 
 
 def place_on_named_cpus(
-    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, cpus: CpuSet
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, cpus: CpuSet
 ) -> FoundPlacement | Claim:
     """Place a container on the CPUs that the scheduler or kubelet chose for it.
 
@@ -63,16 +63,16 @@ def place_on_named_cpus(
     Raises:
         PlacementRefusedError: It cannot have them and must not run without, or another resource is missing.
     """
-    owner = pod.key if wish.per_pod else f"{pod.key}/{name}"
+    owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
     others = state.aside(pod.key)
-    mine = {owner} if wish.per_pod else {owner, *_owners_of_init_containers(state, pod)}
+    mine = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
     for key, held in state.owners.items():
         if key not in mine:
             others |= held.cpus
     conflict = _conflict(state, cpus, others, owner)
     if conflict is not None:
-        return _fall_back(state, pod, wish, conflict, ref)
+        return _fall_back(state, pod, claimed, conflict, ref)
     decision = _grant_others(state, pod, name, request, cpus)
     if decision is not None and not decision.verdict.admitted:
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
@@ -80,8 +80,8 @@ def place_on_named_cpus(
     mems, said = owner_memory_nodes(
         state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
     )
-    placement = with_grants(Placement(Pool.OWN, cpus, mems, (wish.why, *said), wish.hard), granted)
-    return FoundPlacement(placement, owner, wish.problem, decision)
+    placement = with_grants(Placement(Pool.OWN, cpus, mems, (claimed.why, *said), claimed.hard), granted)
+    return FoundPlacement(placement, owner, claimed.problem, decision)
 
 
 def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
@@ -163,19 +163,19 @@ class CpuConflict:
         return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
 
 
-def _fall_back(state: NodeState, pod: Pod, wish: Claim, conflict: CpuConflict, ref: str) -> Claim:
+def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict, ref: str) -> Claim:
     """Continue without the CPUs: LSE and LSR pods are refused, the others run on their pool.
 
     Where kubelet's CPU manager named them for one container, as many others are chosen.
     """
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others
-        what = f"give CPUs {listed(wish.cpus or CpuSet())} to {ref}"
+        what = f"give CPUs {listed(claimed.cpus or CpuSet())} to {ref}"
         raise PlacementRefusedError(conflict.verdict(what, name_others=name_others))
     words = conflict.words
     fault = InputDefect(words, DefectKind.OVERLAP)
-    if not wish.per_pod and wish.cpus:
-        why = f"{wish.why}, but {words}: others are chosen"
-        return Claim(Pool.OWN, why, count=len(wish.cpus), hard=wish.hard, problem=fault)
+    if not claimed.per_pod and claimed.cpus:
+        why = f"{claimed.why}, but {words}: others are chosen"
+        return Claim(Pool.OWN, why, count=len(claimed.cpus), hard=claimed.hard, problem=fault)
     pool, _ = pool_of(pod)
-    return Claim(pool, f"{wish.why}, but {words}: it runs on the {pool} pool", problem=fault)
+    return Claim(pool, f"{claimed.why}, but {words}: it runs on the {pool} pool", problem=fault)

@@ -53,14 +53,14 @@ class Narrowing:
 
 
 def narrowed(
-    state: NodeState, container: Container, wish: Narrowing, seen: CpuSet | None = None
+    state: NodeState, container: Container, limits: Narrowing, seen: CpuSet | None = None
 ) -> tuple[Container, str]:
     """Limit a container.
 
     Args:
         state: The node as it is.
         container: The container, as the state has it.
-        wish: The limits that hooks set.
+        limits: The limits that hooks set.
         seen: The CPUs that it had to choose from when they were asked; as it is now if None. CPUs that it has
             lost since are not given to it in addition.
 
@@ -68,39 +68,41 @@ def narrowed(
         The limited container, the same where nothing changes; and what cannot be done, as a sentence.
     """
     placement, problems = container.placement, []
-    if wish.clear or wish.cpus is not None:
+    if limits.clear or limits.cpus is not None:
         base = state.offered(container) if seen is None else seen
-        placement, problem = _cpus(state, without_hook_limits(placement), wish, base)
+        placement, problem = _cpus(state, without_hook_limits(placement), limits, base)
         if problem:
             placement = container.placement
-            cpus = listed(wish.cpus or CpuSet())
-            problems.append(f"cannot narrow {container.ref} to CPUs {cpus}{_BY}{wish.by}: {problem}")
-    if wish.mems is not None:
+            cpus = listed(limits.cpus or CpuSet())
+            problems.append(f"cannot narrow {container.ref} to CPUs {cpus}{_BY}{limits.by}: {problem}")
+    if limits.mems is not None:
         there = state.node.machine.memory_nodes
         promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
-        words = f"cannot bind {container.ref} to memory of {named(wish.mems)}{_BY}{wish.mems_by or wish.by}"
-        if not wish.mems or not wish.mems <= there:
+        words = (
+            f"cannot bind {container.ref} to memory of {named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
+        )
+        if not limits.mems or not limits.mems <= there:
             problems.append(f"{words}: there is memory on {named(there)} only")
-        elif not promised <= wish.mems:
+        elif not promised <= limits.mems:
             problems.append(f"{words}: it was promised memory of {named(promised)}")
         else:
             reasons = _without(placement.reasons, _MEMORY)
-            why = f"{_MEMORY}{named(wish.mems)}{_BY}{wish.mems_by or wish.by}"
-            placement = dataclasses.replace(placement, mems=wish.mems, reasons=(*reasons, why))
+            why = f"{_MEMORY}{named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
+            placement = dataclasses.replace(placement, mems=limits.mems, reasons=(*reasons, why))
     if placement == container.placement:
         return container, "; ".join(problems)
     return dataclasses.replace(container, placement=placement), "; ".join(problems)
 
 
-def _cpus(state: NodeState, placement: Placement, wish: Narrowing, base: CpuSet) -> tuple[Placement, str]:
+def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSet) -> tuple[Placement, str]:
     placement = dataclasses.replace(placement, reasons=_without(placement.reasons, _NARROWED))
-    cpus = wish.cpus
-    if cpus is None or (base <= cpus and (not wish.owned or cpus & state.node.machine.online <= base)):
+    cpus = limits.cpus
+    if cpus is None or (base <= cpus and (not limits.owned or cpus & state.node.machine.online <= base)):
         return placement, ""  # all that it has: a server that answers with what it received
-    outside = cpus & state.node.machine.online - base if wish.owned else CpuSet()
+    outside = cpus & state.node.machine.online - base if limits.owned else CpuSet()
     if not cpus & base | outside:
-        return placement, f"it has {listed(base)}" if not wish.owned else "none of them is online"
-    why = f"{_NARROWED}{listed(cpus)}{_BY}{wish.by}"
+        return placement, f"it has {listed(base)}" if not limits.owned else "none of them is online"
+    why = f"{_NARROWED}{listed(cpus)}{_BY}{limits.by}"
     if outside:
         why += _outside(outside)
     reasons = (*placement.reasons, why)

@@ -135,7 +135,7 @@ def _free_cpus(state: NodeState, context: AdmissionContext, count: int) -> CpuSe
     if provider is None or not context.request.exclusive:
         return state.pools.of(pool_of(context.request.pod)[0])
     free = provider.free(context.request)
-    return usable(state.node.topology, free, provider.binding.wish, count) if provider.binding else free
+    return usable(state.node.topology, free, provider.binding.request, count) if provider.binding else free
 
 
 def _provider(context: AdmissionContext, kind: type[P]) -> P | None:

@@ -110,17 +110,17 @@ def place(
     counts, breach = permitted_container_claim(state, pod, name, request)
     if there is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
         there = counts.cpuset | online  # its offline CPUs come back, and it continues with the others
-    wish = claim(
+    claimed = claim(
         counts, request, there or online, static=state.node.static, exact=_known_exclusive_cpus(pod, name)
     )
-    if breach is not None and not wish.problem:
-        wish = dataclasses.replace(wish, problem=sharing_problem(breach))
+    if breach is not None and not claimed.problem:
+        claimed = dataclasses.replace(claimed, problem=sharing_problem(breach))
 
     def no(
         verdict: Verdict,
         decision: TopologyDecision | None = None,
         lacks: tuple[Lack, ...] = (),
-        problem: str = wish.problem,
+        problem: str = claimed.problem,
         limit: Rule | None = None,
     ) -> Plan:
         why = explain("CreateContainer", pod, name, attempt, request, verdict, decision, lacks=lacks)
@@ -130,7 +130,7 @@ def place(
         return no(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
     draft = ContainerDraft(state, pod, counts, name, request, token, attempt, has or CpuSet())
     try:
-        drafted = _within_limits(draft, wish)
+        drafted = _within_limits(draft, claimed)
     except PlacementRefusedError as refusal:
         return no(
             refusal.verdict,
@@ -212,9 +212,9 @@ class ContainerDraft:
             return None
         return exceeded_limit(self.state, drafted.after, self.counts, drafted.found.owner, own)
 
-    def find(self, wish: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
+    def find(self, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
         """Find a placement for a claim."""
-        return _find_placement(self.state, self.counts, self.name, self.request, wish, avoid)
+        return _find_placement(self.state, self.counts, self.name, self.request, claimed, avoid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,25 +234,25 @@ class DraftedContainer:
     limit: Rule | None = None
 
 
-def _within_limits(draft: ContainerDraft, wish: Claim) -> DraftedContainer:
+def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
     """Find a placement that keeps the limits.
 
     Raises:
         PlacementRefusedError: There is none, or only one beyond a limit.
     """
-    drafted = draft.of(draft.find(wish))
+    drafted = draft.of(draft.find(claimed))
     breach = draft.breach(drafted)
     if breach is None:
         return drafted
     node, pod, found = draft.state.node, draft.counts, drafted.found
-    pinned = wish.pool is Pool.OWN and wish.cpus is not None and not wish.per_pod  # by kubelet
-    if not wish.per_pod and breach.rule is Rule.SHARED_FLOOR:
-        again = wish
+    pinned = claimed.pool is Pool.OWN and claimed.cpus is not None and not claimed.per_pod  # by kubelet
+    if not claimed.per_pod and breach.rule is Rule.SHARED_FLOOR:
+        again = claimed
         if pinned:
-            count = len(wish.cpus or ())
+            count = len(claimed.cpus or ())
             words = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
             problem = InputDefect(words, DefectKind.ADMISSION)
-            again = dataclasses.replace(wish, cpus=None, count=count, problem=problem)
+            again = dataclasses.replace(claimed, cpus=None, count=count, problem=problem)
         try:
             other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
@@ -306,59 +306,61 @@ def _pooled_at_once(state: NodeState, pod: Pod, request: Request) -> Placement |
     key = (pod.qos, pod.kube_qos)
     known = state.node.alike.get(key)
     if known is None:
-        wish = claim(pod, request, state.node.machine.online, static=state.node.static)
-        known = state.node.alike[key] = pool_placement(wish.pool, state.node.machine.memory_nodes, wish.why)
+        claimed = claim(pod, request, state.node.machine.online, static=state.node.static)
+        known = state.node.alike[key] = pool_placement(
+            claimed.pool, state.node.machine.memory_nodes, claimed.why
+        )
     return known
 
 
 def _find_placement(
-    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, avoid: CpuSet | None = None
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, avoid: CpuSet | None = None
 ) -> FoundPlacement:
     ref = f"{pod.ref}/{name}"
-    if wish.fatal:
+    if claimed.fatal:
         raise PlacementRefusedError(
-            Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {wish.problem}")
+            Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {claimed.problem}")
         )
-    if wish.pool is Pool.OWN and wish.cpus is not None:
-        given = place_on_named_cpus(state, pod, name, request, wish, wish.cpus)
+    if claimed.pool is Pool.OWN and claimed.cpus is not None:
+        given = place_on_named_cpus(state, pod, name, request, claimed, claimed.cpus)
         if isinstance(given, FoundPlacement):
             return given
-        wish = given
-    wish = with_burst_limit(state, pod, request, wish)
-    nowhere = unmet_limit(state, wish)
+        claimed = given
+    claimed = with_burst_limit(state, pod, request, claimed)
+    nowhere = unmet_limit(state, claimed)
     if nowhere and pod.qos in STRICT:
         words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
         raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
     try:
-        context = _context(state, pod, name, request, wish, avoid)
+        context = _context(state, pod, name, request, claimed, avoid)
     except AllocationRefusedError as conflict:
         verdict = refusal_verdict(conflict)
         raise PlacementRefusedError(
             detailed_verdict(verdict, ref, TopologyDecision(verdict, ANYWHERE))
         ) from conflict
     if context is None:
-        mems = pool_memory_nodes(state, request, wish.nodes)
-        placement = pool_placement(wish.pool, mems, wish.why, wish.within, wish.nodes)
-        return FoundPlacement(placement, problem=wish.problem or nowhere)
+        mems = pool_memory_nodes(state, request, claimed.nodes)
+        placement = pool_placement(claimed.pool, mems, claimed.why, claimed.within, claimed.nodes)
+        return FoundPlacement(placement, problem=claimed.problem or nowhere)
     decision, unmet_wish = _decide(context)
-    if not decision.verdict.admitted and wish.count and wish.problem:
+    if not decision.verdict.admitted and claimed.count and claimed.problem:
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         instead, _ = pool_of(pod)
-        why = f"{wish.why}; there are not enough: it runs on the {instead} pool"
-        return _find_placement(state, pod, name, request, Claim(instead, why, problem=wish.problem))
+        why = f"{claimed.why}; there are not enough: it runs on the {instead} pool"
+        return _find_placement(state, pod, name, request, Claim(instead, why, problem=claimed.problem))
     if not decision.verdict.admitted:
         missing = shortfall(context) if decision.verdict.reason == AFFINITY else ()
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
-    placement = _placed(state, pod, name, request, wish, decision)
+    placement = _placed(state, pod, name, request, claimed, decision)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return FoundPlacement(placement, owner, wish.problem or unmet_wish or nowhere, decision)
+    return FoundPlacement(placement, owner, claimed.problem or unmet_wish or nowhere, decision)
 
 
 def _context(
-    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, avoid: CpuSet | None
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, avoid: CpuSet | None
 ) -> AdmissionContext | None:
     """Return what the topology manager decides about a container; None where no provider has to be asked."""
-    wanted = wish.count
+    wanted = claimed.count
     if not wanted and not request.devices and not state.node.serves(pod):
         return None
     asks = pod_requests(pod, name, request, wanted)
@@ -380,14 +382,16 @@ def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | 
 
 
 def _placed(
-    state: NodeState, pod: Pod, name: str, request: Request, wish: Claim, decision: TopologyDecision
+    state: NodeState, pod: Pod, name: str, request: Request, claimed: Claim, decision: TopologyDecision
 ) -> Placement:
     granted = decision.granted
-    if wish.pool is not Pool.OWN:
+    if claimed.pool is not Pool.OWN:
         bound = counted_nodes(pod, granted.blocks)
-        mems = bound or pool_memory_nodes(state, request, wish.nodes)
-        reasons = (wish.why, counted_memory_reason(bound)) if bound else (wish.why,)
-        pooled_placement = Placement(wish.pool, CpuSet(), mems, reasons, within=wish.within, nodes=wish.nodes)
+        mems = bound or pool_memory_nodes(state, request, claimed.nodes)
+        reasons = (claimed.why, counted_memory_reason(bound)) if bound else (claimed.why,)
+        pooled_placement = Placement(
+            claimed.pool, CpuSet(), mems, reasons, within=claimed.within, nodes=claimed.nodes
+        )
         return with_grants(pooled_placement, granted)
     cpus = granted.cpus
     mems, said = owner_memory_nodes(
@@ -395,9 +399,9 @@ def _placed(
     )
     where = named(state.node.machine.nodes_of(cpus))
     if cpus == state.had(f"{pod.key}/{name}"):
-        why = f"{wish.why}; keeps the CPUs of its earlier attempt"
+        why = f"{claimed.why}; keeps the CPUs of its earlier attempt"
     elif pod.aside is not None and cpus <= pod.aside.cpus:
-        why = f"{wish.why}; {listed(cpus)} on {where}, set aside for its pod"
+        why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"
     else:
-        why = f"{wish.why}; picked {listed(cpus)} on {where}"
-    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *said), wish.hard), granted)
+        why = f"{claimed.why}; picked {listed(cpus)} on {where}"
+    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *said), claimed.hard), granted)

@@ -70,33 +70,42 @@ def pool_placement(
     return Placement(pool, CpuSet(), mems, (why,), within=within, nodes=nodes)
 
 
-def unmet_limit(state: NodeState, wish: Claim) -> str:
+def unmet_limit(state: NodeState, claimed: Claim) -> str:
     """Return a sentence if a pool has nothing left within its limit; else empty."""
-    if wish.pool is Pool.OWN:
+    if claimed.pool is Pool.OWN:
         return ""
-    limit = pool_limit(state.node, wish.within, wish.nodes)
-    if limit is None or not state.pools.of(wish.pool).isdisjoint(limit):
+    limit = pool_limit(state.node, claimed.within, claimed.nodes)
+    if limit is None or not state.pools.of(claimed.pool).isdisjoint(limit):
         return ""
-    where = named(wish.nodes) if wish.nodes is not None else f"CPUs {listed(wish.within or CpuSet())}"
-    return f"nothing is left of the {wish.pool} pool on {where}: it runs on the whole pool"
+    where = (
+        named(claimed.nodes) if claimed.nodes is not None else f"CPUs {listed(claimed.within or CpuSet())}"
+    )
+    return f"nothing is left of the {claimed.pool} pool on {where}: it runs on the whole pool"
 
 
-def with_burst_limit(state: NodeState, pod: Pod, request: Request, wish: Claim) -> Claim:
+def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Claim) -> Claim:
     """Return the claim of a pod that wants ``ConstrainedBurst`` with its limit; others unchanged."""
     wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
-    if not wants or wish.pool is not Pool.SHARED or wish.nodes is not None or wish.within is not None:
-        return wish
+    if (
+        not wants
+        or claimed.pool is not Pool.SHARED
+        or claimed.nodes is not None
+        or claimed.within is not None
+    ):
+        return claimed
     for sibling in state.in_sandbox(pod.sandbox_id):
         if sibling.placement.nodes is not None and sibling.phase is not Phase.EXITED:
             return dataclasses.replace(
-                wish, nodes=sibling.placement.nodes, why=f"{wish.why}, as its pod is bound"
+                claimed, nodes=sibling.placement.nodes, why=f"{claimed.why}, as its pod is bound"
             )
     machine = state.node.machine
     pools = {node: part.shared for node, part in state.pools.per_node(machine).items()}
     nodes = burst_nodes(pools, _limit(pod, request), state.node.strategy or NumaStrategy.MOST_ALLOCATED)
     if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
-        return wish
-    return dataclasses.replace(wish, nodes=nodes, why=f"{wish.why}, of {named(nodes)} (ConstrainedBurst)")
+        return claimed
+    return dataclasses.replace(
+        claimed, nodes=nodes, why=f"{claimed.why}, of {named(nodes)} (ConstrainedBurst)"
+    )
 
 
 def _limit(pod: Pod, request: Request) -> int | None:

@@ -39,7 +39,7 @@ def accumulate(
     topo: CpuTopology,
     free: CpuSet,
     n: int,
-    wish: BindRequest,
+    request: BindRequest,
     taken: Allocated,
     *,
     degrade: bool = True,
@@ -47,14 +47,14 @@ def accumulate(
 ) -> CpuSet:
     """Choose n of the free CPUs.
 
-    ``wish.required`` and ``wish.preferred`` are ignored here, and ``DistributeEvenly`` is
+    ``request.required`` and ``request.preferred`` are ignored here, and ``DistributeEvenly`` is
     ``LeastAllocated``, as in Koordinator; see ``proxy.place.binding.bind`` for both.
 
     Args:
         topo: The machine.
         free: CPUs to choose from; those that the machine does not have are ignored.
         n: How many; less than 1 is nothing.
-        wish: How they are bound.
+        request: How they are bound.
         taken: What other pods have.
         degrade: Follow the design of exclusive policies rather than the code (see above).
         steps: Sentences about what was done are added here; None for no record.
@@ -65,7 +65,7 @@ def accumulate(
     Raises:
         NotEnoughCpus: Fewer than n are free.
     """
-    work = _Work(topo, free.bits & topo.cpus.bits, n, wish, taken, degrade=degrade, steps=steps)
+    work = _Work(topo, free.bits & topo.cpus.bits, n, request, taken, degrade=degrade, steps=steps)
     if n < 1:
         return CpuSet()
     if n > work.free.bit_count():
@@ -77,12 +77,14 @@ def accumulate(
     return CpuSet.from_bits(work.taken)
 
 
-def avoided_cpus(topo: CpuTopology, wish: BindRequest, taken: Allocated) -> tuple[int, int]:
+def avoided_cpus(topo: CpuTopology, request: BindRequest, taken: Allocated) -> tuple[int, int]:
     """Return the CPUs to avoid, as bits: cores, and under ``NUMANodeLevel`` NUMA nodes, of other pods."""
-    if wish.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
+    if request.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
-    theirs = taken.under(wish.exclusive).bits
-    nodes = _widened(topo.nodes.values(), theirs) if wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL else 0
+    theirs = taken.under(request.exclusive).bits
+    nodes = (
+        _widened(topo.nodes.values(), theirs) if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL else 0
+    )
     return _widened(topo.cores.values(), theirs), nodes
 
 
@@ -94,23 +96,23 @@ class _Work:
         topo: CpuTopology,
         free: int,
         needed: int,
-        wish: BindRequest,
+        request: BindRequest,
         taken: Allocated,
         *,
         degrade: bool,
         steps: list[str] | None,
     ) -> None:
-        refs = taken.counts if wish.max_ref_count > 1 else None
-        self.groups = Groups(topo, wish.strategy, refs)
+        refs = taken.counts if request.max_ref_count > 1 else None
+        self.groups = Groups(topo, request.strategy, refs)
         self.topo = topo
-        self.wish = wish
+        self.request = request
         self.free = free
         self.needed = needed
         self.taken = 0
         self.steps = steps
-        self.lowest = "fewest" if wish.strategy is NumaStrategy.MOST_ALLOCATED else "most"
-        cores, nodes = avoided_cpus(topo, wish, taken)
-        node_level = wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
+        self.lowest = "fewest" if request.strategy is NumaStrategy.MOST_ALLOCATED else "most"
+        cores, nodes = avoided_cpus(topo, request, taken)
+        node_level = request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
         # What is avoided, attempt by attempt: by node, then (see ``degrade``) only by core.
         self.avoided = [nodes, cores] if node_level and degrade else [nodes or cores]
         self.avoided_whole = self.avoided if node_level or degrade else [0]
@@ -118,7 +120,7 @@ class _Work:
         self.avoided_in_whole_sockets = cores if degrade else 0
 
     def plan(self) -> Iterator[Callable[[], None]]:
-        full = self.wish.policy is BindPolicy.FULL_PCPUS
+        full = self.request.policy is BindPolicy.FULL_PCPUS
         if full or self.topo.cpus_per_core == 1:
             yield self.cores_of_a_node
             yield self.cores_of_a_socket

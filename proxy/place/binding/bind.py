@@ -37,7 +37,7 @@ def bind(
     topology: CpuTopology,
     free: CpuSet,
     n: int,
-    wish: BindRequest,
+    request: BindRequest,
     taken: Allocated | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
@@ -47,7 +47,7 @@ def bind(
         topology: The machine.
         free: CPUs to choose from, see ``Allocated.available``.
         n: How many; less than 1 is nothing.
-        wish: How they are bound.
+        request: How they are bound.
         taken: What other pods have.
         steps: Sentences about what was done are added here; None for no record.
 
@@ -60,23 +60,23 @@ def bind(
         RequiredPolicyError: What was found breaks the required policy.
     """
     taken = taken or Allocated()
-    found = _attempt(topology, usable(topology, free, wish, n), n, wish, taken, steps)
-    if not wish.required or holds(topology, found, wish.policy):
+    found = _attempt(topology, usable(topology, free, request, n), n, request, taken, steps)
+    if not request.required or holds(topology, found, request.policy):
         return found
     # Only where cores differ in size can whole cores add up to something else than n: take equal ones.
     equal = _largest_cores(topology, free.bits)
     if len(equal) < n:
-        raise RequiredPolicyError(wish.policy)
+        raise RequiredPolicyError(request.policy)
     if steps is not None:
         steps.append("once more, with cores of one size only")
-    return _attempt(topology, equal, n, wish, taken, steps)
+    return _attempt(topology, equal, n, request, taken, steps)
 
 
 def bind_on_nodes(
     topology: CpuTopology,
     free: CpuSet,
     shares: Mapping[int, int],
-    wish: BindRequest,
+    request: BindRequest,
     taken: Allocated | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
@@ -86,7 +86,7 @@ def bind_on_nodes(
         topology: The machine.
         free: CPUs to choose from.
         shares: Node to the number of its CPUs, see ``proxy.place.binding.shares``.
-        wish: How they are bound.
+        request: How they are bound.
         taken: What other pods have.
         steps: As for ``bind``.
 
@@ -94,28 +94,28 @@ def bind_on_nodes(
         NotEnoughCpus, WholeCoresError, RequiredPolicyError: As ``bind``; also for a single node.
     """
     taken = taken or Allocated()
-    candidates = usable(topology, free, wish, sum(shares.values()))
+    candidates = usable(topology, free, request, sum(shares.values()))
     found = CpuSet()
     for node, share in sorted(shares.items()):
         inside = CpuSet.from_bits(topology.nodes.get(node, 0)) & candidates
         if steps is not None:
             steps.append(f"{share} of NUMA node {node}")
-        found |= _attempt(topology, inside, share, wish, taken, steps)
-    if wish.required and not holds(topology, found, wish.policy):
-        raise RequiredPolicyError(wish.policy)
+        found |= _attempt(topology, inside, share, request, taken, steps)
+    if request.required and not holds(topology, found, request.policy):
+        raise RequiredPolicyError(request.policy)
     return found
 
 
-def usable(topology: CpuTopology, free: CpuSet, wish: BindRequest, n: int) -> CpuSet:
+def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) -> CpuSet:
     """Return the CPUs that a required policy may take; all that are free where it is only preferred.
 
     Raises:
         WholeCoresError: Whole cores are required and n is not a whole number of cores.
     """
     bits = free.bits & topology.cpus.bits
-    if not wish.required:
+    if not request.required:
         return CpuSet.from_bits(bits)
-    if wish.policy is BindPolicy.FULL_PCPUS:
+    if request.policy is BindPolicy.FULL_PCPUS:
         threads = topology.cpus_per_core
         if threads and n % threads:
             raise WholeCoresError(n, threads)
@@ -135,22 +135,22 @@ def take_preferred(
     topology: CpuTopology,
     free: CpuSet,
     n: int,
-    wish: BindRequest,
+    request: BindRequest,
     taken: Allocated,
     *,
     degrade: bool = True,
     steps: list[str] | None = None,
 ) -> CpuSet:
     """Choose from the preferred CPUs first, then from the others; arguments as ``accumulate``."""
-    first = free & wish.preferred
+    first = free & request.preferred
     found = CpuSet()
     if first:
         if steps is not None:
             steps.append(f"first of the preferred CPUs that are free, {first}")
         most = min(n, len(first))
-        found = accumulate(topology, first, most, wish, taken, degrade=degrade, steps=steps)
+        found = accumulate(topology, first, most, request, taken, degrade=degrade, steps=steps)
     rest = n - len(found)
-    return found | accumulate(topology, free - first, rest, wish, taken, degrade=degrade, steps=steps)
+    return found | accumulate(topology, free - first, rest, request, taken, degrade=degrade, steps=steps)
 
 
 def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, int] | None:
@@ -184,28 +184,28 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
 
 
 def _attempt(
-    topo: CpuTopology, free: CpuSet, n: int, wish: BindRequest, taken: Allocated, steps: list[str] | None
+    topo: CpuTopology, free: CpuSet, n: int, request: BindRequest, taken: Allocated, steps: list[str] | None
 ) -> CpuSet:
     if n > len(free):
         raise NotEnoughCpus(n, len(free))
-    if wish.required and wish.policy is BindPolicy.FULL_PCPUS:
-        wish = replace(wish, preferred=_whole_cores(topo, (wish.preferred & free).bits))
-    if wish.strategy is not NumaStrategy.DISTRIBUTE_EVENLY or n < 1:
-        return take_preferred(topo, free, n, wish, taken, steps=steps)
-    first = free & wish.preferred
+    if request.required and request.policy is BindPolicy.FULL_PCPUS:
+        request = replace(request, preferred=_whole_cores(topo, (request.preferred & free).bits))
+    if request.strategy is not NumaStrategy.DISTRIBUTE_EVENLY or n < 1:
+        return take_preferred(topo, free, n, request, taken, steps=steps)
+    first = free & request.preferred
     if 0 < len(first) < n:  # two independent choices, as always with preferred CPUs
-        found = _evenly(topo, first, len(first), wish, taken, steps)
-        return found | _evenly(topo, free - first, n - len(found), wish, taken, steps)
-    return _evenly(topo, first or free, n, wish, taken, steps)
+        found = _evenly(topo, first, len(first), request, taken, steps)
+        return found | _evenly(topo, free - first, n - len(found), request, taken, steps)
+    return _evenly(topo, first or free, n, request, taken, steps)
 
 
 def _evenly(
-    topo: CpuTopology, free: CpuSet, n: int, wish: BindRequest, taken: Allocated, steps: list[str] | None
+    topo: CpuTopology, free: CpuSet, n: int, request: BindRequest, taken: Allocated, steps: list[str] | None
 ) -> CpuSet:
     """Choose in equal parts; whole cores matter more than avoiding the CPUs of others."""
     threads = topo.cpus_per_core
-    whole = wish.policy is BindPolicy.FULL_PCPUS and n % threads == 0
-    cores, sparing = avoided_cpus(topo, wish, taken)
+    whole = request.policy is BindPolicy.FULL_PCPUS and n % threads == 0
+    cores, sparing = avoided_cpus(topo, request, taken)
     for group in (threads, 1) if whole and threads > 1 else (1,):
         for avoided in dict.fromkeys((sparing or cores, cores, 0)):
             left = free.bits & ~avoided
@@ -220,7 +220,7 @@ def _evenly(
             found = CpuSet()
             for node, part in shares.items():
                 inside = CpuSet.from_bits(left & topo.nodes[node])
-                found |= accumulate(topo, inside, part, wish, taken, steps=steps)
+                found |= accumulate(topo, inside, part, request, taken, steps=steps)
             return found
     raise NotEnoughCpus(n, len(free))
 

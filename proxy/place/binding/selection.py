@@ -43,12 +43,12 @@ class Binding:
     """How CPUs are chosen for one pod.
 
     Attributes:
-        wish: The bind policy, exclusive policy and strategy that apply.
+        request: The bind policy, exclusive policy and strategy that apply.
         taken: What other pods have, as far as it matters for this pod.
         architecture: Of the machine, because some do not offer every policy; empty where it is not known.
     """
 
-    wish: BindRequest
+    request: BindRequest
     taken: Allocated
     architecture: str = ""
 
@@ -72,11 +72,11 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
         pod.bind_required, pod.bind_preferred, node.policy, BindPolicy.FULL_PCPUS
     )
     strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
-    wish = BindRequest(policy, required, pod.exclusive, strategy)
+    request = BindRequest(policy, required, pod.exclusive, strategy)
     architecture = node.architecture
     if pod.exclusive in (ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT):
-        wish = dataclasses.replace(wish, exclusive=ExclusivePolicy.NONE)
-        return Binding(wish, Allocated(), architecture)
+        request = dataclasses.replace(request, exclusive=ExclusivePolicy.NONE)
+        return Binding(request, Allocated(), architecture)
     taken = Allocated()
     for container in containers:
         placement = container.placement
@@ -86,7 +86,7 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
             and container.pod.key != pod.key
         ):
             taken = taken.add(placement.own, container.pod.exclusive)
-    return Binding(wish, taken, architecture)
+    return Binding(request, taken, architecture)
 
 
 def choose(
@@ -113,35 +113,35 @@ def choose(
     Raises:
         NotEnoughCpus, BindError: There are too few such CPUs, or the machine does not offer what is required.
     """
-    wish, changed = supported_request(binding.wish, binding.architecture, topology)
+    request, changed = supported_request(binding.request, binding.architecture, topology)
     steps += changed
-    steps.append(f"bind policy {wish.policy}, {'required' if wish.required else 'preferred'}")
+    steps.append(f"bind policy {request.policy}, {'required' if request.required else 'preferred'}")
     if nodes is not None:
         inside = free & CpuSet.from_bits(union(topology.nodes.get(node, 0) for node in nodes))
         if len(inside) >= count:
             if not even or len(nodes) < 2:
-                return bind(topology, inside, count, wish, binding.taken, steps)
-            return _evenly(topology, inside, count, wish, binding.taken, nodes, steps)
+                return bind(topology, inside, count, request, binding.taken, steps)
+            return _evenly(topology, inside, count, request, binding.taken, nodes, steps)
         steps.append(f"{named(nodes)} had only {len(inside)} free")
-    return bind(topology, free, count, wish, binding.taken, steps)
+    return bind(topology, free, count, request, binding.taken, steps)
 
 
 def _evenly(
     topology: CpuTopology,
     free: CpuSet,
     count: int,
-    wish: BindRequest,
+    request: BindRequest,
     taken: Allocated,
     nodes: Mask,
     steps: list[str],
 ) -> CpuSet:
     """Choose an even part of the CPUs on each NUMA node."""
-    candidates = usable(topology, free, wish, count)
+    candidates = usable(topology, free, request, count)
     has = {node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes}
-    whole = wish.required and wish.policy is BindPolicy.FULL_PCPUS
+    whole = request.required and request.policy is BindPolicy.FULL_PCPUS
     unit = cpu_unit(topology.cpus_per_core, bound=True, required_full=whole)
     try:
         shares = whole_cpus(divide({CPU: MILLI * count}, has, nodes, unit))
     except InsufficientError as error:
         raise BindError(str(error)) from None
-    return bind_on_nodes(topology, free, shares, wish, taken, steps)
+    return bind_on_nodes(topology, free, shares, request, taken, steps)

@@ -146,7 +146,7 @@ def effective_policy(
 
 
 def supported_request(
-    wish: BindRequest, architecture: str, topology: CpuTopology
+    request: BindRequest, architecture: str, topology: CpuTopology
 ) -> tuple[BindRequest, tuple[str, ...]]:
     """Return a request changed to what an architecture offers.
 
@@ -154,7 +154,7 @@ def supported_request(
     choose alike, and a core is never shared, so nothing is lost there.
 
     Args:
-        wish: The request.
+        request: The request.
         architecture: As the kernel names it, such as ``x86_64`` or ``aarch64``.
         topology: The machine.
 
@@ -166,16 +166,18 @@ def supported_request(
     """
     notes: list[str] = []
     if architecture not in ARM:
-        return wish, ()
-    if wish.policy is BindPolicy.SPREAD_BY_PCPUS:
-        if wish.required and topology.cpus_per_core > 1:
+        return request, ()
+    if request.policy is BindPolicy.SPREAD_BY_PCPUS:
+        if request.required and topology.cpus_per_core > 1:
             raise UnsupportedPolicyError(
-                f"cannot bind CPUs: {wish.policy} is required, which {architecture} does not offer"
+                f"cannot bind CPUs: {request.policy} is required, which {architecture} does not offer"
             )
-        notes.append(f"{BindPolicy.FULL_PCPUS} instead of {wish.policy}: {architecture} offers nothing else")
-        wish = replace(wish, policy=BindPolicy.FULL_PCPUS)
-    if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        notes.append(
+            f"{BindPolicy.FULL_PCPUS} instead of {request.policy}: {architecture} offers nothing else"
+        )
+        request = replace(request, policy=BindPolicy.FULL_PCPUS)
+    if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
         only = ExclusivePolicy.NUMA_NODE_LEVEL
         notes.append(f"{ExclusivePolicy.PCPU_LEVEL} left out: {architecture} offers only {only}")
-        wish = replace(wish, exclusive=ExclusivePolicy.NONE)
-    return wish, tuple(notes)
+        request = replace(request, exclusive=ExclusivePolicy.NONE)
+    return request, tuple(notes)

@@ -93,19 +93,19 @@ class MemoryProvider(Provider):
         """Grant memory under the hint; without one on the NUMA nodes of the CPUs, where it fits there."""
         if self.bound:
             return Allocation(self, grants)
-        wishes = [hint]
+        targets = [hint]
         if hint.affinity is None and not hint.preferred and grants.cpus and self.follow_cpus:
             homes = self.machine.nodes_of(grants.cpus) & self.machine.memory_nodes
-            wishes = [TopologyHint(homes, preferred=False), hint] if homes else wishes
+            targets = [TopologyHint(homes, preferred=False), hint] if homes else targets
         steps: list[str] = []
-        for wish in wishes[:-1]:
+        for target in targets[:-1]:
             try:
-                granted = allocate(self.state, request.asks, request.name, wish)
+                granted = allocate(self.state, request.asks, request.name, target)
                 break
             except MemoryRefused as refusal:
-                steps.append(f"not on the nodes {wish.affinity} of its CPUs: {refusal}")
+                steps.append(f"not on the nodes {target.affinity} of its CPUs: {refusal}")
         else:
-            granted = allocate(self.state, request.asks, request.name, wishes[-1])
+            granted = allocate(self.state, request.asks, request.name, targets[-1])
         if granted.blocks:
             steps += granted.reasons
         after = dataclasses.replace(self, state=granted.state)
