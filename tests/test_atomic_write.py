@@ -82,7 +82,7 @@ def test_a_file_that_must_not_be_overwritten_stays(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_less_than_the_whole_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_write.os, "write", lambda fd, data: len(data) - 1)
     with (tmp_path / "file").open("wb") as opened, pytest.raises(OSError, match="space") as caught:
         write_whole(opened.fileno(), b"text")

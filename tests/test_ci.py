@@ -68,7 +68,7 @@ def test_all_is_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("test", "stories", "last"), [(1, 0, "= tests ="), (0, 1, "= stories ="), (1, 1, "= tests =")]
 )
-def test_a_failure_is_told_last(tmp_path: Path, test: int, stories: int, last: str) -> None:
+def test_a_failure_is_reported_last(tmp_path: Path, test: int, stories: int, last: str) -> None:
     status, lines = said(tmp_path, test=test, stories=stories)
     assert status != 0
     assert lines[-1] == last
@@ -109,7 +109,7 @@ def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
     assert "of the tests" not in lines
 
 
-def test_who_ends_it_ends_the_stories(tmp_path: Path) -> None:
+def test_ending_it_ends_the_scenarios(tmp_path: Path) -> None:
     """They are in a group of processes of their own, which no terminal's signal reaches."""
     script = lay(tmp_path, takes=300, tests=2)
     with subprocess.Popen([script], stdout=subprocess.DEVNULL, env=environment("300")) as process:

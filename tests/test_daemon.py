@@ -26,7 +26,7 @@ def node() -> Iterator[DaemonNode]:
         yield made
 
 
-def test_a_daemon_places_and_tells(node: DaemonNode) -> None:
+def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
     daemon = node.daemon("cpuManagerPolicy: static\nreconcilePeriod: 200ms\n")
 
     async def day() -> None:
@@ -118,7 +118,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
     run(node.daemon(), lambda: asyncio.sleep(0))
 
 
-def test_one_daemon_a_socket_and_one_a_state_folder(node: DaemonNode) -> None:
+def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode) -> None:
     async def day() -> None:
         with pytest.raises(LockedError, match=r"cannot listen on .*cri.sock: "):
             await node.daemon().start()
@@ -130,7 +130,7 @@ def test_one_daemon_a_socket_and_one_a_state_folder(node: DaemonNode) -> None:
     run(node.daemon(), day)
 
 
-def test_a_state_folder_that_cannot_be_made(node: DaemonNode) -> None:
+def test_a_state_directory_that_cannot_be_created(node: DaemonNode) -> None:
     (node.folder / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state folder"):
         asyncio.run(node.daemon().start())

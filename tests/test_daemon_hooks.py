@@ -106,7 +106,7 @@ def test_hooks_that_are_there_at_the_start_are_asked_of_the_first_call(node: Nod
     run(daemon, day)
 
 
-def test_a_hook_is_told_what_exists_and_that_the_daemon_ends(node: Node) -> None:
+def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None:
     node.write(
         "10-story.py",
         f"""
@@ -155,7 +155,7 @@ def test_a_hook_is_told_what_exists_and_that_the_daemon_ends(node: Node) -> None
     assert lines[2:] == ["start new", "shutdown stop"]
 
 
-def test_cpus_of_owners_that_hooks_gave_are_left_when_the_configuration_says_so_no_more(node: Node) -> None:
+def test_owned_cpus_from_hooks_are_left_when_the_setting_is_off(node: Node) -> None:
     node.write("10-x.py", NARROWS.format("3-4"))
 
     async def before() -> None:

@@ -95,7 +95,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
     node.live(ISOLATED, day)
 
 
-def test_it_outlives_a_daemon_until_it_is_no_longer_wanted(node: Node) -> None:
+def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> None:
     groups: list[Path] = []
 
     async def first(daemon: Daemon) -> None:
@@ -140,7 +140,7 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
     node.live(NONE, second)
 
 
-def test_an_overlap_by_somebody_else_is_repaired(node: Node) -> None:
+def test_a_foreign_overlap_is_repaired(node: Node) -> None:
     async def day(daemon: Daemon) -> None:
         own = await node.group(LSE)
         # The file says "isolated" before the daemon has read it back: an overlap in between fails that.

@@ -125,7 +125,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
     run(daemon, day, synced=True)
 
 
-def test_a_folder_that_cannot_be_one_is_refused(node: DaemonNode) -> None:
+def test_a_state_path_that_cannot_be_a_directory_is_refused(node: DaemonNode) -> None:
     (node.folder / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state folder"):
         asyncio.run(node.daemon().start())

@@ -92,7 +92,7 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
     lived(node, day)
 
 
-def test_comparisons_go_on_beside_a_sandbox_with_odd_strings(node: Node) -> None:
+def test_reconciles_continue_beside_a_sandbox_with_odd_strings(node: Node) -> None:
     async def day(client: GoClient) -> None:
         keeper = node.running.keeper
         plain = await asyncio.to_thread(client.run, "plain")
@@ -126,7 +126,7 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
     lived(node, after)
 
 
-def test_a_start_without_a_ledger_takes_in_a_pod_with_odd_strings(node: Node) -> None:
+def test_a_start_without_a_ledger_adopts_a_pod_with_odd_strings(node: Node) -> None:
     async def day(_client: GoClient) -> None:
         containers = node.running.keeper.state.containers
         assert {(c.pod.name, c.pod.uid) for c in containers.values()} == {("odd", r"uid-odd")}

@@ -132,7 +132,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         made.runtime.stop()
 
 
-def test_sigterm_ends_the_process_in_time_while_the_kernel_worker_hangs_and_it_heals_before(
+def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
     node: Node,
 ) -> None:
     node.start()

@@ -136,7 +136,7 @@ def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
     run(later, quiet)
 
 
-def test_where_nobody_counts(node: Node) -> None:
+def test_without_any_counters(node: Node) -> None:
     (node.root / "cpuacct.usage").unlink()
     daemon = node.suppressing("cpuset")
 
@@ -151,7 +151,7 @@ def test_where_nobody_counts(node: Node) -> None:
     run(daemon, day)
 
 
-def test_who_only_looks_suppresses_nothing(node: Node) -> None:
+def test_observe_mode_suppresses_nothing(node: Node) -> None:
     daemon = node.suppressing("cpuset")
     daemon.config = parse(f"mode: observe\nbeSuppress: {{mode: cpuset}}\n{node.configuration()}", "test")
 

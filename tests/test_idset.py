@@ -55,7 +55,7 @@ def test_reads_and_writes_the_kernels_lists(text: str, members: set[int], canoni
         "1;2",
     ],
 )
-def test_refuses_what_is_no_list(text: str) -> None:
+def test_refuses_invalid_lists(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         CpuSet.parse(text)
     assert (

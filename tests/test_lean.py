@@ -95,12 +95,12 @@ except grpc.RpcError as error:
     assert run(code) == "UNAVAILABLE\n"
 
 
-def test_malloc_is_told_where_there_is_glibc() -> None:
+def test_malloc_is_configured_on_glibc() -> None:
     glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
     assert lean.keep_large_blocks() is glibc
 
 
-def test_malloc_without_glibc_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert lean.keep_large_blocks() is False
     assert lean.one_arena() is False

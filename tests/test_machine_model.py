@@ -60,7 +60,7 @@ def test_nodes_and_cpus() -> None:
         dataclasses.replace(machine(), possible=CpuSet.parse("0-31")),
     ],
 )
-def test_fingerprint_tells_other_hardware(other: Machine) -> None:
+def test_the_fingerprint_distinguishes_hardware(other: Machine) -> None:
     assert machine().fingerprint == machine().fingerprint
     assert other.fingerprint != machine().fingerprint
 

@@ -41,19 +41,19 @@ def test_what_only_root_can_write_is_trusted(file: Path) -> None:
         (0o777, "can be written by its group and others (mode 0777): chmod go-w {}"),
     ],
 )
-def test_who_else_can_write_a_file_is_said_with_the_command(file: Path, mode: int, words: str) -> None:
+def test_other_writers_of_a_file_are_named_with_the_command(file: Path, mode: int, words: str) -> None:
     file.chmod(mode)
     assert Trust().file(file) == f"{file} {words.format(file)}"
 
 
 @as_root
-def test_a_file_of_somebody_else_is_told_with_the_command(file: Path) -> None:
+def test_a_file_of_another_user_is_reported_with_the_command(file: Path) -> None:
     os.chown(file, 1234, 0)
     assert Trust().file(file) == f"{file} is owned by user 1234: chown root {file}"
 
 
 @as_root
-def test_a_folder_of_somebody_else_counts_and_so_do_those_above(file: Path, tmp_path: Path) -> None:
+def test_a_directory_of_another_user_counts_also_above(file: Path, tmp_path: Path) -> None:
     os.chown(file.parent, 1234, 0)
     assert Trust().file(file) == f"the folder {file.parent} is owned by user 1234: chown root {file.parent}"
     os.chown(file.parent, 0, 0)
@@ -63,7 +63,7 @@ def test_a_folder_of_somebody_else_counts_and_so_do_those_above(file: Path, tmp_
     )
 
 
-def test_a_folder_that_others_can_write_to_counts_and_so_do_those_above(file: Path, tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_counts_also_above(file: Path, tmp_path: Path) -> None:
     file.parent.chmod(0o775)
     words = f"the folder {file.parent} can be written by its group (mode 0775): chmod g-w {file.parent}"
     assert Trust().file(file) == words
@@ -73,7 +73,7 @@ def test_a_folder_that_others_can_write_to_counts_and_so_do_those_above(file: Pa
     assert Trust().file(file) == words
 
 
-def test_a_sticky_folder_is_no_harm_above_and_harm_right_there(file: Path, tmp_path: Path) -> None:
+def test_a_sticky_directory_is_accepted_above_only(file: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     assert Trust().file(file) == ""
     tmp_path.chmod(0o755)
@@ -81,7 +81,7 @@ def test_a_sticky_folder_is_no_harm_above_and_harm_right_there(file: Path, tmp_p
     assert "can be written by its group and others (mode 1777)" in Trust().file(file)
 
 
-def test_each_link_on_the_way_counts_with_its_folder(file: Path, tmp_path: Path) -> None:
+def test_each_link_on_the_way_counts_with_its_directory(file: Path, tmp_path: Path) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir()
     (open_folder / "middle").symlink_to(file)
@@ -96,13 +96,13 @@ def test_each_link_on_the_way_counts_with_its_folder(file: Path, tmp_path: Path)
     assert f"{file} can be written" in Trust().file(first)
 
 
-def test_a_folder_reached_through_a_link_is_the_real_one(file: Path, tmp_path: Path) -> None:
+def test_a_directory_reached_through_a_link_is_the_real_one(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file.parent)
     file.parent.chmod(0o777)
     assert f"the folder {file.parent} can be written" in Trust().folder(tmp_path / "link")
 
 
-def test_what_is_no_regular_file_is_not_trusted(folder: Path) -> None:
+def test_only_regular_files_are_trusted(folder: Path) -> None:
     os.mkfifo(folder / "10-a.py", 0o600)
     assert Trust().file(folder / "10-a.py") == f"{folder}/10-a.py is no regular file"
 

@@ -32,7 +32,7 @@ def lines(data: Any, width: int = 120) -> list[str]:
     return list(drift(data, width))
 
 
-def test_who_wrote_and_who_does_so_again_and_again() -> None:
+def test_the_writer_and_repeated_writers() -> None:
     assert lines(DATA) == [
         "",
         "Cpusets written by other programs and restored (by probable writer): unknown 5, kubelet 2",
@@ -43,7 +43,7 @@ def test_who_wrote_and_who_does_so_again_and_again() -> None:
     assert lines(lack)[2:] == ["  not all writes are noticed: too many inotify watches"]
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_an_empty_page() -> None:
     assert lines({}) == []
     assert lines(DATA | {"by": {"kubelet": 0}, "writeConflicts": []}) == []
 

@@ -26,7 +26,7 @@ def shown(entries: list[Entry], reports: list[HookReport], width: int = 100, **m
     return list(hooks({"hooks": hooks_page(entries, reports), **more}, width))
 
 
-def test_nothing_is_said_where_there_are_no_hooks() -> None:
+def test_no_section_where_there_are_no_hooks() -> None:
     assert list(hooks({}, 80)) == []
     assert list(hooks({"hooks": []}, 80)) == []
     assert "Hooks" not in render({"hooks": {}})
@@ -70,7 +70,7 @@ def test_long_lines_are_cut_and_strange_answers_left_out() -> None:
     assert list(hooks({"hooks": [{"name": "\x1b", "state": "odd"}, 3]}, 80))[2:] == ["   : odd"]
 
 
-def test_where_none_can_be_asked_that_is_said_too() -> None:
+def test_the_page_says_why_no_hook_is_called() -> None:
     bad = Entry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
     assert shown([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
 

@@ -37,7 +37,7 @@ def test_where_no_hooks_are_asked_it_says_why(config: str, note: str) -> None:
     assert "hooks" not in pages(config).status()
 
 
-def test_the_status_has_what_the_route_has_and_nothing_where_there_is_nothing() -> None:
+def test_the_status_has_the_routes_content_or_nothing() -> None:
     told: dict[str, Any] = {
         "hooks": [{"name": "10-a", "state": "running", "calls": 1, "breaker_open": False}]
     }

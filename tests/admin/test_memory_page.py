@@ -39,7 +39,7 @@ def test_the_verdict(firm: object, cache: int, moves: bool, words: str) -> None:
     assert verdict({"outside": firm, "outsideFile": cache, "migrates": moves}) == words
 
 
-def test_what_cannot_be_told() -> None:
+def test_values_that_cannot_be_determined() -> None:
     rows = memory_rows({"containers": [{"ref": "a", "problem": "cannot read it"}, {}, 3]})
     assert rows[1:] == [
         ("a", "", "", "-", "-", "-", "-", "cannot read it"),

@@ -170,7 +170,7 @@ def test_rules_memory_and_what_is_set_aside() -> None:
     assert "Set aside for pods\nCPUS  POD   NUMA NODES\n2-3   ns/p  1\n-     ns/q  any\n" in page
 
 
-def test_rules_that_ask_for_nothing_are_not_told() -> None:
+def test_rules_without_effect_are_not_reported() -> None:
     assert "rules" not in render({"settings": {"cpuManagerPolicy": "none", "topologyManagerPolicy": "none"}})
 
 
@@ -179,7 +179,7 @@ def test_a_takeover_is_one_of_the_rules() -> None:
     assert "rules: CPUs static; takeover from kubelet started\n" in page
 
 
-def test_a_systemd_that_is_away_is_told() -> None:
+def test_a_systemd_that_is_away_is_reported() -> None:
     groups = {"version": 2, "driver": "systemd", "systemd": {"connected": False}}
     head = render({**STATUS, "cgroups": groups}).splitlines()[1]
     assert head.endswith("cgroup v2, systemd driver, systemd NOT CONNECTED)")
@@ -187,7 +187,7 @@ def test_a_systemd_that_is_away_is_told() -> None:
     assert "NOT CONNECTED" not in render({**STATUS, "cgroups": there})
 
 
-def test_a_stuck_worker_stands_out() -> None:
+def test_a_stuck_worker_is_visible() -> None:
     workers = {"kernel": {"stuck_s": 12.5, "waiting": 4}, "ledger": {"stuck_s": 0.0, "waiting": 0}}
     page = render({**STATUS, "workers": workers}, 100)
     assert "STUCK: the kernel worker, at one job for 12 s (4 jobs wait)" in page

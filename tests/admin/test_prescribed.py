@@ -7,7 +7,7 @@ def row(name: str, value: object, source: str = "default", problem: str = "") ->
     return {"name": name, "value": value, "source": source, "problem": problem}
 
 
-def test_what_somebody_prescribes_and_what_is_not_followed() -> None:
+def test_prescribed_values_and_those_not_followed() -> None:
     page = {
         "nodeObject": "/etc/node.json",
         "problem": "cannot read it",

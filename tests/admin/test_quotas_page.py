@@ -19,7 +19,7 @@ ns/db/main        200000 us
 """
 
 
-def test_whose_quota_is_off() -> None:
+def test_containers_whose_quota_is_off() -> None:
     assert "\n".join(quotas(ENTRIES)) + "\n" == PART
     assert PART in render({"quotas": ENTRIES})
     assert "CFS" not in render({"quotas": []})

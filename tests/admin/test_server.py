@@ -146,7 +146,7 @@ def test_parameters_reach_the_routes_that_take_them(at: Path) -> None:
     with_server(at, check)
 
 
-def test_what_a_route_cannot_read_is_told_to_the_client(at: Path) -> None:
+def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
     async def check() -> None:
         with pytest.raises(InputError, match="for /echo: cannot say no"):
             await asyncio.to_thread(ask, at, "/echo", 5, {"no": "1"})
@@ -239,7 +239,7 @@ def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
 
 
 class TestClient:
-    def test_nobody_there(self, at: Path) -> None:
+    def test_no_answer(self, at: Path) -> None:
         with pytest.raises(
             UnavailableError, match=f"cannot ask the daemon at {at}: no process listens there"
         ):
@@ -335,7 +335,7 @@ def test_a_patient_page_has_the_time_of_an_action(at: Path, monkeypatch: pytest.
     asyncio.run(body())
 
 
-def test_an_action_goes_on_when_nobody_waits_for_it(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_continues_when_its_client_has_gone(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ACTION_SECONDS", 0.2)
 
     async def body() -> None:

@@ -21,7 +21,7 @@ NOT AS PROMISED (2)
 """
 
 
-def test_who_has_less() -> None:
+def test_containers_with_less_than_promised() -> None:
     assert "\n".join(short(ENTRIES)) + "\n" == PART
     assert PART in render({"shortfalls": ENTRIES})
     assert "PROMISED" not in render({"shortfalls": []})

@@ -242,7 +242,7 @@ def test_close_wakes_the_reader(containerd: Containerd, events: ContainerdEvents
         events.listen()
 
 
-def test_who_stops_reading_leaves(containerd: Containerd, events: ContainerdEvents) -> None:
+def test_a_client_that_stops_reading_is_dropped(containerd: Containerd, events: ContainerdEvents) -> None:
     stream = events.listen()
     containerd.told.put(ended("a"))
     next(stream)

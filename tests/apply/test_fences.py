@@ -20,7 +20,7 @@ def slice_file(tmp_path: Path) -> Path:
     return folder / "cpuset.cpus"
 
 
-def test_it_writes_and_tells_what_was_before(tmp_path: Path, slice_file: Path) -> None:
+def test_it_writes_and_returns_the_previous_value(tmp_path: Path, slice_file: Path) -> None:
     fences, path = KernelFences(tmp_path), "kubepods.slice/kubepods-podx.slice"
     assert fences.swap(path, CpuSet.parse("2-3")) == CpuSet()
     assert slice_file.read_text() == "2-3\n"

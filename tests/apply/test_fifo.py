@@ -75,7 +75,7 @@ def test_fences_and_counters_refuse_a_fifo(group: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_tree_refuses_a_fifo_and_takes_the_file_that_is_put_back(tmp_path: Path) -> None:
+def test_a_tree_refuses_a_fifo_and_accepts_the_restored_file(tmp_path: Path) -> None:
     tree = FolderCgroups(tmp_path, CpuSet.parse("0-7"), Mask.parse("0"), 1)
     tree.mkdir("g")
     tree.write("g", CpuSet.parse("0-7"), None)

@@ -48,7 +48,7 @@ def test_no_cpuset_controller(tmp_path: Path, files: dict[str, str]) -> None:
         open_cgroups(lay(tmp_path, files))
 
 
-def test_a_folder_tree_opens_as_what_it_is(tmp_path: Path) -> None:
+def test_a_directory_tree_opens_with_its_version(tmp_path: Path) -> None:
     made = FolderCgroups(tmp_path / "t", CpuSet.parse("0-3"), Mask.parse("0"), 2)
     made.mkdir("a")
     again = open_cgroups(tmp_path / "t")

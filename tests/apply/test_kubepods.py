@@ -34,7 +34,7 @@ def test_classes() -> None:
 
 
 @given(st.sampled_from(Driver), st.sampled_from(KubeQos), UID)
-def test_a_pods_name_tells_its_uid_and_class(driver: Driver, qos: KubeQos, uid: str) -> None:
+def test_a_pods_name_gives_its_uid_and_class(driver: Driver, qos: KubeQos, uid: str) -> None:
     path = pod_path(driver, qos, uid)
     assert path.startswith(class_path(driver, qos) + "/")
     assert pod_uid(driver, path.rpartition("/")[2]) == uid
@@ -44,7 +44,7 @@ def test_a_pods_name_tells_its_uid_and_class(driver: Driver, qos: KubeQos, uid: 
 
 
 @given(st.sampled_from(Driver), st.sampled_from(sorted(RUNTIMES)), st.text("0123456789abcdef", min_size=1))
-def test_a_containers_name_tells_its_id(driver: Driver, runtime: str, own: str) -> None:
+def test_a_containers_name_gives_its_id(driver: Driver, runtime: str, own: str) -> None:
     told, name = container_name(driver, f"{runtime}://{own}")
     assert (told, container_id(driver, name)) == (runtime, own)
     assert container_path(driver, "a/b/", f"{runtime}://{own}") == f"a/b/{name}"
@@ -56,7 +56,7 @@ def test_cri_o_makes_groups_without_a_suffix_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f", "crio-conmon-1f.scope", "cri-containerd-1f", "x-1f.scope", ""])
-def test_what_is_no_container(name: str) -> None:
+def test_names_that_are_not_containers(name: str) -> None:
     with pytest.raises(CgroupError, match="this is no container's"):
         container_id(SYSTEMD, name)
 
@@ -70,7 +70,7 @@ def test_what_is_no_container(name: str) -> None:
         (CGROUPFS, "besteffort"),
     ],
 )
-def test_what_is_no_pod(driver: Driver, name: str) -> None:
+def test_names_that_are_not_pods(driver: Driver, name: str) -> None:
     with pytest.raises(CgroupError, match="this is no pod's"):
         pod_uid(driver, name)
 
@@ -82,6 +82,6 @@ def test_ids_that_name_no_container(text: str) -> None:
 
 
 @pytest.mark.parametrize("uid", ["", "..", "a/b"])
-def test_uids_that_are_no_name(uid: str) -> None:
+def test_uids_that_are_not_names(uid: str) -> None:
     with pytest.raises(CgroupError, match="this is no uid"):
         pod_path(CGROUPFS, KubeQos.BURSTABLE, uid)

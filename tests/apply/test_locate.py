@@ -47,7 +47,7 @@ class Place:
         (self.folder / "mounts/self/mountinfo").write_text(line)
 
 
-def test_the_path_of_the_spec_is_looked_at_first(tmp_path: Path) -> None:
+def test_the_path_of_the_spec_is_checked_first(tmp_path: Path) -> None:
     place = Place(tmp_path)
     path = place.make(f"odd/{ID}")
     assert place.locator.locate(ID, RuntimeDetail(f"/odd/{ID}", pid=7)).path == path
@@ -64,7 +64,7 @@ def test_the_path_of_the_spec_is_looked_at_first(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_first_process_tells_the_group(tmp_path: Path, told: str, group: str, version: int) -> None:
+def test_the_first_process_names_the_group(tmp_path: Path, told: str, group: str, version: int) -> None:
     place = Place(tmp_path, version)
     place.make(told.strip("/"))
     lines = f"3:cpuset:{told}\n0::/elsewhere\n" if version == 1 else f"3:cpuset:/elsewhere\n0::{told}\n"
@@ -109,7 +109,7 @@ def test_a_mount_that_shows_a_part(tmp_path: Path) -> None:
     assert place.locator.locate(ID, RuntimeDetail(pid=7)).path == path
 
 
-def test_levels_that_nobody_names_are_looked_for(tmp_path: Path) -> None:
+def test_unknown_levels_are_searched(tmp_path: Path) -> None:
     """We are in a container, two levels below what is mounted; the other is three levels away."""
     place = Place(tmp_path)
     place.mounted_at("/../../..")
@@ -123,7 +123,7 @@ def test_levels_that_nobody_names_are_looked_for(tmp_path: Path) -> None:
     assert fresh.locate(ID, RuntimeDetail(pid=8)).path == "", "two such groups: no guess"
 
 
-def test_other_trees_are_told(tmp_path: Path) -> None:
+def test_other_trees_are_reported(tmp_path: Path) -> None:
     place = Place(tmp_path)
     path = place.make(f"odd/place/{ID}")
     cpu = KernelCpuGroups(place.tree.root, 1, place.tree.files)

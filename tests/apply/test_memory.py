@@ -46,7 +46,7 @@ def test_groups_below_count() -> None:
 
 
 @pytest.mark.parametrize(("text", "version"), [("", 1), ("", 2), ("anon N0=1\n", 2), ("total=1 N0=1\n", 1)])
-def test_what_is_no_such_file(text: str, version: int) -> None:
+def test_a_file_of_another_kind(text: str, version: int) -> None:
     with pytest.raises(CgroupError, match=r"^cannot read memory\.numa_stat: it has no lines for"):
         parse_use(text, version)
 

@@ -47,7 +47,7 @@ def test_the_mount_that_shows_all_comes_first() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "nonsense", "1 2 3 - cgroup cgroup rw,cpuset", "1 2 0:1 / /x rw"])
-def test_lines_that_are_none(line: str) -> None:
+def test_invalid_lines(line: str) -> None:
     assert parse_mounts(line) == []
 
 

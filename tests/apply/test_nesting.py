@@ -73,7 +73,7 @@ def test_what_is_never_ready_ends_with_the_refusal() -> None:
     assert groups.writes.count("c") == 3
 
 
-def test_nothing_below_is_no_reason_to_write() -> None:
+def test_nothing_below_needs_no_write() -> None:
     groups = Groups("c")
     with pytest.raises(CgroupError) as caught:
         narrow(groups.lists, "c", FEW, BUSY)
@@ -96,7 +96,7 @@ def test_those_that_cannot_follow_are_left() -> None:
 
 @pytest.mark.parametrize("refuses", ["c", "c/b", "c/b/d"])
 @pytest.mark.parametrize("value", ["0", "0,7"])
-def test_what_cannot_be_narrowed_whole_is_put_back(refuses: str, value: str) -> None:
+def test_a_group_that_cannot_be_narrowed_completely_is_restored(refuses: str, value: str) -> None:
     """The first child gives way, and then the second one, one below it, or the group itself does not."""
     groups = Groups("c", "c/a", "c/a/e", "c/b", "c/b/d")
     groups.sets["c/a"] = groups.sets["c/a/e"] = CpuSet.parse("0-1")
@@ -114,7 +114,7 @@ def test_what_cannot_be_narrowed_whole_is_put_back(refuses: str, value: str) -> 
     assert groups.sets == before
 
 
-def test_what_somebody_else_wrote_meanwhile_is_not_put_back() -> None:
+def test_a_foreign_write_in_between_is_kept() -> None:
     groups = Groups("c", "c/a", "c/b", refuse={"c/b": errno.EPERM})
 
     def put(path: str, new: IdSet) -> None:

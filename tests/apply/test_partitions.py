@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize("kind", ["root", "isolated"])
-def test_everybody_else_stays_off(node: Node, kind: str) -> None:
+def test_all_others_stay_off(node: Node, kind: str) -> None:
     assert node.make(kind=kind) == PartitionState(kind, valid=True)
     assert node.effective(ONE) == OWN
     assert [node.effective(path) for path in ("", "kubepods", POD, TWO, OTHER)] == [REST] * 5
@@ -97,7 +97,7 @@ def test_what_others_have_lent_stays(node: Node) -> None:
     assert node.file("kubepods", "cpuset.cpus.exclusive") == "3-5"
 
 
-def test_an_overlap_is_told_and_nothing_is_left(node: Node) -> None:
+def test_an_overlap_is_reported_and_nothing_is_left(node: Node) -> None:
     node.groups.files.write(TWO, "cpuset.cpus", "0-4")
     made = node.make()
     assert not made.valid
@@ -105,7 +105,7 @@ def test_an_overlap_is_told_and_nothing_is_left(node: Node) -> None:
     assert node.untouched()
 
 
-def test_a_sibling_within_it_is_told(node: Node) -> None:
+def test_a_sibling_within_it_is_reported(node: Node) -> None:
     node.groups.files.write(TWO, "cpuset.cpus", "4")
     made = node.make()
     assert not made.valid
@@ -113,7 +113,7 @@ def test_a_sibling_within_it_is_told(node: Node) -> None:
     assert node.untouched()
 
 
-def test_another_pod_within_it_is_told(node: Node) -> None:
+def test_another_pod_within_it_is_reported(node: Node) -> None:
     node.groups.files.write("kubepods/pody", "cpuset.cpus", "4")
     made = node.make()
     assert not made.valid
@@ -161,7 +161,7 @@ def test_an_older_kernel_says_why_not(tmp_path: Path) -> None:
     assert node.partitions.isolated() is None
 
 
-def test_an_older_kernel_can_where_somebody_has_made_those_above(tmp_path: Path) -> None:
+def test_an_older_kernel_can_use_partitions_made_by_another_program(tmp_path: Path) -> None:
     node = Node(tmp_path / "t", exclusive=False)
     for path in ("kubepods", POD):
         node.groups.write(path, CpuSet.parse("1-7") if path == "kubepods" else CpuSet.parse("4-7"), None)
@@ -178,7 +178,7 @@ def test_v1_has_none(tmp_path: Path) -> None:
     assert "v1" in made.lack
 
 
-def test_a_kernel_without_the_file_is_told(tmp_path: Path) -> None:
+def test_a_kernel_without_the_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pod").mkdir()
     made = open_partitions(KernelCgroups(tmp_path, 2))
     assert made is not None
@@ -187,5 +187,5 @@ def test_a_kernel_without_the_file_is_told(tmp_path: Path) -> None:
     assert made.file("pod") == f"{tmp_path}/pod/cpuset.cpus.partition"
 
 
-def test_a_tree_that_is_none_has_none() -> None:
+def test_a_plain_directory_has_no_partitions() -> None:
     assert open_partitions(object()) is None

@@ -101,7 +101,7 @@ def test_an_old_runtime_is_asked_in_its_own_version(server: Server, runtime: Grp
     assert asked == ["v1", "v1alpha2", "v1alpha2"]  # found out once
 
 
-def test_a_method_that_nobody_has(server: Server, runtime: GrpcRuntime) -> None:
+def test_an_unknown_method(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("Version", pb.VersionResponse(runtime_name="new", runtime_version="2"))
     with pytest.raises(RuntimeCallError, match="UNIMPLEMENTED") as caught:
         runtime.list_pods()
@@ -124,7 +124,7 @@ def test_the_cgroup_driver(server: Server, runtime: GrpcRuntime, answer: Any, dr
     assert runtime.cgroup_driver() == driver
 
 
-def test_a_cgroup_driver_that_cannot_be_told(server: Server, runtime: GrpcRuntime) -> None:
+def test_a_cgroup_driver_that_cannot_be_determined(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("RuntimeConfig", refuse(grpc.StatusCode.INTERNAL, "no"))
     with pytest.raises(RuntimeCallError, match="cannot ask the cgroup driver"):
         runtime.cgroup_driver()

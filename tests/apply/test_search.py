@@ -115,7 +115,7 @@ def test_the_search_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "..", "a/b", "."])
-def test_ids_that_are_none(bad: str) -> None:
+def test_invalid_ids(bad: str) -> None:
     tree = Tree("kubepods/podx/a/b")
     assert Finder(tree).find("/kubepods/podx", bad) is None
     assert tree.listed == 0

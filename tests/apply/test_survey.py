@@ -13,7 +13,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_folder_tree(tmp_path: Path, version: int) -> None:
+def test_a_directory_tree(tmp_path: Path, version: int) -> None:
     groups = FolderCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), version)
     Runc(groups).start("kubepods/podx/c", Resources(cpuset_cpus="2-3"), 1)
     groups.mkdir("other")

@@ -183,7 +183,7 @@ def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
     assert caught.value.errno == 2
 
 
-def test_reloads_are_told_when_they_are_over(
+def test_reloads_are_reported_when_they_are_over(
     systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
     until(lambda: news == [UnitNews.CONNECTED])
@@ -234,7 +234,7 @@ def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> 
         units.read(SCOPE)
 
 
-def test_who_is_not_let_in_is_told(systemd: PlayedSystemd, address: Path) -> None:
+def test_a_refused_login_is_reported(systemd: PlayedSystemd, address: Path) -> None:
     systemd.rude = True
     units = SystemdUnits(lambda: [str(address)], 0.5)
     units.watch(lambda _: None)
@@ -244,7 +244,7 @@ def test_who_is_not_let_in_is_told(systemd: PlayedSystemd, address: Path) -> Non
     units.close()
 
 
-def test_who_is_hung_up_on_at_once_comes_ever_more_rarely(
+def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
     systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     units = SystemdUnits(lambda: [str(address)], LONG_S)
@@ -280,7 +280,7 @@ def test_on_a_bus_signals_are_asked_for(tmp_path: Path) -> None:
     played.close()
 
 
-def test_sockets_by_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_depends_on_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("run/systemd/private", "run/dbus/system_bus_socket"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()

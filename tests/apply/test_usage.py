@@ -65,7 +65,7 @@ def test_a_pod_without_a_group_of_its_own_is_its_containers(tree: Tree) -> None:
     assert told.groups == {"p": {"k8s.io/c1": 1000, "system.slice/cri-containerd-c2.scope": 2000}}
 
 
-def test_files_stay_open_and_are_read_anew(tree: Tree) -> None:
+def test_files_stay_open_and_are_read_again(tree: Tree) -> None:
     tree.put("kubepods/poda", 1000)
     first = tree.read(a=UsageGroup("/kubepods/poda"))
     count = len(os.listdir("/proc/self/fd"))
@@ -90,7 +90,7 @@ def test_more_files_than_stay_open(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
     assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
-def test_without_proc_the_root_group_tells(tree: Tree) -> None:
+def test_without_proc_the_root_group_is_read(tree: Tree) -> None:
     (tree.proc / "stat").unlink()
     with pytest.raises(CgroupError, match="cannot read the node's CPU time"):
         tree.read()
@@ -98,7 +98,7 @@ def test_without_proc_the_root_group_tells(tree: Tree) -> None:
     assert tree.read().node == 123_000
 
 
-def test_a_counter_that_is_none(tree: Tree) -> None:
+def test_an_invalid_counter(tree: Tree) -> None:
     tree.put("kubepods/poda", 0)
     (tree.root / "kubepods/poda" / tree.file).write_text("much\n")
     with pytest.raises(CgroupError, match=r"^cannot read "):
@@ -138,6 +138,6 @@ def test_a_cpuset_mount_has_the_counters_beside_it(tmp_path: Path) -> None:
     assert open_usage(tmp_path / "cpuset").root.resolve() == tmp_path / "cpuacct"
 
 
-def test_nobody_counts(tmp_path: Path) -> None:
+def test_no_counters_at_all(tmp_path: Path) -> None:
     with pytest.raises(CgroupError, match="cannot find the kernel's CPU times"):
         open_usage(tmp_path)

@@ -29,7 +29,7 @@ def test_quotas() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "max", "1 2 3", "x 100000", "1.0 100000", "1_0 100000"])
-def test_what_is_no_quota(text: str) -> None:
+def test_invalid_quotas(text: str) -> None:
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.max: "):
         quota_of(text)
 
@@ -47,13 +47,13 @@ def test_a_weight_comes_back_no_larger(weight: int) -> None:
 
 
 @pytest.mark.parametrize("weight", [0, -1, 10_001])
-def test_what_is_no_weight(weight: int) -> None:
+def test_invalid_weights(weight: int) -> None:
     with pytest.raises(CgroupError, match=f"cannot turn weight {weight} into shares"):
         shares_of(weight)
 
 
 @pytest.mark.parametrize("shares", ["1", 262_145, "x", ""])
-def test_what_are_no_shares(shares: str | int) -> None:
+def test_invalid_shares(shares: str | int) -> None:
     with pytest.raises(CgroupError, match="cannot"):
         weight_of(shares)
 

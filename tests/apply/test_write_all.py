@@ -46,7 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, call: str) -> list[int]:
     return calls
 
 
-def test_who_holds_the_set_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_has_the_set_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = lay(tmp_path)
     put(tmp_path, "b", "0-2\n")
     writes = counted(monkeypatch, "pwrite")
@@ -66,7 +66,7 @@ def test_what_is_known_is_not_read_before_but_after(tmp_path: Path, monkeypatch:
     assert groups.write_all(NAMES, ALL, FEW) == [None] * 3, "it was written, and does not hold"
 
 
-def test_who_is_gone_or_holds_too_much_is_left_and_keeps_nobody(tmp_path: Path) -> None:
+def test_groups_that_are_gone_or_hold_too_much_block_no_other(tmp_path: Path) -> None:
     groups = lay(tmp_path)
     long = ",".join(str(cpu) for cpu in range(0, 400, 2)) + "\n"
     assert len(long) > QUICK_BYTES
@@ -79,7 +79,7 @@ def test_who_is_gone_or_holds_too_much_is_left_and_keeps_nobody(tmp_path: Path) 
     assert seen(tmp_path, "a") == "0-2\n"
 
 
-def test_it_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_it_ends_on_request(tmp_path: Path) -> None:
     groups = lay(tmp_path)
     answers = iter((True, False, True))
     assert groups.write_all(NAMES, FEW, None, lambda: next(answers)) == [True, None, None]

@@ -42,7 +42,7 @@ def test_the_defaults_are_a_commented_file() -> None:
     assert parse(text, "f") == Config()
 
 
-def test_what_is_in_force_is_printed_as_a_file(tmp_path: Path, machine: Path) -> None:
+def test_what_is_in_effect_is_printed_as_a_file(tmp_path: Path, machine: Path) -> None:
     file = write(tmp_path, "cpuManagerPolicy: static\nreservedSystemCPUs: 0\n")
     out = run("--config", file, "--sysfs-root", machine, "--mode", "observe")
     left = "can be given to containers as long as the shared pool keeps 2"
@@ -71,7 +71,7 @@ def test_without_a_machine_the_rest_is_checked(tmp_path: Path) -> None:
     assert "# not checked against the machine: cannot read" in run("--config", file, "--sysfs-root", tmp_path)
 
 
-def test_the_runtimes_socket_is_looked_at(tmp_path: Path, machine: Path) -> None:
+def test_the_runtimes_socket_is_checked(tmp_path: Path, machine: Path) -> None:
     file = write(tmp_path, f"runtime: {tmp_path}/r.sock\n")
     assert f"# note: the runtime's socket {tmp_path}/r.sock: No such" in run(
         "--config", file, "--sysfs-root", machine

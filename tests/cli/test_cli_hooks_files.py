@@ -69,7 +69,7 @@ def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> 
     assert [entry.name for entry in node.folder.iterdir()] == ["50-mine.py"], "no draft is left"
 
 
-def test_a_new_hook_in_a_folder_of_ones_own_from_one_that_is_shipped(node: Node, tmp_path: Path) -> None:
+def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path: Path) -> None:
     node.did("new", "51-mine.py", "--from", "30-cpus-file", "--folder", tmp_path / "src")
     assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"
     assert not node.folder.exists()
@@ -186,7 +186,7 @@ def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
     assert said.endswith("70-gone.py -> /nonexistent/old.py leads nowhere; remove it, or mend the link\n")
 
 
-def test_a_folder_of_its_name_is_no_hook(node: Node) -> None:
+def test_a_directory_of_its_name_is_not_a_hook(node: Node) -> None:
     (node.folder / "10-quota.py").mkdir(parents=True)
     code, said = node.run("enable", "10-quota")
     assert code == 1
@@ -206,7 +206,7 @@ def test_what_is_ones_own_is_not_touched(node: Node) -> None:
     assert node.run("enable", "nothing")[0] == node.run("disable", "nothing")[0] == 2
 
 
-def test_drafts_and_missing_folders_are_nothing(node: Node) -> None:
+def test_drafts_and_missing_directories_are_nothing(node: Node) -> None:
     node.folder.mkdir(parents=True)
     (node.folder / ".77-draft.py").write_text("half")
     node.set(more=", ownedCPUs: true")
@@ -221,14 +221,14 @@ def test_what_names_us_to_koordinators_proxy(node: Node) -> None:
     assert '"remote-endpoint": "/run/topoproxy/hooks.sock"' in node.did("registration")
 
 
-def test_where_no_hook_runs_it_is_said(node: Node) -> None:
+def test_the_output_says_that_no_hook_runs(node: Node) -> None:
     node.set(", enabled: false")
     assert node.did("enable", "cpus-file").endswith(
         "hooks.enabled is false in the configuration: no hook runs\n"
     )
 
 
-def test_a_folder_that_cannot_be_written(node: Node) -> None:
+def test_a_directory_that_cannot_be_written(node: Node) -> None:
     node.folder.parent.mkdir()
     node.folder.write_text("no folder")
     code, said = node.run("enable", "cpus-file")
@@ -236,14 +236,14 @@ def test_a_folder_that_cannot_be_written(node: Node) -> None:
     assert said.startswith(f"topoproxy: cannot make the link {node.folder}/30-cpus-file.py: ")
 
 
-def test_a_folder_that_is_a_link_to_itself(node: Node) -> None:
+def test_a_directory_that_is_a_link_to_itself(node: Node) -> None:
     node.folder.parent.mkdir()
     node.folder.symlink_to(node.folder)
     said = f"topoproxy: cannot make {node.folder}/50-mine.py: {node.folder} is no folder\n"
     assert node.run("new", "50-mine") == (73, said)
 
 
-def test_a_folder_that_one_may_not_look_into(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_permission_to_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(path))
 

@@ -161,7 +161,7 @@ def test_what_is_wrong_is_shown_to_its_end(
 
 
 @pytest.mark.parametrize("answer", [[], {}, "hello", {"hooks": "all"}, None])
-def test_what_is_no_answer_is_not_taken_for_a_node_without_hooks(
+def test_an_invalid_answer_does_not_count_as_no_hooks(
     serve_admin: Callable[..., Path], run: Run, answer: object
 ) -> None:
     config = serve_admin({"/hooks": lambda: answer})
@@ -172,7 +172,7 @@ def test_what_is_no_answer_is_not_taken_for_a_node_without_hooks(
     )
 
 
-def test_without_a_daemon_the_folders_tell(node: Path, run: Run) -> None:
+def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> None:
     code, said, errors = run("hooks", "list", "--config", node / "c.yaml")
     assert code == 0
     first, second = errors.splitlines()
@@ -198,7 +198,7 @@ def test_without_a_daemon_the_folders_tell(node: Path, run: Run) -> None:
     assert (data["daemon"], len(data["hooks"])) == (False, 6)
 
 
-def test_where_hooks_are_off_it_is_said(tmp_path: Path, run: Run) -> None:
+def test_the_output_says_that_hooks_are_off(tmp_path: Path, run: Run) -> None:
     (tmp_path / "c.yaml").write_text(f"listen: unix://{tmp_path}/cri.sock\nhooks: {{enabled: false}}\n")
     said = run("hooks", "list", "--config", tmp_path / "c.yaml")[1].splitlines()
     assert said[0] == "hooks.enabled is false in the configuration: no hook runs."

@@ -108,7 +108,7 @@ def test_faults_are_named(files: Path, run: Run, name: str, text: str, said: str
     assert errors == "topoproxy: cannot use the hook file: see above\n"
 
 
-def test_who_may_write_counts_unless_it_is_left_for_the_node(files: Path, run: Run) -> None:
+def test_the_owner_of_a_file_counts_unless_checked_for_the_node(files: Path, run: Run) -> None:
     (files / "60-second.py").chmod(0o666)
     code, said, errors = run("validate", files / "60-second.py", files / "50-pinned.py", "--json")
     assert (code, errors) == (65, "topoproxy: cannot use 1 of 2 hook files: see above\n")
@@ -176,7 +176,7 @@ def empty(files: Path) -> Path:
     return files / "empty.yaml"
 
 
-def test_events_of_the_node_are_about_nobody(files: Path, run: Run) -> None:
+def test_events_of_the_node_are_about_no_pod(files: Path, run: Run) -> None:
     (files / "50-sync.py").write_text("API_VERSION = 1\ndef synchronize(event):\n    return None\n")
     words = ["run", files / "50-sync.py", files / "60-second.py", "--example", "synchronize"]
     assert run(*words) == (0, "synchronize: nothing to change\n", "")
@@ -334,7 +334,7 @@ def test_which_of_several_events_is_none(files: Path, run: Run) -> None:
     assert f"(in event 2 of {files / 'a.json'})" in said
 
 
-def test_signs_for_the_terminal_and_what_is_no_text_are_not_passed_on(files: Path, run: Run) -> None:
+def test_control_characters_and_invalid_text_are_removed(files: Path, run: Run) -> None:
     event = {"point": "pre_create_container", "pod": {"name": "a\x1b[31m\nb\ud800"}}
     (files / "a.json").write_text(json.dumps(event))
     words = ("run", files / "60-second.py", "--event", files / "a.json")

@@ -153,7 +153,7 @@ def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
     assert "ml/trainer/main was admitted" in run("trainer", "--admin", f"unix://{socket}", "--config", daemon)
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_no_daemon_answers(tmp_path: Path) -> None:
     words = (
         r"no process listens there \(systemctl status topoproxy shows whether it runs, --admin names another"
     )
@@ -164,7 +164,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
         run("--admin", "tcp://x")
 
 
-def test_a_name_that_is_no_text_is_answered_in_one_line(daemon: Path) -> None:
+def test_a_name_that_is_not_text_is_answered_in_one_line(daemon: Path) -> None:
     with pytest.raises(TopoproxyError) as caught:
         run("\udcff\n\x1b[31mred", "--config", daemon)
     assert str(caught.value).startswith("cannot explain ? ?[31mred: there is no decision for it")

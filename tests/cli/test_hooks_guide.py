@@ -170,7 +170,7 @@ def test_all_shipped_hooks_are_in_the_table() -> None:
     assert table == sorted([TEMPLATE, *shipped()])
 
 
-def test_every_sentence_that_is_explained_is_said_somewhere() -> None:
+def test_every_explained_message_exists_in_the_code() -> None:
     """A cell of the tables of faults has sentences in backticks, with ``...`` for what varies."""
     sources = [
         re.sub(r'"\s*\n\s*f?"', "", path.read_text())  # strings in several pieces

@@ -124,7 +124,7 @@ def test_a_missing_part_breaks_only_its_command(
     assert run("version") == 0
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_is_not_an_error(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -149,7 +149,7 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture) -> None:
         assert "\b" not in said
 
 
-def test_a_closed_output_is_no_error() -> None:
+def test_a_closed_output_is_not_an_error() -> None:
     # As under a service manager of another kind: Python then has no sys.stdout at all.
     done = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", CODE, "version"],
@@ -161,7 +161,7 @@ def test_a_closed_output_is_no_error() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("words", [["version"], ["check-config", "--defaults"], ["--help"]])
-def test_output_that_finds_no_room_is_told_in_words(words: list[str]) -> None:
+def test_full_output_is_reported_in_words(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", CODE, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60

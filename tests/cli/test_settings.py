@@ -48,7 +48,7 @@ def test_the_command_line_has_the_last_word(file: Path) -> None:
     assert (str(config.state_dir), str(config.admin_path)) == ("/s", "/z/a.sock")
 
 
-def test_a_relative_folder_means_what_it_says(
+def test_a_relative_directory_is_relative_to_the_caller(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

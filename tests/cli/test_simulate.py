@@ -159,14 +159,14 @@ def test_devices(place: Path) -> None:
     assert "  node 1  ##......  2 owned  6 left  example.com/gpu 1 of 1  1 pod" in out
 
 
-def test_the_end_tells_whether_all_run() -> None:
+def test_the_exit_code_depends_on_refused_pods() -> None:
     words = "pod.yaml --machine m.json --config static.yaml --fail-on-refused --replicas"
     assert invoke(f"{words} 2").exit_code == 0
     done = invoke(f"{words} 3")
     assert (done.exit_code, "too little cpu" in done.stdout) == (1, True)
 
 
-def test_progress_is_for_terminals_or_who_asks() -> None:
+def test_progress_is_for_terminals_or_on_request() -> None:
     words = "pod.yaml --machine m.json --config static.yaml --replicas 2"
     assert invoke(words).stderr == ""
     done = invoke(f"{words} --progress")

@@ -62,7 +62,7 @@ def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
     assert run("--admin", f"unix://{socket}", "--config", daemon).startswith("topoproxy 9.9")
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_no_daemon_answers(tmp_path: Path) -> None:
     words = (
         r"no process listens there \(systemctl status topoproxy shows whether it runs, --admin names another"
     )

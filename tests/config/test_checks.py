@@ -230,7 +230,7 @@ def test_reserved_memory_fits_the_nodes() -> None:
     )
 
 
-def test_all_misfits_are_told_at_once() -> None:
+def test_all_misfits_are_reported_together() -> None:
     text = MEMORY + "[{numaNode: 1, limits: {memory: 1}}]\nreservedSystemCPUs: 9"
     assert unfit(text, nodes(1)).splitlines() == [
         "2 problems:",

@@ -57,7 +57,7 @@ def test_a_file_that_others_can_write_is_refused(file: Path, mode: int, words: s
     assert load(file).mode == "observe"  # commands that only read it
 
 
-def test_a_directory_that_others_can_write_is_refused_and_a_sticky_one_is_not(file: Path) -> None:
+def test_a_directory_that_others_can_write_is_refused_unless_sticky(file: Path) -> None:
     file.parent.chmod(0o777)
     assert reason(file) == (
         f"the folder {file.parent} can be written by its group and others (mode 0777): "
@@ -154,7 +154,7 @@ def kubelet(file: Path) -> Callable[..., Config]:
     return make
 
 
-def test_secrets_of_root_alone_are_no_problem(kubelet: Callable[..., Config]) -> None:
+def test_secrets_of_root_only_are_not_a_problem(kubelet: Callable[..., Config]) -> None:
     assert exposed(kubelet(ca=0o644, cert=0o644)) == []
 
 

@@ -44,7 +44,7 @@ def refused(text: str) -> str:
     return str(caught.value).removeprefix("cannot use the configuration f.yaml: ")
 
 
-def test_what_holds_where_nothing_is_said() -> None:
+def test_defaults() -> None:
     hooks = parse("", "f").hooks
     assert hooks == HooksConfig()
     assert (hooks.enabled, hooks.timeout, hooks.policy, hooks.owned_cpus) == (True, 0.5, "Ignore", False)

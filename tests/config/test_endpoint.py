@@ -77,7 +77,7 @@ def test_kubelets_address(text: str, address: str) -> None:
         ("https://[:::1]:1", "':::1'"),
     ],
 )
-def test_what_is_no_address_of_kubelet(text: str, words: str) -> None:
+def test_invalid_addresses_of_kubelet(text: str, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_address(text)
     assert words in str(caught.value)

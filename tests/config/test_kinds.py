@@ -46,12 +46,12 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "s", "10", "1.5", "-1s", "1s ago", "1 s", "1d", "1:30", "1s" * 30, "٣s", "1e3s"]
 )
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ValueError):
         parse_duration(text)
 
 
-def test_a_number_without_unit_is_told_what_to_write() -> None:
+def test_a_number_without_unit_is_refused_with_the_spelling() -> None:
     with pytest.raises(ValueError, match="'10' has no unit: write 10s"):
         parse_duration("10")
 
@@ -87,7 +87,7 @@ def test_truth() -> None:
         TRUTH.read("1")
 
 
-def test_folders_are_absolute() -> None:
+def test_directories_are_absolute() -> None:
     assert str(DIRECTORY.read("//var/./lib/../x/")) == "/var/x"
     for text in ("", "x", "./x", "/a\0"):
         with pytest.raises(ValueError, match="not an absolute path"):

@@ -160,7 +160,7 @@ def test_refused(text: str, words: str) -> None:
     assert refused(text).startswith(words)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     said = refused("mode: x\nlog: {level: loud}\nfoo: 1\n").splitlines()
     assert said[0] == "3 problems:"
     assert [line.split(": ")[:2] for line in said[1:]] == [
@@ -170,7 +170,7 @@ def test_all_problems_are_told_at_once() -> None:
     ]
 
 
-def test_deep_nesting_is_no_crash() -> None:
+def test_deep_nesting_is_not_a_crash() -> None:
     assert refused("[" * 20000).startswith("not YAML")
 
 
@@ -199,12 +199,12 @@ class TestFiles:
         ("content", "words"),
         [(b"\xff\xfe", "byte 0 is not UTF-8"), (b"#" * ((1 << 20) + 1), "larger than 1048576")],
     )
-    def test_what_is_no_text_or_too_much(self, tmp_path: Path, content: bytes, words: str) -> None:
+    def test_values_that_are_not_text_or_too_long(self, tmp_path: Path, content: bytes, words: str) -> None:
         (tmp_path / "c.yaml").write_bytes(content)
         with pytest.raises(ConfigError, match=words):
             load(tmp_path / "c.yaml")
 
-    def test_a_folder(self, tmp_path: Path) -> None:
+    def test_a_directory_as_configuration(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="Is a directory"):
             load(tmp_path)
 

@@ -66,7 +66,7 @@ def test_shared_vectors_pass() -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/vectors beside the repository")
-def test_koordinators_vectors_pass_and_what_is_for_later_is_said() -> None:
+def test_koordinators_vectors_pass_and_open_ones_are_listed() -> None:
     status, lines, errors = conformance(SHARED / "koordinator")
     assert (status, errors) == (0, ""), "\n".join(lines)
     assert re.fullmatch(r"\d+ passed, 0 failed", lines[-1])
@@ -133,7 +133,7 @@ def test_other_fields_do_not_matter_and_null_is_absent(schema: str, tmp_path: Pa
     assert (status, errors, lines[-1]) == (0, "", f"{len(cases)} passed, 0 failed"), "\n".join(lines)
 
 
-def test_the_answer_stands_beside_what_is_expected(tmp_path: Path) -> None:
+def test_the_answer_is_shown_beside_the_expected_one(tmp_path: Path) -> None:
     case = {**own_cases("cpu_take.json")[1], "expected": "1,5"}
     write(tmp_path / "topologies.json", schema="topologies", cases=own_cases("topologies.json"))
     path = write(tmp_path / "take.json", schema="cpu_take", cases=[case, own_cases("cpu_take.json")[2]])
@@ -151,7 +151,7 @@ def test_refusals_are_compared_with_their_words(tmp_path: Path) -> None:
     assert "expected 'error: no', got 'error: not enough cpus" in lines[1]
 
 
-def test_topologies_lie_in_the_folder_above_or_among_the_files(tmp_path: Path) -> None:
+def test_topologies_are_in_the_parent_directory_or_among_the_files(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     path = write(tmp_path / "deep" / "x.json", schema="cpu_take", cases=own_cases("cpu_take.json")[:2])
     status, lines, _ = conformance(path)
@@ -188,7 +188,7 @@ def test_a_case_that_cannot_be_used_fails_alone(tmp_path: Path) -> None:
         assert word in line
 
 
-def test_what_we_cannot_do_yet_is_skipped_and_said(tmp_path: Path) -> None:
+def test_unsupported_cases_are_skipped_and_reported(tmp_path: Path) -> None:
     later = write(tmp_path / "later.json", schema="koord_of_tomorrow", cases=[{}, {}])
     case = {**own_cases("cpu_take.json")[1], "algorithm": "scattered"}
     take = write(tmp_path / "take.json", schema="cpu_take", cases=[case])
@@ -244,7 +244,7 @@ def test_topologies_that_cannot_be_used(tmp_path: Path) -> None:
     assert errors.startswith(f"cannot use {path}: cannot use {tmp_path}/topologies.json: not JSON")
 
 
-def test_a_folder_without_vectors(tmp_path: Path) -> None:
+def test_a_directory_without_vectors(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     status, lines, errors = conformance(tmp_path)
     assert (status, lines) == (2, ["0 passed, 0 failed"])

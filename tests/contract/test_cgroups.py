@@ -353,7 +353,7 @@ class TestRulesOfV2:
         assert bed.groups.read(bed.base).cpus == bed.cpus
         assert not bed.groups.read(bed.path("a")).cpus
 
-    def test_offline_cpus_are_no_error_while_one_is_online(self, bed: Bed) -> None:
+    def test_offline_cpus_are_not_an_error_while_one_is_online(self, bed: Bed) -> None:
         path = bed.mkdir("c")
         assert bed.groups.write(path, CpuSet.parse("7-8"), None) is True
         assert bed.groups.read(path).effective_cpus == CpuSet.parse("7")
@@ -419,7 +419,7 @@ class TestGroupsInAContainer:
         had = bed.groups.read(bed.path("c/d"))
         assert had.cpus == (bed.few if bed.groups.version == 1 else bed.cpus)
 
-    def test_a_parent_that_somebody_narrowed_is_no_obstacle(self, bed: Bed) -> None:
+    def test_a_parent_that_another_program_narrowed_is_not_an_obstacle(self, bed: Bed) -> None:
         bed.fill("pod", bed.few)
         bed.fill("pod/c", bed.few)
         bed.fill("pod/c/d", bed.few)

@@ -170,7 +170,7 @@ class TestQuota:
         else:
             assert files.read(path, "cpu.max").strip() == "40000 50000"
 
-    def test_a_refusal_is_told(self, bed: Bed) -> None:
+    def test_a_refusal_is_reported(self, bed: Bed) -> None:
         path = bed.mkdir("a")
         words = refused(errno.EINVAL, lambda: bed.groups.set_quota(path, 500))
         assert "500" in words

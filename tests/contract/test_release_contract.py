@@ -139,7 +139,7 @@ def test_a_named_set_is_added_to_what_is_there(tree: Tree) -> None:
     assert (given.due["c"].cpus, given.due["c"].exact) == (last, False)
 
 
-def test_a_parent_that_somebody_narrowed_is_followed(tree: Tree) -> None:
+def test_a_parent_that_another_program_narrowed_is_followed(tree: Tree) -> None:
     tree.put(f"{tree.pod}/box", tree.few)
     tree.put(f"{tree.pod}/c", tree.few)
     tree.put(tree.pod, tree.few)

@@ -63,7 +63,7 @@ def test_a_busy_task_is_seen_in_its_group_and_in_the_node(usage: CgroupUsage) ->
     assert "absent" not in found.groups
 
 
-def test_a_group_that_is_removed_and_made_anew(usage: CgroupUsage) -> None:
+def test_a_group_that_is_removed_and_created_again(usage: CgroupUsage) -> None:
     folder, asked = usage.root / NAME / "pod", {"p": UsageGroup(f"/{NAME}/pod")}
     folder.mkdir()
     assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}

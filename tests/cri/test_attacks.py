@@ -40,7 +40,7 @@ def ends_calmly(client):
     return codes == [CALM]
 
 
-def test_empty_data_of_a_held_stream_ends_the_connection_and_costs_nothing(bed):
+def test_empty_data_of_a_held_stream_ends_the_connection_for_free(bed):
     before, client = bed.rss(), bed.client()
     client.send(open_stream(1, CREATE) + frame(DATA, 0, 1) * 400_000)
     assert ends_calmly(client)
@@ -172,7 +172,7 @@ def test_many_bodies_without_memory_do_not_stop_the_others(tmp_path):
         assert bed.cpu() - before < 0.2
 
 
-def test_a_path_without_its_first_slash_is_decided_on_as_well(bed):
+def test_a_path_without_its_first_slash_is_decided_on_too(bed):
     client = bed.client()
     client.send(call(1, CREATE[1:], b"refuse"))
     seen = client.frames(until=lambda kind, flags, stream, _: kind == HEADERS)

@@ -267,7 +267,7 @@ def test_a_fault_ends_its_link_alone(place):
     asyncio.run(asyncio.wait_for(day(), 20))
 
 
-def test_a_fault_of_the_interceptor_at_the_end_of_a_call_does_not_keep_the_link():
+def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
     async def day():
         scene = Scene()
         try:
@@ -286,7 +286,7 @@ def test_a_fault_of_the_interceptor_at_the_end_of_a_call_does_not_keep_the_link(
     asyncio.run(asyncio.wait_for(day(), 20))
 
 
-def test_a_read_without_memory_is_tried_again_smaller_after_the_largest_body_has_gone():
+def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
     async def day():
         scene = Scene()
         try:

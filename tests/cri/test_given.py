@@ -117,7 +117,7 @@ def test_mounts_that_say_nothing_about_a_place(host: str) -> None:
     assert not given_of(facts(mount("/x", host) + device(host)))
 
 
-def test_a_driver_in_a_container_has_a_dev_of_its_own_for_devices_but_not_for_mounts() -> None:
+def test_a_driver_in_a_container_has_its_own_dev_except_for_mounts() -> None:
     path = "/run/nvidia/driver/dev/nvidia0"
     assert given_of(facts(device(path) + mount("/x", path))) == Given(paths=("/dev/nvidia0",))
     assert not given_of(facts(device(f"{POD}/volumeDevices/pvc")))
@@ -138,7 +138,7 @@ def test_a_request_of_thousands_is_cut() -> None:
     assert given.paths[1023] == "/dev/x1023"
 
 
-def test_names_that_are_no_paths_are_left_out() -> None:
+def test_names_that_are_not_paths_are_left_out() -> None:
     config = pb.ContainerConfig()
     for name in ("a.com/gpu=" + "x" * 4086, "a.com/gpu=" + "x" * 4087):
         config.CDI_devices.add(name=name)

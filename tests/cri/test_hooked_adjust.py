@@ -289,7 +289,7 @@ def read(body: bytes) -> pb.ContainerConfig:
 
 
 @pytest.mark.parametrize("change", [adjusted_create, adjusted_run_pod, adjusted_update])
-def test_who_wants_nothing_changes_nothing(change: object) -> None:
+def test_an_empty_adjustment_changes_nothing(change: object) -> None:
     body = request()
     assert change(body, NOTHING) is body  # type: ignore[operator]
     assert change(body, Adjustment(labels={"none": CLEAR})) is body  # type: ignore[operator]
@@ -328,7 +328,7 @@ def test_a_variable_keeps_its_place_and_others_their_bytes() -> None:
     assert pairs == [("PATH", b"/bin"), ("RAW", b"\xff\x00"), ("PATH", b"/sbin"), ("LAST", b"1")]
 
 
-def test_an_oom_score_that_nobody_sets_stays() -> None:
+def test_an_oom_score_that_is_not_set_stays() -> None:
     """Koordinator's proxy writes the 0 of a hook that has not said any."""
     body = adjusted_create(request(), Adjustment(cpu_shares=2, envs={"PATH": CLEAR}))
     assert read(body).linux.resources.oom_score_adj == -997
@@ -396,7 +396,7 @@ def test_a_request_that_cannot_be_read_is_an_error_where_it_must_be_read() -> No
 
 @given(creates(), st.dictionaries(keys, texts, min_size=1, max_size=3))
 @example(request(), {"PATH": "1"})
-def test_what_hooks_set_is_what_is_told_after(body: bytes, envs: dict[str, str]) -> None:
+def test_later_facts_contain_what_hooks_set(body: bytes, envs: dict[str, str]) -> None:
     told = container_facts(adjusted_create(body, Adjustment(envs=envs))).envs
     assert {name: told[name] for name in envs} == envs
     others = {name: value for name, value in container_facts(body).envs.items() if name not in envs}

@@ -88,7 +88,7 @@ def own(text: str, **more: object) -> Placement:
 # -- pods and containers of requests ------------------------------------------------------------------------
 
 
-def test_a_pod_is_told_whatever_its_labels_are_read_from() -> None:
+def test_a_pods_facts_do_not_depend_on_their_source() -> None:
     maps = {"app": "web"}, {"note": "x"}
     expected = PodFacts("s1", "u1", "ns", "web", 2, "LS", "Burstable", "kata", POD.cgroup_parent, *maps)
     memory = Memory()
@@ -103,14 +103,14 @@ def test_a_pod_is_told_whatever_its_labels_are_read_from() -> None:
     assert type(pod_facts(POD, CONFIG).qos) is str
 
 
-def test_labels_are_not_read_before_somebody_looks() -> None:
+def test_labels_are_not_read_before_they_are_used() -> None:
     """Nor is a failure of a hook what cannot be read: the runtime will refuse it."""
     told = pod_facts(POD, b"\xff\xff")
     assert isinstance(told.labels, LazyMap)
     assert (told.labels, told.annotations) == ({}, {})
 
 
-def test_a_container_is_told_as_its_request_says() -> None:
+def test_a_containers_facts_are_those_of_its_request() -> None:
     told = container_facts(request().SerializeToString())
     assert told == PLAIN
 
@@ -121,7 +121,7 @@ def test_the_image_is_the_one_that_the_user_named() -> None:
     assert container_facts(message.SerializeToString()).image == "nginx:1.25"
 
 
-def test_variables_keep_their_order_and_bytes_and_the_last_of_duplicates_counts() -> None:
+def test_variables_keep_order_and_bytes_and_the_last_duplicate_counts() -> None:
     message = request()
     for name, value in (("Z", b"1"), ("A", b"\xff\xfe!"), ("Z", b"2"), ("M", "ü".encode())):
         message.config.envs.add(key=name, value=value)
@@ -129,13 +129,13 @@ def test_variables_keep_their_order_and_bytes_and_the_last_of_duplicates_counts(
     assert [*told.items()] == [("Z", "2"), ("A", "\udcff\udcfe!"), ("M", "ü")]
 
 
-def test_a_create_with_something_appended_is_told_as_one() -> None:
+def test_facts_of_a_create_include_appended_fields() -> None:
     body = request().SerializeToString() + create_suffix(cpus("0-3"), None)
     assert container_facts(body).resources.cpuset_cpus == "0-3"
     assert container_facts(body).resources.oom_score_adj == -997
 
 
-def test_what_is_no_create_counts_as_empty() -> None:
+def test_an_invalid_create_counts_as_empty() -> None:
     assert container_facts(b"\xff\xff\xff") == ContainerFacts()
 
 
@@ -157,7 +157,7 @@ def test_a_new_container_is_one_like_any() -> None:
         told.name = "other"  # type: ignore[misc]
 
 
-def test_many_threads_look_at_one_request() -> None:
+def test_many_threads_read_one_request() -> None:
     message = request()
     for number in range(500):
         message.config.envs.add(key=f"NAME_{number}", value=b"%d" % number)
@@ -182,7 +182,7 @@ def test_many_threads_look_at_one_request() -> None:
 # -- containers that exist ----------------------------------------------------------------------------------
 
 
-def test_a_container_of_which_nothing_is_remembered_is_told_from_the_ledger() -> None:
+def test_a_forgotten_container_is_described_from_the_ledger() -> None:
     asked = Request(1024, 200_000, 100_000, 1 << 30, "0-3", "0", (("hugepages-2Mi", 4 << 20),))
     container = dataclasses.replace(owning("c1", own("0-1")), request=asked, attempt=4)
     told = existing_facts(container, None)
@@ -194,7 +194,7 @@ def test_a_container_that_is_being_made_has_no_id() -> None:
     assert existing_facts(owning("token", own("0-1"), Phase.CREATING), None).id == ""
 
 
-def test_a_remembered_container_is_told_as_it_was_made() -> None:
+def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
     memory = Memory()
     memory.created("c1", request().SerializeToString())
     container = dataclasses.replace(owning("c1", own("0-1")), request=Request(memory_limit=4096))
@@ -203,7 +203,7 @@ def test_a_remembered_container_is_told_as_it_was_made() -> None:
     assert told == dataclasses.replace(made, id="c1", phase="running", attempt=0)
 
 
-def test_updates_of_a_container_from_before_count_over_what_the_ledger_knows() -> None:
+def test_updates_take_precedence_over_the_ledger() -> None:
     memory = Memory()
     memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
     memory.updated("c1", pb.LinuxContainerResources(cpu_shares=512, oom_score_adj=5))
@@ -246,7 +246,7 @@ def test_the_decision_of_an_owner() -> None:
     assert decision.mems == decision.allowed_mems == ALL
 
 
-def test_who_shares_owns_nothing_and_may_choose_from_his_pool() -> None:
+def test_a_container_that_shares_owns_nothing_and_may_use_its_pool() -> None:
     owner, sharer = owning("c1", own("0-1")), owning("c2", Placement(Pool.SHARED, CpuSet(), Mask((1,))))
     state = NodeState.of(NODE, [POD], [owner, sharer])
     decision = decision_of(state, sharer)
@@ -255,7 +255,7 @@ def test_who_shares_owns_nothing_and_may_choose_from_his_pool() -> None:
     assert (decision.mems, decision.allowed_mems) == (Mask((1,)), ALL)
 
 
-def test_an_owner_whose_cpus_are_offline_owns_none_of_what_he_shares() -> None:
+def test_an_owner_whose_cpus_are_offline_owns_nothing_of_the_pool() -> None:
     container = owning("c1", own("20-21"))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert (decision.cpus, decision.own) == (MACHINE.online, CpuSet())
@@ -278,7 +278,7 @@ def test_owned_cpus_may_be_chosen_where_the_configuration_lets_hooks() -> None:
     assert decision_of(state, owner, owned_cpus=True).allowed == cpus("0-13")
 
 
-def test_who_was_narrowed_by_hooks_may_be_widened_again() -> None:
+def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
     container = owning("c1", own("0-3", narrowed=cpus("2-3")))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert decision.cpus == decision.own == cpus("2-3")

@@ -36,7 +36,7 @@ def a_list() -> tuple[LazyList[str], Origin]:
     return LazyList(Origin.list, origin), origin
 
 
-def test_a_map_is_read_once_when_it_is_looked_at() -> None:
+def test_a_map_is_read_once_on_first_use() -> None:
     lazy, origin = a_map()
     assert isinstance(lazy, Mapping)
     assert origin.reads == 0
@@ -62,7 +62,7 @@ def test_a_map_compares_and_prints_as_a_dict() -> None:
         hash(lazy)
 
 
-def test_who_changes_a_map_is_told_what_to_do_instead() -> None:
+def test_changing_a_map_says_what_to_do_instead() -> None:
     lazy = LazyMap(lambda _: {"a": "1"}, None)
     with pytest.raises(TypeError, match="an event cannot be changed: answer with an Adjustment"):
         lazy["a"] = "2"
@@ -93,7 +93,7 @@ def test_copies_are_plain_values() -> None:
     assert pickle.loads(pickle.dumps(a_list()[0])) == ("x", "y", "z")
 
 
-def test_what_it_was_read_from_is_let_go() -> None:
+def test_the_source_is_released_after_reading() -> None:
     lazy, origin = a_map()
     before = sys.getrefcount(origin)
     len(lazy)
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_now_is_read_later() -> None:
     assert tries == ["origin", "origin"]
 
 
-def test_threads_that_look_at_the_same_time_find_the_same() -> None:
+def test_threads_that_read_at_the_same_time_find_the_same() -> None:
     gate = threading.Barrier(4)
     seen: list[object] = []
 

@@ -48,7 +48,7 @@ def created(**more: object) -> Memory:
     return memory
 
 
-def test_nothing_is_remembered_of_who_is_not_known() -> None:
+def test_nothing_is_remembered_of_an_unknown_container() -> None:
     memory = Memory()
     assert memory.pod("s1") is None
     assert memory.container("c1") is None
@@ -89,7 +89,7 @@ def test_updates_add_up() -> None:
     assert facts(memory).resources == Resources(0, -1, 512, -1, 0, -997, unified=unified)
 
 
-def test_what_is_told_does_not_change_when_an_update_comes() -> None:
+def test_given_facts_do_not_change_with_an_update() -> None:
     """Koordinator's proxy changes what others read at that moment."""
     memory = created()
     before = facts(memory).resources
@@ -97,7 +97,7 @@ def test_what_is_told_does_not_change_when_an_update_comes() -> None:
     assert (before.cpu_shares, before.unified) == (512, {})
 
 
-def test_lists_tell_of_those_that_were_made_before() -> None:
+def test_lists_describe_containers_from_before() -> None:
     memory = created()
     sandbox = pb.PodSandbox(id="s1", labels={"l": "1"}, annotations={"a": "2"}, runtime_handler="kata")
     old = pb.Container(id="c0", labels={"l": "0"}, annotations={"a": "0"}, image=pb.ImageSpec(image="old"))
@@ -111,7 +111,7 @@ def test_lists_tell_of_those_that_were_made_before() -> None:
     assert pod(memory).labels == {"l": "1"}
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_a_container_that_is_gone_is_forgotten() -> None:
     """Koordinator's proxy keeps containers that ended by themselves for ever."""
     memory = created()
     memory.created("c2", create().SerializeToString())
@@ -180,7 +180,7 @@ def test_no_container_takes_more_than_its_share(size: int) -> None:
         assert len(found.raw) <= CONTAINER_BYTES
 
 
-def test_the_engines_own_choice_is_no_wish_of_the_client() -> None:
+def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
     """It is appended to what is remembered, not part of it; where it is, it is told as asked for."""
     memory = created()
     assert facts(memory).resources.cpuset_cpus == ""
@@ -196,6 +196,6 @@ def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
         assert memory.container("c1") == RememberedContainer("", b"", Resources(), whole=False)
 
 
-def test_what_is_no_sandbox_is_an_error() -> None:
+def test_an_invalid_sandbox_is_an_error() -> None:
     with pytest.raises(DecodeError):
         Memory().ran("s1", b"\xff\xff\xff", "")

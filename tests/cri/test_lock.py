@@ -37,7 +37,7 @@ def other(tmp_path: Path):
         process.kill()
 
 
-def test_second_process_is_told_who_holds_it(tmp_path: Path, other: subprocess.Popen) -> None:
+def test_a_second_process_learns_which_one_holds_the_lock(tmp_path: Path, other: subprocess.Popen) -> None:
     before = (tmp_path / "l").read_bytes()
     with pytest.raises(
         LockedError, match=rf"^cannot listen on x: pid {other.pid} \(.*python.*\) holds the lock"

@@ -128,7 +128,7 @@ def test_an_end_passes_behind_what_is_pending() -> None:
     live(day)
 
 
-def test_the_end_of_a_peer_is_told_once_and_writing_goes_on() -> None:
+def test_the_end_of_a_peer_is_reported_once_and_writing_continues() -> None:
     async def day(j: Joined) -> None:
         j.left.shutdown(socket.SHUT_WR)
         await asyncio.sleep(0.05)
@@ -170,7 +170,7 @@ def test_close_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     live(day)
 
 
-def test_a_peer_that_is_gone_is_told_outside_of_the_write() -> None:
+def test_a_peer_that_is_gone_is_reported_outside_of_the_write() -> None:
     async def day(j: Joined) -> None:
         j.right.close()
         j.b.pause()

@@ -171,7 +171,7 @@ def test_a_datagram_socket_is_left_alone(at: Path, runtime: Path) -> None:
         (lambda p: p.symlink_to("elsewhere"), "a symbolic link stands there that is not ours"),
     ],
 )
-def test_what_is_no_socket_is_left_alone(at: Path, runtime: Path, make, words: str) -> None:
+def test_a_file_that_is_not_a_socket_is_kept(at: Path, runtime: Path, make, words: str) -> None:
     make(at)
     before = at.lstat()
     with pytest.raises(CannotCreateError, match=words):
@@ -187,7 +187,7 @@ def test_a_refused_start_gives_the_lock_back(at: Path, runtime: Path) -> None:
     open_listener(at, runtime).close()
 
 
-def test_close_leaves_a_socket_that_somebody_put_in_our_place(at: Path, runtime: Path) -> None:
+def test_close_keeps_a_socket_of_another_program_in_our_place(at: Path, runtime: Path) -> None:
     listener = open_listener(at, runtime)
     at.unlink()
     with socket.socket(socket.AF_UNIX) as other:
@@ -216,7 +216,7 @@ def test_the_runtimes_own_socket_is_refused(at: Path, runtime: Path) -> None:
     assert not Path(f"{runtime}.lock").exists()
 
 
-def test_a_missing_folder_is_not_made(tmp_path: Path, runtime: Path) -> None:
+def test_a_missing_directory_is_not_made(tmp_path: Path, runtime: Path) -> None:
     with pytest.raises(
         CannotCreateError, match=r"the folder .*/no does not exist \(only /run/topoproxy is made"
     ):
@@ -227,7 +227,9 @@ def test_a_missing_folder_is_not_made(tmp_path: Path, runtime: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_the_default_folder_is_made(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_directory_is_made(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("proxy.cri.socket.DEFAULT_FOLDER", tmp_path / "topoproxy")
     with open_listener(tmp_path / "topoproxy" / "s", runtime):
         assert stat.S_IMODE((tmp_path / "topoproxy").stat().st_mode) == 0o711
@@ -259,7 +261,7 @@ def test_without_a_runtime_the_socket_is_for_the_owner_and_group(at: Path) -> No
         os.umask(umask)
 
 
-def test_who_cannot_give_files_away_lets_no_other_group_in(
+def test_without_permission_to_chown_no_other_group_may_connect(
     at: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -286,7 +288,7 @@ def test_the_longest_path_works_and_one_more_byte_does_not(tmp_path: Path) -> No
         parse_endpoint(f"unix://{path}s")
 
 
-def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -330,7 +332,7 @@ def handed(at: Path):
         yield listening
 
 
-def test_a_restart_keeps_an_adopted_socket_and_who_waits_in_it(
+def test_a_restart_keeps_an_adopted_socket_and_its_queue(
     handed: socket.socket, at: Path, runtime: Path, tmp_path: Path
 ) -> None:
     inode = at.stat().st_ino

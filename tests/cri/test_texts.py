@@ -29,7 +29,7 @@ def encoded(entries: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 @given(BITS, BITS)
-def test_text_is_plain_and_tells_bytes_apart(one: bytes, other: bytes) -> None:
+def test_text_is_plain_and_keeps_bytes_apart(one: bytes, other: bytes) -> None:
     assert text(one).encode() == one or identity(one) == ""
     if one != other and b"\\" not in one + other:
         assert text(one) != text(other)
@@ -43,7 +43,7 @@ def test_wanted_entries_are_those_of_a_whole_map(entries: list[tuple[bytes, byte
     assert Keys(POD_KEYS).of(raw) == {key: whole[key] for key in POD_KEYS if key in whole}
 
 
-def test_an_entry_that_is_no_message_costs_only_itself() -> None:
+def test_an_entry_that_is_not_a_message_costs_only_itself() -> None:
     key = b"koordinator.sh/qosClass"
     good, bad = field(1, key) + field(2, b"LS"), b"\x12\x7f" + key
     assert Keys(POD_KEYS).of([bad, good, bad]) == {key.decode(): "LS"}
@@ -83,7 +83,9 @@ def test_garbage_is_a_decode_error_or_a_message(raw: bytes) -> None:
         read(pb.CreateContainerRequest, raw)
 
 
-def test_a_hook_that_looks_at_too_large_an_odd_message_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_message_that_is_too_large_fails_the_hook_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An empty map instead would let pass what a hook is there to refuse."""
     monkeypatch.setattr(lenient, "MOST", 50)
     raw = b"".join(field(7, field(1, b"k%d" % n) + field(2, b"\xff")) for n in range(60))

@@ -77,7 +77,7 @@ def test_page_sizes(size: str, resource: str) -> None:
 @pytest.mark.parametrize(
     "size", ["", "2", "MB", "0MB", "-2MB", "2 MB", "2mb", "2MB\n", "\u0662MB", "9" * 30 + "KB"]
 )
-def test_what_is_no_page_size_is_left_out(size: str) -> None:
+def test_an_invalid_page_size_is_left_out(size: str) -> None:
     assert request_of(with_pages((size, 5), ("2MB", 6))).huge_pages == (("hugepages-2Mi", 6),)
 
 

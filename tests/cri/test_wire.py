@@ -266,7 +266,7 @@ def test_messages_of_15_mib_pass_and_are_rewritten(bed, call):
 # -- what is intercepted ----------------------------------------------------------------------------------
 
 
-def test_a_call_is_rewritten_and_told(bed, call):
+def test_a_call_is_rewritten_and_its_answer_reported(bed, call):
     assert call(CREATE, b"config") == b"13"
     assert bed.runtime.seen == [b"config+cpuset"]
     (got,) = bed.decider.calls

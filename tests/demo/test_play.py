@@ -159,7 +159,7 @@ def test_the_parts_of_machines():
         Parts.of(described(1, 1, 1, 1))
 
 
-def test_what_is_missing_is_said(monkeypatch, tmp_path):
+def test_what_is_missing_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     options = Options("containerd", tmp_path / "no.sock")

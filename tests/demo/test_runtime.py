@@ -191,7 +191,7 @@ def test_unknown_methods_and_both_versions(client, runtime):
     assert [c.service.split(".")[1] for c in runtime.calls if c.method == "Version"] == ["v1", "v1alpha2"]
 
 
-def test_status_tells_the_spec(client):
+def test_status_shows_the_spec(client):
     pod = created(client, cpuset_cpus="1", cpuset_mems="0", cpu_shares=512, memory_limit_in_bytes=1 << 20)
     answer = client.status(pod.container_id)
     spec = json.loads(answer.info["info"])["runtimeSpec"]["linux"]

@@ -28,7 +28,7 @@ def test_a_cpuset_of_the_cri_reaches_the_kernel(cri: Cri) -> None:
     assert str(found.mems) == "0"
 
 
-def test_an_update_of_the_quota_undoes_a_cpuset_that_was_written_to_the_file(bed: Bed, cri: Cri) -> None:
+def test_an_update_of_the_quota_undoes_a_written_cpuset(bed: Bed, cri: Cri) -> None:
     """So every update must carry the cpuset that is wanted. CRI-O hands on only what an update carries."""
     kept = bed.name == "crio"
     container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpu_quota=50000, cpu_period=100000)

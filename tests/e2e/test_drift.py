@@ -59,7 +59,7 @@ def back(container: str, cpus: CpuSet, what: str) -> None:
     print(f"{what}: back {(time.monotonic() - begun) * 1000:.0f} ms after it had returned")
 
 
-def test_a_direct_write_is_put_back(calm_node: Node) -> None:
+def test_a_direct_write_is_repaired(calm_node: Node) -> None:
     node = calm_node
     sharer, owner = begin(node)
     write(sharer, ALL)
@@ -73,7 +73,7 @@ def test_a_direct_write_is_put_back(calm_node: Node) -> None:
     assert drift(node)["wars"] == []
 
 
-def test_an_update_behind_our_back_is_put_back_and_mended_at_the_runtime(bed: Bed, calm_node: Node) -> None:
+def test_an_update_behind_our_back_is_repaired_also_at_the_runtime(bed: Bed, calm_node: Node) -> None:
     node = calm_node
     sharer, _ = begin(node)
     settled = counter(node, "settled")
@@ -87,7 +87,7 @@ def test_an_update_behind_our_back_is_put_back_and_mended_at_the_runtime(bed: Be
     assert cpuset_of(sharer).cpus == REST
 
 
-def test_an_update_by_runc_itself_is_put_back(bed: Bed, calm_node: Node) -> None:
+def test_an_update_by_runc_itself_is_repaired(bed: Bed, calm_node: Node) -> None:
     node = calm_node
     sharer, _ = begin(node)
     if not Path(bed.folder, "runc/k8s.io").is_dir():

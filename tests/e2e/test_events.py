@@ -109,7 +109,7 @@ def alive(pid: str) -> bool:
         return False
 
 
-def test_an_exec_that_ends_is_no_end(calm_node: Node) -> None:
+def test_an_exec_that_ends_is_not_an_end(calm_node: Node) -> None:
     node = calm_node
     owner = node.spawn("lse", LAST)
     sharer = node.spawn("ls")

@@ -356,7 +356,7 @@ def test_cpus_of_an_owner(nodes: Callable[..., HookedNode], may: bool) -> None:
     assert node.daemon.status()["violations"] == []
 
 
-def test_cpus_of_an_owner_for_a_pod_whose_groups_are_kept_off_them(
+def test_cpus_of_an_owner_for_a_pod_that_is_kept_off_them(
     nodes: Callable[..., HookedNode],
 ) -> None:
     node = nodes({"koordinator": {"beCpuset": "erase"}}, ownedCPUs=True)
@@ -377,7 +377,7 @@ def test_cpus_of_an_owner_for_a_pod_whose_groups_are_kept_off_them(
 # -- sandboxes and others ----------------------------------------------------------------------------------
 
 
-def test_a_pod_whose_cgroup_a_hook_has_chosen(nodes: Callable[..., HookedNode], bed: Bed) -> None:
+def test_a_pod_in_a_cgroup_that_a_hook_has_chosen(nodes: Callable[..., HookedNode], bed: Bed) -> None:
     node = nodes()
     elsewhere = f"{bed.cgroup}/elsewhere/pod-moved"
     node.put(
@@ -573,7 +573,7 @@ def states(pid: int) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["time.sleep(60)", "while True: pass"])
-def test_a_hook_that_hangs_delays_nobody_else(nodes: Callable[..., HookedNode], how: str) -> None:
+def test_a_hook_that_hangs_delays_no_other(nodes: Callable[..., HookedNode], how: str) -> None:
     node = nodes(timeout="4s")
     node.put(
         "10-hangs",

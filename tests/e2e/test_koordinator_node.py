@@ -335,9 +335,7 @@ def test_sets_stay_exact_under_reconcile_traffic(
 
 @pytest.mark.usefixtures("with_system")
 @pytest.mark.timeout(240)
-def test_what_kubelet_pinned_stays_beside_those_who_own_by_annotation(
-    bed: Bed, proxies: Callable[..., Daemon]
-) -> None:
+def test_cpus_pinned_by_kubelet_stay_beside_annotated_ones(bed: Bed, proxies: Callable[..., Daemon]) -> None:
     """kubelet's own manager gives CPUs away: its set is adopted, and its idea of the others' is not."""
     daemon = proxies(cpuManagerPolicy="none")
     with daemon.client() as client:

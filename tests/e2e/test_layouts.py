@@ -113,7 +113,7 @@ def test_groups_inside_a_container_go_with_it(node: Node, groups: list[Path]) ->
     assert node.daemon.status()["problems"] == []
 
 
-def test_a_pods_group_that_somebody_narrowed_is_widened(node: Node) -> None:
+def test_a_pods_group_that_another_program_narrowed_is_widened(node: Node) -> None:
     pod = node.pod("ls")
     container = node.run(pod)
     own = cgroup_of(container)
@@ -154,7 +154,7 @@ def test_a_container_in_an_unusual_group_is_found_by_its_process(
     bed.clear()
 
 
-def test_the_status_tells_version_and_driver(node: Node) -> None:
+def test_the_status_shows_version_and_driver(node: Node) -> None:
     node.pod("ls")
     told = node.daemon.status()["cgroups"]
     assert (told["version"], told["driver"]) == (2 if is_v2() else 1, "cgroupfs")

@@ -109,7 +109,7 @@ def test_others_leave_before_the_runtime_hears_of_the_create(node: Node) -> None
     node.check()
 
 
-def test_nobody_is_left_on_owned_cpus_when_the_create_returns(node: Node) -> None:
+def test_no_container_is_on_owned_cpus_when_the_create_returns(node: Node) -> None:
     for kind in ("ls", "be", "burstable"):
         node.spawn(kind)
     pod = node.pod("lse", LAST)
@@ -248,7 +248,7 @@ def test_a_pool_that_moved_survives_an_update_made_behind_our_back(node: Node) -
         wait_for("the set to last", lasting, limit=10, pause=0.5)
 
 
-def test_a_set_that_somebody_else_changed_is_repaired(node: Node) -> None:
+def test_a_set_that_another_program_changed_is_repaired(node: Node) -> None:
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     for container in (sharer, owner):

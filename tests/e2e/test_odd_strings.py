@@ -43,7 +43,7 @@ def in_step(node: Node) -> bool:
     return bool(node.daemon.status()["ready"])
 
 
-def test_it_is_placed_and_the_node_goes_on(node: Node, bed: Bed) -> None:
+def test_it_is_placed_and_the_node_continues(node: Node, bed: Bed) -> None:
     tolerant(node.cri)
     owner = node.spawn("lse", LAST)
     try:

@@ -73,7 +73,7 @@ def lsr(pods: Pods, name: str = "db") -> tuple[str, Path]:
     return pods.pod("lsr", name, cpus=CpuSet([max(online())]))
 
 
-def test_who_owns_cpus_has_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) -> None:
+def test_owners_have_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) -> None:
     pods = make()
     pod, path = lsr(pods)
     other, other_path = pods.pod("burstable", "web")
@@ -159,7 +159,7 @@ def test_a_second_container_brings_quotas_back_where_that_is_set(make: Callable[
     wait_for("quotas to go again", lambda: (quota(path), quota(group(first))) == (-1, -1))
 
 
-def test_a_daemon_that_is_told_to_keep_them_puts_them_back(make: Callable[..., Pods]) -> None:
+def test_a_daemon_configured_to_keep_quotas_restores_them(make: Callable[..., Pods]) -> None:
     pods = make()
     daemon = pods.node.daemon
     pod, path = lsr(pods)

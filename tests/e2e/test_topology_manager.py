@@ -289,7 +289,7 @@ def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None
     assert "did you mean default/wide" in unknown.stderr
 
 
-def test_a_killed_daemon_knows_who_is_there_and_why(make: Callable[..., Node]) -> None:
+def test_a_killed_daemon_knows_containers_and_reasons_again(make: Callable[..., Node]) -> None:
     """Promises and rules stay known; what was weighed, and who was refused, does not."""
     node = make()
     owner, sharer = node.run(node.pod("whole", name="db"), **whole(1, GIB)), node.spawn("part")
@@ -401,7 +401,7 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
     server.close()
 
 
-def test_kubelet_tells_over_tls_what_a_pod_is_made_of(make: Callable[..., Node], kubelet: Kubelet) -> None:
+def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Kubelet) -> None:
     """The sum of the sandbox would be the same for one container that wants all of it."""
     node = make(topologyManagerScope="pod", kubelet=kubelet.settings)
     total = free_memory(node)

@@ -117,7 +117,7 @@ def test_two_sandboxes_of_one_uid_at_once(calm_node: Node) -> None:
     assert cpuset_of(sharer).cpus == ALL
 
 
-def test_a_runtime_that_comes_back_is_asked_anew(calm_node: Node, bed: Bed) -> None:
+def test_a_runtime_that_comes_back_is_asked_again(calm_node: Node, bed: Bed) -> None:
     """While it was away: one owner ended, one is left, and somebody wrote a sharer's cpuset."""
     node = calm_node
     sharer = node.spawn("ls")

@@ -15,7 +15,7 @@ CALLS = ("run_pod_sandbox", "create_container", "start_container", "update_conta
 ENDS = ("stop_container", "remove_container", "stop_pod_sandbox", "remove_pod_sandbox")
 
 
-def test_there_is_a_point_before_and_after_each_call_and_one_for_each_matter_of_the_node() -> None:
+def test_there_are_points_before_and_after_each_call() -> None:
     expected = {f"{when}_{call}" for when in ("pre", "post") for call in CALLS + ENDS}
     expected |= set(VALIDATES.values())
     expected |= {"synchronize", "machine_changed", "pools_changed", "configure", "shutdown"}
@@ -39,7 +39,7 @@ def test_what_cannot_be_undone_cannot_be_refused() -> None:
     assert all(POINTS[f"pre_{call}"].VETO for call in CALLS)
 
 
-def test_an_adjustment_tells_silence_a_value_and_a_removal_apart() -> None:
+def test_an_adjustment_distinguishes_none_value_and_removal() -> None:
     assert not api.Adjustment()
     assert not api.Adjustment(envs={}, cpus=api.LEAVE)
     cleared = api.Adjustment(cpus=api.CLEAR, cpu_quota=0, annotations={"a": api.CLEAR})

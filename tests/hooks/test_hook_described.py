@@ -86,7 +86,7 @@ def test_an_adjustment_comes_back_and_says_only_what_it_says(adjustment: Adjustm
     assert set(said) == {name for name, _ in adjustment.said()}
 
 
-def test_silence_and_removal_are_told_apart() -> None:
+def test_none_and_removal_are_reported_separately() -> None:
     adjustment = Adjustment(
         cpus=CLEAR,
         mems=Mask((0, 1)),
@@ -122,7 +122,7 @@ def test_the_example_of_each_point_says_all_its_fields_and_is_the_sample(name: s
     assert len(json.dumps(data)) < 8000, "a page, not a book"
 
 
-def test_there_is_no_example_of_what_is_no_point() -> None:
+def test_there_is_no_example_of_an_unknown_point() -> None:
     with pytest.raises(InputError, match="'pre_lunch'"):
         example("pre_lunch")
 
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_refused_with_its_path(data: object, words: str) -> Non
         event_from(data)
 
 
-def test_an_outcome_says_who_wanted_what() -> None:
+def test_an_outcome_names_the_hook_of_each_change() -> None:
     outcome = Outcome(Adjustment(cpu_quota=-1), {"cpu_quota": "20-quota-off"}, "")
     assert outcome_to(outcome) == {
         "adjustment": {"cpu_quota": -1},

@@ -38,14 +38,14 @@ def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path).make()
 
 
-def test_absent_folders_are_fine(tmp_path: Path) -> None:
+def test_absent_directories_are_fine(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     assert folders.look() == Survey()
     (tmp_path / "etc").write_text("no folder")
     assert folders.look() == Survey(strange=[f"cannot look for hooks in {folders.etc}: Not a directory"])
 
 
-def test_a_folder_that_is_a_file_is_told(folders: Folders) -> None:
+def test_a_directory_that_is_a_file_is_reported(folders: Folders) -> None:
     folders.usr.rmdir()
     folders.usr.touch()
     (folders.etc / "10-a.py").touch()
@@ -65,7 +65,7 @@ def test_hooks_are_in_the_order_of_their_names_whatever_they_are(folders: Folder
     assert (found.masked, found.strange) == ([], [])
 
 
-def test_a_file_of_the_first_folder_masks_its_namesake(folders: Folders) -> None:
+def test_a_file_of_the_first_directory_masks_its_namesake(folders: Folders) -> None:
     (folders.etc / "10-a.py").touch()
     (folders.usr / "10-a.py").touch()
     (folders.usr / "20-b.py").touch()
@@ -79,7 +79,7 @@ def test_a_file_of_the_first_folder_masks_its_namesake(folders: Folders) -> None
     assert folders.look().candidates["20-b"].cause == "it is a link to nowhere, and nothing is there"
 
 
-def test_files_of_a_folder_that_others_write_to_mask_nothing(folders: Folders) -> None:
+def test_files_in_a_directory_that_others_can_write_mask_nothing(folders: Folders) -> None:
     (folders.etc / "10-a.py").touch()
     (folders.etc / "20-b.py").touch()
     (folders.usr / "10-a.py").touch()
@@ -91,7 +91,7 @@ def test_files_of_a_folder_that_others_write_to_mask_nothing(folders: Folders) -
     assert [(c.path, by) for c, by in found.masked] == [(folders.etc / "10-a.py", folders.usr / "10-a.py")]
 
 
-def test_a_link_to_dev_null_is_told_from_other_links(folders: Folders) -> None:
+def test_a_link_to_dev_null_is_distinguished_from_other_links(folders: Folders) -> None:
     (folders.etc / "10-a.py").symlink_to("/dev/null")
     (folders.etc / "20-b.py").symlink_to("/dev/zero")
     (folders.usr / "30-c.py").touch()
@@ -100,7 +100,7 @@ def test_a_link_to_dev_null_is_told_from_other_links(folders: Folders) -> None:
     assert {name: c.null for name, c in found.items()} == {"10-a": True, "30-c": False}
 
 
-def test_what_is_no_hook_by_name_or_type_is_left_alone(folders: Folders) -> None:
+def test_files_that_are_not_hooks_are_ignored(folders: Folders) -> None:
     for name in (".10-a.py", "10-a.py~", "10-a.py.bak", ".10-a.py.swp", "README", "10-a.pyc", "10-a"):
         (folders.etc / name).touch()
     (folders.etc / "10-folder.py").mkdir()
@@ -116,7 +116,7 @@ def test_what_is_no_hook_by_name_or_type_is_left_alone(folders: Folders) -> None
 @pytest.mark.parametrize(
     "name", ["quota.py", "1-quota.py", "100-quota.py", "10_quota.py", "10-Quota.py", "10-.py"]
 )
-def test_what_was_perhaps_meant_to_be_a_hook_is_told(folders: Folders, name: str) -> None:
+def test_files_that_may_be_meant_as_hooks_are_reported(folders: Folders, name: str) -> None:
     (folders.etc / name).touch()
     found = folders.look()
     assert not found.candidates
@@ -124,7 +124,7 @@ def test_what_was_perhaps_meant_to_be_a_hook_is_told(folders: Folders, name: str
     assert found.strange == [f"hook file {folders.etc}/{name} is left alone: {words}"]
 
 
-def test_a_server_with_the_name_of_another_hook_is_told(folders: Folders) -> None:
+def test_a_server_with_the_name_of_another_hook_is_reported(folders: Folders) -> None:
     (folders.etc / "10-a.py").touch()
     (folders.servers / "10-a.json").touch()
     found = folders.look()
@@ -165,7 +165,7 @@ def test_every_change_of_a_file_changes_its_signature(folders: Folders) -> None:
     assert changed()
 
 
-def test_a_folder_that_cannot_be_read_is_told_and_remembered(
+def test_a_directory_that_cannot_be_read_is_reported_and_remembered(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folders.etc / "10-a.py").touch()
@@ -195,7 +195,7 @@ def test_nothing_is_looked_for_where_hooks_are_off(folders: Folders) -> None:
     assert survey(without) == Survey()
 
 
-def test_one_folder_given_twice_masks_nothing(folders: Folders) -> None:
+def test_one_directory_given_twice_masks_nothing(folders: Folders) -> None:
     (folders.etc / "10-a.py").touch()
     config = HooksConfig(directory=folders.etc, vendor_directory=folders.etc, server_directory=None)
     assert list(survey(config).candidates) == ["10-a"]

@@ -156,7 +156,7 @@ def test_files_come_change_and_go_within_a_moment(scene: Scene) -> None:
     play(story)
 
 
-def test_a_first_look_waits_for_a_file_that_was_written_just_now_and_not_for_a_slow_writer(
+def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.hooks.library.PATIENCE_S", 0.5)
@@ -177,7 +177,7 @@ def test_a_first_look_waits_for_a_file_that_was_written_just_now_and_not_for_a_s
     play(story)
 
 
-def test_folders_may_come_later(scene: Scene) -> None:
+def test_directories_may_come_later(scene: Scene) -> None:
     async def story() -> None:
         scene.etc.rmdir()
         async with running(scene):
@@ -241,7 +241,7 @@ def test_a_new_version_is_ready_before_the_one_before_ends(scene: Scene) -> None
     play(story)
 
 
-def test_nothing_is_told_of_all_that_exists_as_long_as_it_is_not_known(scene: Scene) -> None:
+def test_hooks_are_synchronized_only_once_the_state_is_known(scene: Scene) -> None:
     async def story() -> None:
         scene.write("10-a.py", hook("one", LIFE))
         await scene.look()
@@ -260,7 +260,7 @@ def test_nothing_is_told_of_all_that_exists_as_long_as_it_is_not_known(scene: Sc
     play(story)
 
 
-def test_a_hook_that_fails_to_see_what_exists_or_to_end_is_told_and_no_more(scene: Scene) -> None:
+def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(scene: Scene) -> None:
     async def story() -> None:
         scene.everything = lambda: Synchronize(Machine.__new__(Machine), Pools())
         more = "def synchronize(event): raise ValueError('s')\ndef shutdown(event): raise ValueError('e')\n"
@@ -402,7 +402,7 @@ def test_a_file_is_not_taken_while_it_is_written(scene: Scene) -> None:
     play(story)
 
 
-def test_a_file_that_hangs_keeps_nobody_waiting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_hangs_blocks_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.files.versions.LOAD_S", 2.0)
 
     async def story() -> None:
@@ -421,7 +421,7 @@ def test_a_file_that_hangs_keeps_nobody_waiting(scene: Scene, monkeypatch: pytes
     play(story)
 
 
-def test_a_hook_that_hangs_as_it_is_configured_keeps_nobody_waiting(scene: Scene) -> None:
+def test_a_hook_that_hangs_in_configure_blocks_no_other(scene: Scene) -> None:
     async def story() -> None:
         gate = scene.engine.gates["configure"] = asyncio.Event()
         scene.write("10-a.py", hook("a", "def configure(event): pass\n"))
@@ -476,7 +476,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
     asyncio.run(story())
 
 
-def test_who_has_come_into_use_is_looked_at_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_came_into_use_is_checked_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have changed meanwhile."""
     monkeypatch.setattr("proxy.hooks.library.LOOK_S", 3600.0)
 
@@ -494,7 +494,7 @@ def test_who_has_come_into_use_is_looked_at_at_once(scene: Scene, monkeypatch: p
     play(story)
 
 
-def test_who_has_gone_is_looked_at_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_has_gone_is_checked_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be there again."""
     monkeypatch.setattr("proxy.hooks.library.LOOK_S", 3600.0)
 
@@ -513,7 +513,7 @@ def test_who_has_gone_is_looked_at_at_once(scene: Scene, monkeypatch: pytest.Mon
     play(story)
 
 
-def test_a_file_that_is_being_written_is_not_looked_at_all_the_time(
+def test_a_file_that_is_being_written_is_not_checked_all_the_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
@@ -532,7 +532,7 @@ def test_a_file_that_is_being_written_is_not_looked_at_all_the_time(
     play(story)
 
 
-def test_settings_of_hooks_that_there_are_not_are_told_once(tmp_path: Path) -> None:
+def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
     text = (
         f"from dataclasses import dataclass\n{hook('x')}"
         "@dataclass\nclass Settings:\n    word: str = ''\n"
@@ -562,7 +562,7 @@ SERVER = {"remote-endpoint": "/nowhere/koordlet.sock", "runtime-hooks": ["PreCre
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"remote-endpoint": 5}', "\0", "{" * 100_000])
-def test_servers_come_and_an_invalid_file_kills_nobody(scene: Scene, text: str) -> None:
+def test_servers_are_added_and_an_invalid_file_breaks_no_other(scene: Scene, text: str) -> None:
     """The peer dies of an invalid file."""
 
     async def story() -> None:
@@ -594,7 +594,7 @@ def test_servers_come_and_an_invalid_file_kills_nobody(scene: Scene, text: str) 
     play(story)
 
 
-def test_a_server_that_writes_its_file_in_two_steps_is_told_of_nothing(scene: Scene) -> None:
+def test_a_server_file_that_is_written_in_two_steps_is_not_reported(scene: Scene) -> None:
     """koordlet truncates its file and writes it then."""
 
     async def story() -> None:
@@ -682,7 +682,7 @@ def test_closing_waits_for_no_hook_for_long(scene: Scene, monkeypatch: pytest.Mo
     asyncio.run(story())
 
 
-def test_what_happens_well_is_said(scene: Scene) -> None:
+def test_successes_are_reported(scene: Scene) -> None:
     async def story() -> None:
         path = scene.write("10-a.py", hook("a"))
         await scene.look()

@@ -160,7 +160,7 @@ def test_every_refusal_says_its_cause(text: str, words: str) -> None:
     assert "\n" not in told
 
 
-def test_text_that_is_no_python_is_refused() -> None:
+def test_text_that_is_not_python_is_refused() -> None:
     for data in (b"\0", b"\xff\xfe\0x", b"x = '\xe9'\n", b"# coding: nowhere\n"):
         with pytest.raises(HookError, match="cannot load hook"):
             load("10-quota", PATH, data, HooksConfig())
@@ -280,5 +280,5 @@ class SilentError(Exception):
         (OSError(2, "gone"), "OSError: [Errno 2] gone"),
     ],
 )
-def test_an_exception_is_said_in_one_line(error: Any, words: str) -> None:
+def test_an_exception_is_reported_in_one_line(error: Any, words: str) -> None:
     assert said(error, "/x").replace("FileNotFoundError", "OSError") == words

@@ -42,7 +42,7 @@ def test_an_old_time_does_not_make_a_fresh_file_settled(file: Path) -> None:
         read(file)
 
 
-def test_a_file_that_somebody_has_open_for_writing_waits_for_him(file: Path) -> None:
+def test_a_file_that_another_program_has_open_for_writing_waits_for_it(file: Path) -> None:
     with file.open("a"):
         settle()
         with pytest.raises(Unsettled, match="another process has it open for writing"):
@@ -113,7 +113,7 @@ def test_a_slow_writer_is_never_read_half(file: Path) -> None:
     assert good == 3
 
 
-def test_who_wants_to_write_while_it_is_read_ends_nobody(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_during_a_read_ends_no_thread(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel signals who holds the lease; SIGIO, its first choice, ends a process."""
     settle()
     read_all = os.read
@@ -188,7 +188,7 @@ def test_what_is_swapped_for_a_link_after_the_check_is_not_read(
         read(file)
 
 
-def test_a_swap_for_a_file_of_somebody_else_is_seen_on_the_descriptor(
+def test_a_swap_for_a_file_of_another_program_is_seen_on_the_descriptor(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
@@ -209,7 +209,7 @@ def test_a_file_that_is_gone_may_be_back_and_a_link_to_nothing_is_not(tmp_path: 
         read(tmp_path / "20-b.py")
 
 
-def test_what_is_no_file_or_too_large_is_refused(file: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_regular_or_too_large_are_refused(file: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "10-pipe.py", 0o600)
     with pytest.raises(HookError, match="no regular file"):
         read(tmp_path / "10-pipe.py")

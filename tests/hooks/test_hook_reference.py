@@ -21,7 +21,7 @@ def test_the_committed_page_is_what_the_code_says() -> None:
     assert PAGE.read_text() == reference.reference(), "make hook-points writes it"
 
 
-def test_each_point_has_a_section_that_names_all_that_it_tells_and_takes() -> None:
+def test_each_point_has_a_section_with_its_facts_and_fields() -> None:
     text = reference.point_text(PreCreateContainer)
     assert text.startswith("\n### pre_create_container\n")
     assert "| `decision` | [`Decision`](#decision) | The placement that it will get. |" in text
@@ -60,7 +60,7 @@ def test_what_is_described_can_be_imported() -> None:
     assert named - machine <= set(api.__all__)
 
 
-def test_a_field_that_nobody_documents_is_an_error() -> None:
+def test_an_undocumented_field_is_an_error() -> None:
     @dataclass(frozen=True)
     class Told:
         """Something.
@@ -76,7 +76,7 @@ def test_a_field_that_nobody_documents_is_an_error() -> None:
         documented(Told)
 
 
-def test_so_is_one_that_is_documented_and_is_not_there_and_a_class_that_says_nothing() -> None:
+def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:
     @dataclass(frozen=True)
     class More:
         """Something.

@@ -99,11 +99,11 @@ def test_every_fault_names_its_key(given: dict[str, Any] | None, words: str) -> 
     assert refused(given).startswith(f"{WHERE}.{words}")
 
 
-def test_all_faults_are_told_together() -> None:
+def test_all_faults_are_reported_together() -> None:
     assert refused({"on": 5, "x": 1}).count(WHERE) == 3
 
 
-def test_the_hook_may_look_at_the_whole() -> None:
+def test_a_hook_may_check_its_settings_as_a_whole() -> None:
     assert refused({"percent": 101}) == f"{WHERE}: percent is 101, more than all"
 
 
@@ -184,7 +184,7 @@ class Unknown:
         (Unknown, "the types of Settings cannot be read: name 'Nowhere' is not defined"),
     ],
 )
-def test_what_cannot_be_declared_is_told(settings: Any, words: str) -> None:
+def test_undeclarable_settings_are_reported(settings: Any, words: str) -> None:
     assert refused({}, settings).startswith(words)
 
 

@@ -61,7 +61,7 @@ def test_anybodys_file_can_be_tried(tmp_path: Path) -> None:
     assert testing.load(path).hook.name == "50-tried"
 
 
-def test_a_file_that_is_no_hook_or_does_not_configure_is_told(tmp_path: Path) -> None:
+def test_a_bad_file_or_a_failed_configure_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HookError, match="has no API_VERSION"):
         testing.load(written(tmp_path, "def shutdown(event): pass", head=""))
     with pytest.raises(HookError, match="no, thanks"):
@@ -173,7 +173,7 @@ def test_what_fails_on_a_node_fails_in_a_test(tmp_path: Path, does: str) -> None
         testing.event("pre_create_container").container.envs["A"] = "b"
 
 
-def test_what_is_no_event_is_told() -> None:
+def test_an_invalid_event_is_reported() -> None:
     with pytest.raises(InputError, match="'pre_lunch'"):
         testing.event("pre_lunch")
     with pytest.raises(TypeError, match="podd"):

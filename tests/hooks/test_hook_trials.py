@@ -15,7 +15,7 @@ from proxy.model.errors import HookError
 FILE = Path("/etc/topoproxy/hooks.d/50-x.py")
 
 
-def test_a_content_that_has_ended_the_daemon_twice_is_left_out_until_it_changes(tmp_path: Path) -> None:
+def test_a_file_that_ended_the_daemon_twice_is_left_out(tmp_path: Path) -> None:
     for _ in range(2):
         Trials(tmp_path / "marks").begin("50-x", FILE, b"one")  # and the daemon is gone
     with pytest.raises(
@@ -26,7 +26,7 @@ def test_a_content_that_has_ended_the_daemon_twice_is_left_out_until_it_changes(
     Trials(tmp_path / "marks").begin("50-x", FILE, b"two")
 
 
-def test_who_came_into_use_or_failed_begins_anew(tmp_path: Path) -> None:
+def test_a_hook_that_came_into_use_or_failed_is_counted_again(tmp_path: Path) -> None:
     trials = Trials(tmp_path / "marks")
     for _ in range(5):
         trials.begin("50-x", FILE, b"one")

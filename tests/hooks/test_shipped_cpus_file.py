@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Callable[..., Node]:
     return lambda **config: Node(tmp_path / "cpus", config)
 
 
-def test_an_owner_is_told_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
+def test_an_owner_gets_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
     one = node()
     answer = one.create(pool="own", cpus="2-5", mems="0")
     told = {"EXCLUSIVE_CPUS": "2-5", "SHARED_CPUS": "", "MEMORY_NODES": "0"}
@@ -64,7 +64,7 @@ def test_an_owner_is_told_its_cpus_in_both_ways(node: Callable[..., Node]) -> No
     assert answer.mounts == {"/run/topoproxy": Mount("/run/topoproxy", host, readonly=True)}
 
 
-def test_a_create_that_is_tried_again_finds_its_folder_there(node: Callable[..., Node]) -> None:
+def test_a_repeated_create_finds_its_directory(node: Callable[..., Node]) -> None:
     one = node()
     first = one.hear("pre_create_container", pod=POD, decision=testing.decision("own", "2-5"))
     again = one.hear("pre_create_container", pod=POD, decision=testing.decision("own", "6-7"))
@@ -72,7 +72,7 @@ def test_a_create_that_is_tried_again_finds_its_folder_there(node: Callable[...,
     assert one.file()["EXCLUSIVE_CPUS"] == "6-7"
 
 
-def test_the_file_is_for_everybody_and_for_a_shell(node: Callable[..., Node]) -> None:
+def test_the_file_is_readable_for_every_program_and_a_shell(node: Callable[..., Node]) -> None:
     before = os.umask(0o077)
     try:
         one = node()
@@ -85,7 +85,7 @@ def test_the_file_is_for_everybody_and_for_a_shell(node: Callable[..., Node]) ->
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == "2-5\n"
 
 
-def test_who_is_told_is_a_setting(node: Callable[..., Node]) -> None:
+def test_the_reported_hook_is_a_setting(node: Callable[..., Node]) -> None:
     shared: dict[str, Any] = {"pool": "shared", "cpus": "0-1"}
     assert not node().create(**shared)
     assert node(which="all").create(**shared).envs["SHARED_CPUS"] == "0-1"
@@ -158,7 +158,7 @@ def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
     assert [path.name for path in folder.iterdir()] == ["cpus"]
 
 
-def test_a_link_in_the_folder_is_not_followed(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_a_link_in_the_directory_is_not_followed(node: Callable[..., Node], tmp_path: Path) -> None:
     one = node()
     one.create(pool="own", cpus="2-5")
     victim = tmp_path / "victim"
@@ -172,7 +172,7 @@ def test_a_link_in_the_folder_is_not_followed(node: Callable[..., Node], tmp_pat
     assert one.file()["EXCLUSIVE_CPUS"] == "7"
 
 
-def test_peers_are_told_of_each_other(node: Callable[..., Node]) -> None:
+def test_peers_know_each_other(node: Callable[..., Node]) -> None:
     one = node(peers=True)
     one.create("main", one="c1", pool="own", cpus="2-3")
     answer = one.create("side-car.1", one="c2", pool="own", cpus="4")
@@ -215,7 +215,7 @@ def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., N
     assert again.file()["EXCLUSIVE_CPUS"] == "4-5"
 
 
-def test_a_container_that_was_never_given_the_folder_gets_none(node: Callable[..., Node]) -> None:
+def test_a_container_that_never_had_the_directory_gets_none(node: Callable[..., Node]) -> None:
     one = node()
     one.hear("synchronize", containers=(testing.running("c1", pod=POD),))
     one.hear("post_start_container", pod=POD, container=existing(), decision=testing.decision("own", "7"))
@@ -225,7 +225,9 @@ def test_a_container_that_was_never_given_the_folder_gets_none(node: Callable[..
 @pytest.mark.parametrize(
     ("uid", "name"), [("..", "main"), ("a/b", "main"), ("", "main"), ("u", "../x"), ("u", "")]
 )
-def test_names_that_are_no_folders_get_variables_only(node: Callable[..., Node], uid: str, name: str) -> None:
+def test_names_that_are_not_directories_get_variables_only(
+    node: Callable[..., Node], uid: str, name: str
+) -> None:
     one = node()
     answer = one.create(name, pod=testing.pod(uid=uid), pool="own", cpus="2")
     assert answer.envs["EXCLUSIVE_CPUS"] == "2"

@@ -144,13 +144,13 @@ def test_load_balancing_on_v1_says_what_it_cannot_do(node: Node, told: list[str]
     assert told[0].endswith("groups above, /")
 
 
-def test_load_balancing_on_v2_is_told_to_be_the_engines(node: Node, told: list[str]) -> None:
+def test_load_balancing_on_v2_is_left_to_the_engine(node: Node, told: list[str]) -> None:
     (node.root / "cgroup/cgroup.controllers").write_text("cpuset")
     node.life({"cpu-load-balancing.crio.io": "disable"})
     assert "apply.partitions: isolated" in told[0]
 
 
-def test_what_means_nothing_or_cannot_be_done_is_told(node: Node, told: list[str]) -> None:
+def test_settings_without_effect_are_reported(node: Node, told: list[str]) -> None:
     node.life({"cpu-quota.crio.io": "maybe", "cpu-shared.crio.io/main": "enable"})
     assert any("'maybe'" in text for text in told)
     assert any("cannot add CPUs" in text for text in told)

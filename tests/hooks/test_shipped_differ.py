@@ -32,7 +32,7 @@ def saying(name: str, point: str, answer: testing.Adjustment) -> Hook:
     return Hook(name, name, {point: lambda event: answer})
 
 
-def test_one_line_says_who_has_changed_what_and_no_secrets(said: list[dict[str, Any]]) -> None:
+def test_one_line_names_changes_and_hooks_and_no_secrets(said: list[dict[str, Any]]) -> None:
     one = testing.Adjustment(
         cpu_quota=-1, cpus=CpuSet((2,)), envs={"TOKEN": "s3cret"}, labels={"a": "s3cret"}
     )

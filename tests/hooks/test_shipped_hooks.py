@@ -182,7 +182,7 @@ def test_it_loads_with_its_defaults_and_says_what_it_is(path: Path) -> None:
 
 
 @HOOKS
-def test_it_answers_everything_and_writes_only_where_it_is_told_to(
+def test_it_answers_everything_and_writes_only_where_configured(
     path: Path, tmp_path: Path, watch: Watch
 ) -> None:
     hook = in_folder(path, tmp_path)

@@ -60,7 +60,7 @@ def test_interrupts_stay_off_owned_cpus_as_long_as_they_are_owned(node: Node) ->
     assert (node.irq, node.default) == (ALL, 0xFFFF)
 
 
-def test_who_shares_keeps_nothing_off(node: Node) -> None:
+def test_a_container_that_shares_keeps_nothing_off(node: Node) -> None:
     shared = testing.decision("shared", "2-5")
     node.hear("post_create_container", container=OWNER["container"], decision=shared)
     assert node.irq == ALL
@@ -76,7 +76,7 @@ def test_it_follows_owners_that_move(node: Node) -> None:
     assert node.irq == "0-7,10-15"
 
 
-def test_all_that_exists_is_taken_in_and_leftovers_are_given_back(tmp_path: Path) -> None:
+def test_all_that_exists_is_adopted_and_leftovers_are_restored(tmp_path: Path) -> None:
     Node(tmp_path).hear("post_create_container", **OWNER)
     again = Node(tmp_path)  # the daemon was killed, and meanwhile the container has ended
     assert again.irq == ALL

@@ -73,7 +73,7 @@ def quota(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("point", ["pre_start_container", "post_update_container_resources"])
-def test_the_pods_group_loses_its_quota_before_the_start_and_after_updates(
+def test_the_pods_quota_is_removed_before_starts_and_after_updates(
     tmp_path: Path, quota: Path, point: str
 ) -> None:
     root = {"cgroup_root": str(tmp_path)}

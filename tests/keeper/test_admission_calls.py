@@ -153,7 +153,7 @@ def test_a_restart_changes_nothing_for_owners(live: Any) -> None:
     live(day, rules=RULES)
 
 
-def test_an_owner_that_was_recorded_under_other_rules_keeps_its_cpus_until_it_ends(live: Any) -> None:
+def test_an_owner_recorded_under_other_rules_keeps_its_cpus(live: Any) -> None:
     async def day(world: World) -> None:
         taker = await world.run(await world.pod("taker", "", "besteffort", "0-13"), **TENTH)
         assert world.on(taker) == "0-13"
@@ -176,7 +176,7 @@ def _lose_the_ledger(world: World) -> None:
     world.boot()
 
 
-def test_honest_owners_are_taken_in_without_a_ledger(live: Any) -> None:
+def test_honest_owners_are_adopted_without_a_ledger(live: Any) -> None:
     """Of several containers, one just crashed; their sum is what the pod requests."""
 
     async def day(world: World) -> None:
@@ -197,7 +197,7 @@ def test_honest_owners_are_taken_in_without_a_ledger(live: Any) -> None:
     live(day, rules=RULES)
 
 
-def test_claims_of_containers_that_are_taken_in_are_bounded_too(live: Any) -> None:
+def test_claims_of_containers_that_are_adopted_are_bounded_too(live: Any) -> None:
     async def day(world: World) -> None:
         annotation = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-14"}'}
         world.runtime.pods["s-evil"] = RuntimePod("s-evil", "evil", "ns", "evil", 0, True, {}, annotation)
@@ -298,7 +298,7 @@ def test_a_pod_shares_where_that_is_configured(live: Any) -> None:
     live(day, rules={"admission": rules, "system": CpuSet([14, 15])})
 
 
-def test_in_mode_observe_a_rejection_is_reported_and_the_call_goes_on(live: Any) -> None:
+def test_in_mode_observe_a_rejection_is_reported_and_the_call_continues(live: Any) -> None:
     async def day(world: World) -> None:
         sandbox = await world.pod("evil", "", "besteffort", "0-14", total=TENTH)
         call = await world.begin(sandbox, **TENTH)

@@ -27,7 +27,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_who_it_was(case: str) -> None:
+def test_the_container_itself(case: str) -> None:
     found, saved, kubelet, hint, author = CASES[case]
     evidence = Evidence(
         CpuSet.parse(found),
@@ -38,5 +38,5 @@ def test_who_it_was(case: str) -> None:
     assert likely(evidence) is author
 
 
-def test_there_is_something_to_do_about_everybody() -> None:
+def test_each_container_has_a_next_step() -> None:
     assert set(NEXT) == set(Author)

@@ -80,7 +80,7 @@ def test_a_list_made_before_a_stop_does_not_give_cpus_twice(live) -> None:
     live(day)
 
 
-def test_a_start_that_fails_after_the_stop_does_not_bring_the_container_back(live) -> None:
+def test_a_failed_start_after_the_stop_does_not_revive_the_container(live) -> None:
     """Stop overtakes a start: the start's error answer arrives last and makes the container CREATED again.
 
     Its CPUs, given to another pod meanwhile, have two owners.
@@ -100,7 +100,7 @@ def test_a_start_that_fails_after_the_stop_does_not_bring_the_container_back(liv
 # -- calls without an answer ------------------------------------------------------------------------------
 
 
-def test_a_start_whose_client_went_away_keeps_its_place_until_the_runtime_tells(live) -> None:
+def test_a_start_without_its_client_counts_until_the_runtime_reports(live) -> None:
     """kubelet restarts while the runtime starts an LS container; the runtime finishes the start a bit later.
 
     Meanwhile an LSE pod is created: it is let go although the start may still make a cgroup with the old
@@ -126,7 +126,7 @@ def test_a_start_whose_client_went_away_keeps_its_place_until_the_runtime_tells(
     live(day, call_timeout=0.5)
 
 
-def test_an_update_whose_client_went_away_does_not_undo_a_shrink(live) -> None:
+def test_an_update_without_its_client_does_not_undo_a_shrink(live) -> None:
     """kubelet restarts during an update of an LS container, an LSE pod is made, then the update is executed.
 
     The update counts as landed the moment its client is gone and nobody looks again: the LS container runs on
@@ -238,7 +238,7 @@ def test_a_second_container_of_a_pod_waits_for_the_barrier_too(live) -> None:
     live(day)
 
 
-def test_a_start_with_exclusive_cpus_does_not_ignore_that_others_cannot_leave(live) -> None:
+def test_a_start_of_an_owner_fails_if_others_cannot_leave(live) -> None:
     """An LS container cannot be moved when an LSE container starts: the start goes on and nobody says why.
 
     ``freshen`` drops the errors of its check, so the container starts on CPUs that it shares; no problem is
@@ -257,7 +257,7 @@ def test_a_start_with_exclusive_cpus_does_not_ignore_that_others_cannot_leave(li
     live(day)
 
 
-def test_a_running_container_that_has_no_findable_cgroup_is_said(live) -> None:
+def test_a_running_container_without_a_findable_cgroup_is_reported(live) -> None:
     """A shared container's cgroup cannot be found (odd layout): the LSE pod gets its CPUs silently shared."""
 
     async def day(w: Any) -> None:
@@ -451,7 +451,7 @@ def test_settling_survives_an_unexpected_error(live) -> None:
     live(day, settle_per_second=1000)
 
 
-def test_a_container_that_ends_before_it_is_told_is_no_problem(live) -> None:
+def test_a_container_that_ends_before_the_report_is_not_a_problem(live) -> None:
     """The runtime refuses to update who has just ended, and lists him as running for another moment."""
 
     async def day(w: Any) -> None:
@@ -599,7 +599,7 @@ def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> 
 # -- bad input --------------------------------------------------------------------------------------------
 
 
-def test_an_annotation_with_all_cpus_leaves_a_pod_that_is_not_strict_in_its_pool(live) -> None:
+def test_an_annotation_with_all_cpus_keeps_a_lenient_pod_in_its_pool(live) -> None:
     """An impossible cpuset leaves the container in its pool, except for LSE and LSR; here it is refused."""
 
     async def day(w: Any) -> None:
@@ -623,7 +623,7 @@ def test_a_long_annotation_does_not_fill_memory_and_log(live) -> None:
     live(day)
 
 
-def test_memory_nodes_of_a_running_container_that_is_taken_in_stay(live) -> None:
+def test_memory_nodes_of_a_running_container_that_is_adopted_stay(live) -> None:
     """An LSE container that runs on all memory nodes is taken in; kubelet's next update moves its memory.
 
     (cgroup v2 migrates pages when cpuset.mems is narrowed.)
@@ -645,7 +645,7 @@ def test_memory_nodes_of_a_running_container_that_is_taken_in_stay(live) -> None
     live(day, synced=False)
 
 
-def test_a_container_whose_cgroup_is_not_told_is_no_guaranteed_one(live) -> None:
+def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(live) -> None:
     """A runtime that does not tell the cgroup: a created Burstable container is taken in as Guaranteed.
 
     It gets CPUs of its own (its shares are whole and it has no quota), and the pool shrinks for it.
@@ -745,7 +745,7 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(live) -
     live(day, settle_per_second=1000)
 
 
-def test_many_containers_without_a_cgroup_are_said_in_one_line(live) -> None:
+def test_many_containers_without_a_cgroup_are_reported_in_one_line(live) -> None:
     """A runtime of VMs, a thousand of them: the log must not drown."""
 
     async def day(w: Any) -> None:

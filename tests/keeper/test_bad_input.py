@@ -32,7 +32,7 @@ def reasons(w: Any, who: str) -> str:
     )
 
 
-def test_each_kind_is_counted_told_and_explained_once_a_pod(live) -> None:
+def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
     async def day(w: Any) -> None:
         odd = await w.pod("odd", "LSX")
         for _ in range(3):

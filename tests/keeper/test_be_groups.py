@@ -65,7 +65,7 @@ def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def test_whoever_is_in_the_groups_follows_the_pool(tmp_path: Path, version: int) -> None:
+def test_a_container_in_the_groups_follows_the_pool(tmp_path: Path, version: int) -> None:
     pause, main = f"{ROOT}/poda/pause", f"{ROOT}/poda/c"
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", pause, main)
     states = [
@@ -82,7 +82,7 @@ def test_whoever_is_in_the_groups_follows_the_pool(tmp_path: Path, version: int)
         assert ours.enforce_pools().written == [], "twice is once"
 
 
-def test_who_shares_makes_the_groups_above_as_wide_as_it_needs(tmp_path: Path, version: int) -> None:
+def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb", f"{ROOT}/podb/ls", f"{ROOT}/poda/c")
     ls = pod("b", QosClass.LS)
     state = NodeState.of(NODE, [pod("a"), ls], [one("c", pod("a")), one("ls", ls, Pool.SHARED)])
@@ -93,14 +93,14 @@ def test_who_shares_makes_the_groups_above_as_wide_as_it_needs(tmp_path: Path, v
     assert on(cgroups, f"{ROOT}/poda") == on(cgroups, f"{ROOT}/poda/c") == "0-1"
 
 
-def test_who_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> None:
+def test_a_container_that_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/poda/c")
     state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), within=CpuSet.parse("3"))])
     Enforcer(cgroups, lambda: state).enforce_all()
     assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
 
 
-def test_who_is_to_start_finds_room_in_the_groups_above(tmp_path: Path, version: int) -> None:
+def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
     given = one("c", pod("a"), narrowed=CpuSet((1,)), beyond=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
@@ -143,7 +143,7 @@ def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
     live(day, rules={"be_cpuset": BeCpuset.ERASE}, call_timeout=0.2)
 
 
-def test_groups_are_left_alone_where_requests_are_not_erased_and_where_it_is_no_class(tmp_path: Path) -> None:
+def test_groups_are_not_changed_unless_erasing_and_of_a_class(tmp_path: Path) -> None:
     cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/c")
     state = NodeState.of(
         dataclasses.replace(NODE, be_cpuset=BeCpuset.NARROW), [pod("a")], [one("c", pod("a")), owner("0")]
@@ -157,7 +157,7 @@ def test_groups_are_left_alone_where_requests_are_not_erased_and_where_it_is_no_
     assert on(cgroups, "other") == "0-7"
 
 
-def test_what_cannot_be_written_is_told_and_what_is_gone_is_not(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported_and_a_missing_group_is_not(tmp_path: Path) -> None:
     cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/deep", f"{ROOT}/poda/deep/er")
     state = NodeState.of(NODE, [pod("a"), pod("gone")], [owner("0")])
     (error,) = BeGroups(cgroups).follow(state, {})
@@ -192,9 +192,7 @@ def test_any_order_of_pools_is_followed(
             assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))
 
 
-def test_who_could_not_start_finds_room_in_groups_that_somebody_has_narrowed(
-    tmp_path: Path, version: int
-) -> None:
+def test_a_start_that_failed_finds_narrowed_groups_widened(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda")
     node = dataclasses.replace(NODE, be_cpuset=BeCpuset.NARROW)
     state = NodeState.of(node, [pod("a")], [one("c", pod("a")).in_phase(Phase.CREATED), owner("0-1")])

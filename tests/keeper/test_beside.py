@@ -137,7 +137,7 @@ def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, 
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_a_pinned_set_is_nobody_elses_between_the_file_and_the_create(node, kubelet, ours: bool) -> None:
+def test_a_pinned_set_is_reserved_from_the_file_to_the_create(node, kubelet, ours: bool) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS", "burstable"))
         kubelet.gives("g", c="2,10")
@@ -239,7 +239,7 @@ def test_entries_of_pods_that_others_decide_count_for_nothing(node, kubelet) -> 
     node(day)
 
 
-def test_an_entry_that_overlaps_an_owner_of_ours_is_told_and_never_overlaps(node, kubelet) -> None:
+def test_an_entry_that_overlaps_an_owner_is_reported_and_ignored(node, kubelet) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS", "burstable"))
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"), **WHOLE)
@@ -263,7 +263,7 @@ def test_an_entry_that_overlaps_an_owner_of_ours_is_told_and_never_overlaps(node
     node(day)
 
 
-def test_an_entry_that_would_take_the_last_shared_cpu_counts_for_nothing_and_is_told(node, kubelet) -> None:
+def test_an_entry_with_the_last_shared_cpu_is_reported_and_ignored(node, kubelet) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS", "burstable"))
         await w.run(await w.pod("lse", "LSE", "", "8-15"), **WHOLE)
@@ -281,7 +281,7 @@ def test_an_entry_that_would_take_the_last_shared_cpu_counts_for_nothing_and_is_
     node(day)
 
 
-def test_a_running_container_that_kubelet_gives_other_cpus_stays_and_it_is_told(node, kubelet) -> None:
+def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> None:
     """A kubelet whose state file was deleted gives CPUs anew, also to those that run."""
 
     async def day(w: Any) -> None:
@@ -298,7 +298,7 @@ def test_a_running_container_that_kubelet_gives_other_cpus_stays_and_it_is_told(
     node(day)
 
 
-def test_a_machine_without_these_cpus_is_told(node, kubelet) -> None:
+def test_a_machine_without_these_cpus_is_reported(node, kubelet) -> None:
     async def day(w: Any) -> None:
         far = static_state(CpuSet.parse("0-31"), {"g": {"c": CpuSet.parse("15-17")}})
         write_text(kubelet.folder, far)
@@ -311,7 +311,7 @@ def test_a_machine_without_these_cpus_is_told(node, kubelet) -> None:
     node(day)
 
 
-def test_a_torn_file_keeps_what_was_known_and_is_told_until_it_is_whole(node, kubelet) -> None:
+def test_a_torn_file_keeps_the_old_content_and_is_reported(node, kubelet) -> None:
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
         await w.sync.once()
@@ -355,7 +355,7 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
     node(day, static=True)
 
 
-def test_a_container_that_a_call_names_is_taken_in_beside_what_kubelet_gave(node, kubelet) -> None:
+def test_a_container_named_by_a_call_is_adopted_beside_kubelets_cpus(node, kubelet) -> None:
     async def day(w: Any) -> None:
         kubelet.gives("g", c="0,8")
         w.runtime.pods["s-x"] = RuntimePod("s-x", "x", "ns", "x", 0, True, {}, {})
@@ -370,7 +370,7 @@ def test_a_container_that_a_call_names_is_taken_in_beside_what_kubelet_gave(node
     node(day, static=True)
 
 
-def test_a_look_that_hangs_costs_its_deadline_and_is_told(live) -> None:
+def test_a_look_that_hangs_costs_its_deadline_and_is_reported(live) -> None:
     class Hangs:
         def __init__(self) -> None:
             self.go = __import__("threading").Event()
@@ -573,7 +573,7 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
     node(day, static=ours)
 
 
-def test_what_kubelet_gives_and_takes_back_is_said(node, kubelet) -> None:
+def test_cpus_that_kubelet_assigns_and_takes_back_are_reported(node, kubelet) -> None:
     async def day(w: Any) -> None:
         kubelet.gives("g", c="2-3")
         await w.keeper.beside.look()

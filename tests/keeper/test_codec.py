@@ -141,7 +141,7 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
     assert load_container(wrong) is None, "an amount that is no number"
 
 
-def test_what_kubelet_told_is_asked_for_again_and_not_stored() -> None:
+def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
     ask = PodAsk("u", (Ask("c"),))
     told = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
     assert load_pod(dump(told)) == Pod("s", "u", "ns", "p")
@@ -151,7 +151,7 @@ def test_what_kubelet_told_is_asked_for_again_and_not_stored() -> None:
     assert (read.request, read.pod.asks) == (Request(), None)
 
 
-def test_records_of_the_version_before_have_nothing_set_aside_and_no_memory() -> None:
+def test_records_of_the_previous_version_lack_set_asides_and_memory() -> None:
     old = json.loads(json.dumps(dump(CONTAINER)))
     del old["pod"]["aside"], old["request"]["huge_pages"], old["placement"]["blocks"]
     read = load_container(old)
@@ -182,7 +182,7 @@ def test_records_of_the_version_before_have_nothing_set_aside_and_no_memory() ->
         ("pod aside parts", [{"name": "c", "cpus": "x", "blocks": []}]),
     ],
 )
-def test_what_cannot_be_read_is_no_record(path: str, value: Any) -> None:
+def test_unreadable_data_is_not_a_record(path: str, value: Any) -> None:
     data: Any = json.loads(json.dumps(dump(CONTAINER)))
     assert load_container(copy.deepcopy(data)) == CONTAINER
     *way, last = path.split()

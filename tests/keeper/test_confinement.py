@@ -133,7 +133,7 @@ def test_a_start_without_a_group_is_named_in_the_log_alone(live: Callable[..., N
     live(day, rules=TENANTS, call_timeout=0.7)
 
 
-def test_a_group_that_is_made_while_a_create_waits_lets_it_go_on(live: Callable[..., None]) -> None:
+def test_a_group_that_is_made_while_a_create_waits_lets_it_continue(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         start = await HangingStart.of(w, group=False)
         create = asyncio.create_task(owner(w))
@@ -215,7 +215,7 @@ def test_a_group_that_is_gone_confines_nothing(live: Callable[..., None], monkey
     live(day, call_timeout=0.7)
 
 
-def test_a_start_whose_client_has_gone_is_held_as_long_as_its_group_is_there(
+def test_a_start_without_its_client_is_confined_while_its_group_exists(
     live: Callable[..., None], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(confinement, "WATCHED_S", 0.02)
@@ -363,7 +363,7 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(live: Callable[...,
     live(day, call_timeout=2.0)
 
 
-def test_on_v2_a_limit_that_holds_the_owners_cpus_is_no_limit(live: Callable[..., None]) -> None:
+def test_on_v2_a_limit_with_the_owners_cpus_does_not_count(live: Callable[..., None]) -> None:
     """Both containers are in one pod: only the container's own group keeps it off the other's CPUs."""
 
     async def day(w: Any) -> None:
@@ -387,7 +387,7 @@ def test_on_v2_a_limit_that_holds_the_owners_cpus_is_no_limit(live: Callable[...
     live(day, call_timeout=0.7)
 
 
-def test_where_the_pods_group_cannot_be_limited_the_containers_is_narrowed(live: Callable[..., None]) -> None:
+def test_the_container_is_narrowed_if_its_pod_cannot_be_limited(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         limits = Limits(w)
         limits.swap = None  # type: ignore[method-assign,assignment]

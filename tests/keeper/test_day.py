@@ -38,7 +38,7 @@ def test_each_class_runs_where_it_belongs(live) -> None:
     live(day)
 
 
-def test_others_leave_before_the_create_goes_on_and_the_ledger_knows_first(live) -> None:
+def test_others_leave_before_the_create_and_after_the_ledger_write(live) -> None:
     async def day(w) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         sandbox = await w.pod("lse", "LSE", "", "0-3")
@@ -320,7 +320,7 @@ def test_drift_is_repaired(live) -> None:
     live(day)
 
 
-def test_containers_made_behind_our_back_are_taken_in(live) -> None:
+def test_containers_made_behind_our_back_are_adopted(live) -> None:
     async def day(w) -> None:
         labels = {"koordinator.sh/qosClass": "LSE"}
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
@@ -357,7 +357,7 @@ def test_an_unknown_container_is_looked_up_when_it_is_named(live) -> None:
     live(day)
 
 
-def test_calls_wait_for_the_first_comparison_and_pass_when_it_does_not_come(live) -> None:
+def test_calls_wait_for_the_first_reconcile_within_a_limit(live) -> None:
     async def day(w) -> None:
         w.runtime.down = True
         sandbox = pb.CreateContainerRequest(pod_sandbox_id="s")

@@ -68,7 +68,7 @@ def lines(w: Any, words: str) -> list[str]:
     return [line for line in w.said if words in line]
 
 
-def test_a_write_that_is_told_is_put_back_without_a_comparison(live: Callable[..., None]) -> None:
+def test_a_reported_write_is_repaired_without_a_reconcile(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = told(w)
         ls, lse = await two(w)
@@ -110,7 +110,7 @@ def test_our_own_writes_are_nobodys_and_cause_no_more(live: Callable[..., None])
     live(day)
 
 
-def test_what_a_call_in_flight_brings_is_looked_at_when_it_has_landed(live: Callable[..., None]) -> None:
+def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = told(w)
         ls, _ = await two(w)
@@ -125,7 +125,7 @@ def test_what_a_call_in_flight_brings_is_looked_at_when_it_has_landed(live: Call
     live(day)
 
 
-def test_each_update_that_passed_is_looked_at_and_blamed_on_who_sent_it(live: Callable[..., None]) -> None:
+def test_each_passed_update_is_checked_and_attributed_to_its_sender(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls, _ = await two(w)
         update = w.runtime.limit
@@ -144,7 +144,7 @@ def test_each_update_that_passed_is_looked_at_and_blamed_on_who_sent_it(live: Ca
     live(day)
 
 
-def test_who_suspects_has_it_compared_at_once_and_is_blamed(live: Callable[..., None]) -> None:
+def test_a_suspected_container_is_compared_at_once(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls, lse = await two(w)
         for container in (ls, lse):
@@ -165,7 +165,7 @@ def test_who_suspects_has_it_compared_at_once_and_is_blamed(live: Callable[..., 
     live(day)
 
 
-def test_an_update_at_the_runtime_behind_our_back_is_blamed_on_it_and_mended_there(
+def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
     live: Callable[..., None],
 ) -> None:
     async def day(w: Any) -> None:
@@ -188,7 +188,7 @@ def test_an_update_at_the_runtime_behind_our_back_is_blamed_on_it_and_mended_the
     live(day, settle_per_second=1000)
 
 
-def test_who_was_just_asked_about_is_asked_about_again_later(
+def test_a_container_that_was_just_checked_is_checked_again_later(
     live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blame, "PAUSE_S", 0.01)
@@ -250,7 +250,7 @@ def test_what_cannot_wait_in_the_kernel_has_everything_compared(live: Callable[.
     live(day)
 
 
-def test_who_is_not_watched_is_compared_by_the_clock_and_that_is_told_once(live: Callable[..., None]) -> None:
+def test_unwatched_containers_are_compared_by_timer_and_reported_once(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         told(w, room=1)
         drift(w).start()
@@ -268,7 +268,7 @@ def test_who_is_not_watched_is_compared_by_the_clock_and_that_is_told_once(live:
     live(day, reconcile_period=0.4)
 
 
-def test_whoever_has_gone_is_watched_no_more(live: Callable[..., None]) -> None:
+def test_a_container_that_has_gone_is_no_longer_watched(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = told(w)
         ls, lse = await two(w)
@@ -285,7 +285,7 @@ def test_whoever_has_gone_is_watched_no_more(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_groups_above_are_watched_where_they_bound_what_is_in_force(live: Callable[..., None]) -> None:
+def test_ancestors_are_watched_where_they_limit_the_effect(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         w.cgroups.version = 2
         w.cgroups.find = lambda parent, i: f"kube/pod/{i}" if f"kube/pod/{i}" in w.cgroups.sets else None
@@ -317,7 +317,7 @@ async def war(w: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") 
     await w.until(lambda: drift(w).fought())
 
 
-def test_a_war_is_told_and_fought_ever_more_seldom_until_it_is_quiet(live: Callable[..., None]) -> None:
+def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = told(w)
         ls = await w.run(await w.pod("ls", "LS"))
@@ -356,7 +356,7 @@ def test_a_war_is_told_and_fought_ever_more_seldom_until_it_is_quiet(live: Calla
     live(day)
 
 
-def test_where_an_owner_is_at_stake_it_is_put_back_each_second(live: Callable[..., None]) -> None:
+def test_a_container_on_owned_cpus_is_repaired_each_second(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = told(w)
         ls, lse = await two(w)
@@ -413,7 +413,7 @@ def test_a_new_owner_gets_other_cpus_than_those_that_are_fought_about(live: Call
     live(day)
 
 
-def test_a_pod_whose_cpus_are_fought_about_and_have_no_substitute_is_refused(
+def test_a_pod_with_contested_named_cpus_is_refused(
     live: Callable[..., None],
 ) -> None:
     async def day(w: Any) -> None:

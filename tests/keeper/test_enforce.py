@@ -48,7 +48,7 @@ def enforcer(cgroups: Cgroups, *containers: Container) -> Enforcer:
     return Enforcer(cgroups, lambda: state)
 
 
-def test_a_container_without_a_cgroup_is_looked_for_twice_and_then_now_and_then() -> None:
+def test_a_container_without_a_cgroup_is_searched_twice_then_rarely() -> None:
     cgroups = Cgroups()
     ours = enforcer(cgroups, one("vm"))
     for _ in range(64):
@@ -89,7 +89,7 @@ def test_pools_are_enforced_without_the_owners() -> None:
     assert ours.enforce(["ls", "own", "nobody"]).written == []
 
 
-def test_what_cannot_be_written_is_told() -> None:
+def test_a_failed_write_is_reported() -> None:
     cgroups = Cgroups(ls="0-3", gone="0-3")
     ours = enforcer(cgroups, one("ls"))
     cgroups.error = errno.EBUSY
@@ -199,7 +199,7 @@ def test_many_are_written_together_and_the_rest_one_by_one() -> None:
     assert (done.written, done.drifted) == (["c5"], ["c5"])
 
 
-def test_who_had_something_else_by_our_account_is_written_at_once() -> None:
+def test_a_container_with_another_recorded_set_is_written_at_once() -> None:
     cgroups = Many(**dict.fromkeys(NINE, "0-3"))
     node = Node(MACHINE, CpuTopology.of(MACHINE))
     there = [one(key, cgroup=key) for key in NINE]

@@ -35,7 +35,7 @@ async def restarted(w: Any, unknown: str) -> threading.Event:
     return tell
 
 
-def test_nobody_grows_before_an_owner_without_a_record_is_known(live: Callable[..., None]) -> None:
+def test_no_container_grows_before_unrecorded_owners_are_known(live: Callable[..., None]) -> None:
     """Its record could not be written, on a full disk say; and another owner is gone."""
 
     async def day(w: Any) -> None:

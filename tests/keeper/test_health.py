@@ -38,7 +38,7 @@ class Watch:
         self.health.watch(self.scout, 60)
 
 
-def test_a_stuck_worker_is_reported_once_and_so_is_that_it_goes_on() -> None:
+def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
     w = Watch()
     w.kernel.seconds = 9.9
     w.health.look()
@@ -80,7 +80,7 @@ def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> N
         (STEADY_S - 1, 100 * RESTART_S, False),
     ],
 )
-def test_a_restart_is_asked_for_late_and_not_where_the_start_was_stuck_already(
+def test_a_restart_is_requested_late_and_not_if_stuck_from_the_start(
     worked: float, stuck: float, restart: bool
 ) -> None:
     w = Watch()
@@ -142,9 +142,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(live: Any, hasty: None) -
     live(day, call_timeout=0.3)
 
 
-def test_a_first_comparison_comes_to_its_end_although_the_kernel_does_not_answer(
-    live: Any, hasty: None
-) -> None:
+def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(live: Any, hasty: None) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         await w.keeper.journal.flush()

@@ -56,7 +56,7 @@ def test_what_is_there_stays_and_of_the_rest_the_newest() -> None:
     assert history.size == 13
 
 
-def test_who_went_last_is_remembered_longest_whenever_it_came() -> None:
+def test_the_last_container_to_go_is_remembered_longest() -> None:
     history = History(limit=1)
     history.note(1, decision("ns/old/c"), "old")
     history.note(2, decision("ns/new/c"), "new")
@@ -111,7 +111,7 @@ def test_a_token_becomes_an_id() -> None:
     assert sorted(r.when for r in history.find("p") if r.there) == [3, 4]
 
 
-def test_a_refused_update_stays_with_its_container_and_a_refused_create_has_none() -> None:
+def test_a_refused_update_is_kept_with_its_container() -> None:
     history = History(limit=0)
     history.note(1, decision("ns/p/c"), "id")
     history.note(2, decision("ns/p/c", REFUSED), "id")
@@ -144,7 +144,7 @@ def test_a_refused_update_stays_with_its_container_and_a_refused_create_has_none
         ("ns/we", []),
     ],
 )
-def test_who_is_meant(query: str, found: list[float]) -> None:
+def test_names_of_containers(query: str, found: list[float]) -> None:
     history = History()
     history.note(1, decision("ns/web", uid="uid-web-1"), "sandbox-0001")
     history.note(2, decision("ns/web/app", uid="uid-web-1"), "0123456789abcdef")
@@ -164,7 +164,7 @@ def test_a_name_counts_before_an_id() -> None:
     assert whens(history.find("web/app")) == [3]
 
 
-def test_a_simple_placement_is_explained_when_somebody_asks() -> None:
+def test_a_simple_placement_is_explained_on_request() -> None:
     history = History()
     history.note_simple(7, pooled("ns/p/c", "id"), CPUS)
     (record,) = history.find("p")

@@ -87,7 +87,7 @@ def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(live) -> N
     live(day)
 
 
-def test_what_hooks_named_is_written_down_before_anybody_is_asked_to_make_it(live) -> None:
+def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(live) -> None:
     """A crash while the runtime makes the container: its list does not say what hooks wanted."""
 
     async def day(w) -> None:
@@ -116,7 +116,7 @@ def test_what_hooks_named_is_written_down_before_anybody_is_asked_to_make_it(liv
     live(day)
 
 
-def test_an_owner_is_narrowed_within_its_own_and_nobody_gets_the_rest(live) -> None:
+def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("0-1")) if e.decision.own else None)
@@ -242,7 +242,7 @@ def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(live) -> Non
     live(day)
 
 
-def test_cpus_that_come_back_to_the_pool_while_a_narrowed_create_is_recorded_may_be_owned_at_its_start(
+def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
     live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def day(w) -> None:
@@ -309,7 +309,7 @@ def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
     live(day)
 
 
-def test_cpus_that_cannot_be_freed_are_changed_for_others_and_hooks_are_asked_anew(live) -> None:
+def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             seen: list[str] = []
@@ -332,7 +332,7 @@ def test_cpus_that_cannot_be_freed_are_changed_for_others_and_hooks_are_asked_an
     live(day)
 
 
-def test_a_container_that_is_removed_during_a_pass_does_not_come_back_as_a_create_without_an_answer(
+def test_a_container_removed_during_a_reconcile_stays_removed(
     live,
 ) -> None:
     async def day(w) -> None:
@@ -438,7 +438,7 @@ def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(live) -> None:
     live(day)
 
 
-def test_after_a_restart_hooks_know_pods_containers_and_what_they_asked_for(live) -> None:
+def test_after_a_restart_hooks_know_pods_containers_and_requests(live) -> None:
     """Koordinator's proxy has forgotten resources and cgroup parents then (6)."""
 
     async def day(w) -> None:
@@ -482,7 +482,7 @@ def test_after_a_restart_hooks_know_pods_containers_and_what_they_asked_for(live
     live(day)
 
 
-def test_two_updates_of_one_container_go_on_in_their_order(live) -> None:
+def test_two_updates_of_one_container_stay_in_order(live) -> None:
     """Koordinator's proxy merges both into one record without a lock (13)."""
 
     async def day(w) -> None:
@@ -526,7 +526,7 @@ def test_two_updates_of_one_container_go_on_in_their_order(live) -> None:
     live(day)
 
 
-def test_who_stands_in_line_and_goes_is_not_asked_about(live) -> None:
+def test_a_queued_container_that_goes_is_not_checked(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             may_answer, seen = threading.Event(), []
@@ -556,7 +556,7 @@ def test_who_stands_in_line_and_goes_is_not_asked_about(live) -> None:
     live(day)
 
 
-def test_what_cannot_be_done_any_more_when_hooks_have_answered_is_told(live) -> None:
+def test_answers_that_come_too_late_to_apply_are_reported(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
@@ -611,7 +611,7 @@ def test_a_sandbox_and_a_start_may_be_refused(live) -> None:
     live(day)
 
 
-def test_stops_and_removals_go_on_whatever_hooks_do(live) -> None:
+def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             seen: list[Any] = []
@@ -671,7 +671,7 @@ def test_an_update_is_changed_narrowed_and_may_be_refused(live) -> None:
 # -- where no hooks are asked -------------------------------------------------------------------------------
 
 
-def test_nobody_is_asked_where_only_is_looked_on_and_on_a_released_node(live) -> None:
+def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             seen: list[Any] = []
@@ -702,9 +702,7 @@ def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
     live(day)
 
 
-def test_what_cannot_be_written_counts_for_nothing_and_refuses_where_it_must_not_be_missed(
-    live, monkeypatch
-) -> None:
+def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypatch) -> None:
     def never(body: bytes, adjustment: Adjustment) -> bytes:
         raise HookError("cannot change it")
 

@@ -55,7 +55,7 @@ def test_a_pods_whole_life(live) -> None:
     live(day)
 
 
-def test_hooks_are_told_only_of_what_has_been_done(live) -> None:
+def test_hooks_are_notified_only_of_what_has_happened(live) -> None:
     """Koordinator's proxy tells of failed calls, too."""
 
     async def day(w) -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_left_of_many_that_have_gone(live) -> None:
     live(day)
 
 
-def test_a_create_whose_answer_was_lost_is_told_when_the_list_shows_it(live) -> None:
+def test_a_create_without_an_answer_is_notified_from_the_list(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.listen()
@@ -217,7 +217,7 @@ def test_pools_and_machine_that_change(live) -> None:
     live(day)
 
 
-def test_nothing_is_told_of_a_released_node_and_all_when_it_is_ours_again(live) -> None:
+def test_no_events_of_a_released_node_and_all_after_the_undo(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.listen()
@@ -241,7 +241,7 @@ def test_nothing_is_told_of_a_released_node_and_all_when_it_is_ours_again(live) 
     live(day)
 
 
-def test_what_hooks_do_when_they_are_told_hurts_nobody(live) -> None:
+def test_faults_of_notified_hooks_affect_no_container(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.add(post_create_container=lambda e: 1 / 0)
@@ -286,7 +286,7 @@ def test_what_came_without_a_call_is_learned_of(live) -> None:
     live(day)
 
 
-def test_a_list_from_before_a_sandbox_was_stopped_does_not_say_that_it_is_gone(live) -> None:
+def test_a_list_older_than_a_sandbox_stop_does_not_remove_it(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.listen("post_stop_pod_sandbox", "post_remove_pod_sandbox")

@@ -41,7 +41,7 @@ async def done(w: Any, h: Any) -> None:
     await w.quiet()
 
 
-def test_cpus_of_another_container_are_narrowed_in_the_kernel_and_at_the_runtime(live) -> None:
+def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
@@ -60,7 +60,7 @@ def test_cpus_of_another_container_are_narrowed_in_the_kernel_and_at_the_runtime
     live(day)
 
 
-def test_a_created_container_starts_with_the_cpus_that_an_update_has_saved(live) -> None:
+def test_a_created_container_starts_with_the_cpus_of_an_update(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             shared = await w.create(await w.pod("ls", "LS", "burstable"))
@@ -80,7 +80,7 @@ def test_a_created_container_starts_with_the_cpus_that_an_update_has_saved(live)
     live(day)
 
 
-def test_what_is_told_after_a_call_may_want_updates_too(live) -> None:
+def test_notified_hooks_may_ask_for_updates_too(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             h.add(post_start_container=lambda e: Adjustment(updates={e.container.id: Update(cpu_shares=9)}))
@@ -91,7 +91,7 @@ def test_what_is_told_after_a_call_may_want_updates_too(live) -> None:
     live(day)
 
 
-def test_other_resources_carry_the_cpus_and_clear_means_what_nobody_asked_for(live) -> None:
+def test_other_updates_carry_the_cpus_and_clear_means_no_request(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))
@@ -108,7 +108,7 @@ def test_other_resources_carry_the_cpus_and_clear_means_what_nobody_asked_for(li
     live(day)
 
 
-def test_a_quota_that_is_off_stays_off_and_what_was_wanted_is_put_back_later(live) -> None:
+def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             lse = await w.run(await w.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
@@ -120,7 +120,7 @@ def test_a_quota_that_is_off_stays_off_and_what_was_wanted_is_put_back_later(liv
     live(day)
 
 
-def test_what_cannot_be_done_is_told_with_the_hooks_name(live) -> None:
+def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
@@ -223,7 +223,7 @@ def test_so_many_may_wait_and_no_more(live, monkeypatch) -> None:
     live(day)
 
 
-def test_each_is_told_of_with_its_own_hooks(live) -> None:
+def test_each_is_reported_with_its_own_hooks(live) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
@@ -272,7 +272,9 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
 @pytest.mark.parametrize(
     ("removed", "why"), [(False, "it does not run"), (True, "there is no such container")]
 )
-def test_who_ends_while_an_update_is_prepared_is_not_told(live, monkeypatch, removed: bool, why: str) -> None:
+def test_a_container_that_ends_during_an_update_is_not_notified(
+    live, monkeypatch, removed: bool, why: str
+) -> None:
     async def day(w) -> None:
         async with hooks(w) as h:
             one = await w.run(await w.pod("ls", "LS"))

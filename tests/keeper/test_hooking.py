@@ -111,7 +111,7 @@ def test_calls_do_not_wait_for_ever(live, folders: Folders, monkeypatch) -> None
     live(day)
 
 
-def test_calls_do_not_wait_for_a_folder_that_hangs(live, folders: Folders, monkeypatch) -> None:
+def test_calls_do_not_wait_for_a_directory_that_hangs(live, folders: Folders, monkeypatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(hooking, "FIRST_S", 0.1)
     monkeypatch.setattr(hooking, "may_be_hooks", lambda config: gate.wait(60))
@@ -158,7 +158,7 @@ def test_what_was_there_is_learned_when_the_runtime_answers(live, folders: Folde
     live(day)
 
 
-def test_hooks_are_told_what_exists_when_the_runtime_comes_late(live, folders: Folders, monkeypatch) -> None:
+def test_hooks_are_synchronized_when_the_runtime_comes_late(live, folders: Folders, monkeypatch) -> None:
     monkeypatch.setattr(hooking, "FIRST_S", 0.2)
     folders.write("def synchronize(event):\n    tell(len(event.containers))\n")
 

@@ -46,7 +46,7 @@ def check_little_is_said(w: Any) -> None:
     "annotation", [SPARSE, OVERLAPPING, SURROGATE], ids=["sparse", "overlapping", "surrogate"]
 )
 @pytest.mark.parametrize("qos", ["LSR", "LS", "BE", ""])
-def test_little_is_said_and_kept_of_a_hostile_annotation(live, annotation: str, qos: str) -> None:
+def test_little_is_reported_and_kept_of_a_hostile_annotation(live, annotation: str, qos: str) -> None:
     async def day(w: Any) -> None:
         honest = await w.run(await w.pod("honest", "LSE", "", "2-3"))
         began = time.thread_time()
@@ -66,7 +66,7 @@ def test_little_is_said_and_kept_of_a_hostile_annotation(live, annotation: str, 
     live(day)
 
 
-def test_a_hostile_pod_is_taken_in_after_a_restart_as_before(live) -> None:
+def test_a_hostile_pod_is_adopted_after_a_restart_as_before(live) -> None:
     async def day(w: Any) -> None:
         for number in range(20):
             uid = f"evil{number}"
@@ -82,7 +82,7 @@ def test_a_hostile_pod_is_taken_in_after_a_restart_as_before(live) -> None:
     live(day, synced=False)
 
 
-def test_records_of_an_older_ledger_are_read_without_what_is_not_on_the_machine(live) -> None:
+def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
     wide = CpuSet(range(0, 65536, 2))
     pod = Pod("s-evil", "evil", "ns", "evil", 0, QosClass.LSR, cpuset=wide, cgroup_parent="/kubepods/podevil")
     borrower = Pod(

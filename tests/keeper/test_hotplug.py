@@ -40,7 +40,7 @@ def explained(w: Any, who: str) -> tuple[list[str], str]:
     return record["decision"]["reasons"], record.get("now", "")
 
 
-def test_everybody_leaves_a_cpu_that_goes_and_returns_when_it_does(live) -> None:
+def test_every_container_leaves_an_offline_cpu_and_returns_to_it(live) -> None:
     async def day(w: Any) -> None:
         whole = w.machine
         ls = await w.run(await w.pod("ls", "LS"))
@@ -103,7 +103,7 @@ def test_a_machine_that_leaves_nothing_to_share_is_not_followed(live) -> None:
     live(day)
 
 
-def test_an_owner_whose_cpu_went_is_given_another_until_it_returns(live) -> None:
+def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
     async def day(w: Any) -> None:
         whole = w.machine
         ls = await w.run(await w.pod("ls", "LS"))
@@ -157,7 +157,7 @@ def test_an_owner_whose_cpu_went_is_given_another_until_it_returns(live) -> None
     live(day)
 
 
-def test_cpus_that_a_scheduler_named_have_no_substitute_and_it_is_told(live) -> None:
+def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
     async def day(w: Any) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
         w.machine = without(w.machine, "3")
@@ -207,7 +207,7 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, polic
     live(day, rules={"options": CpuOptions(full_pcpus_only=full), "policy": policy})
 
 
-def test_half_a_core_stands_in_for_nobody_who_has_whole_ones(live) -> None:
+def test_half_a_core_is_no_replacement_for_whole_cores(live) -> None:
     async def day(w: Any) -> None:
         own = await w.run(await w.pod("g"), **TWO_CPUS)
         had = w.keeper.state.containers[own].placement.own
@@ -220,7 +220,7 @@ def test_half_a_core_stands_in_for_nobody_who_has_whole_ones(live) -> None:
     live(day, rules={"options": CpuOptions(full_pcpus_only=True)})
 
 
-def test_cpus_that_cannot_be_freed_stand_in_for_nobody(live) -> None:
+def test_cpus_that_cannot_be_freed_are_no_replacement(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         own = await w.run(await w.pod("g"), **TWO_CPUS)
@@ -260,7 +260,7 @@ def test_a_container_of_a_pod_that_owns_starts_again_while_a_cpu_is_away(live) -
     live(day)
 
 
-def test_who_lost_all_of_his_leaves_the_cpus_of_a_new_owner(live) -> None:
+def test_an_owner_without_cpus_leaves_those_of_a_new_owner(live) -> None:
     async def day(w: Any) -> None:
         whole = w.machine
         lost = await w.run(await w.pod("lost", "LSE", "", "3"))
@@ -344,7 +344,7 @@ class Told:
         os.close(self.out)
 
 
-def test_the_kernel_tells_and_the_machine_is_looked_at(live) -> None:
+def test_the_kernel_reports_and_the_machine_is_read(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         whole, told = w.machine, Told()

@@ -78,7 +78,7 @@ def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) 
     asyncio.run(day())
 
 
-def test_a_record_that_cannot_be_stored_is_dropped_alone_and_reported_alone(tmp_path: Path) -> None:
+def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> None:
     async def day() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with Bench(ledger) as bench:
@@ -111,7 +111,7 @@ def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: P
 
 
 @pytest.mark.parametrize("fault", [TypeError("cannot keep {'p/s-1'...}"), AttributeError("x"), KeyError("y")])
-def test_after_an_unforeseen_fault_of_the_ledger_only_the_record_at_fault_is_lost(fault: Exception) -> None:
+def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> None:
     async def day() -> None:
         ledger = Memory()
         ledger.fault = lambda changes: fault if "c/bad" in changes else None  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
 # -- through the interceptors ---------------------------------------------------------------------------
 
 
-def test_an_owner_is_created_beside_a_pod_whose_annotation_names_a_surrogate(
+def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
     live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def day(w: Any) -> None:
@@ -225,7 +225,7 @@ def test_an_owner_is_created_beside_a_pod_whose_annotation_names_a_surrogate(
     live(day)
 
 
-def test_an_owner_whose_own_record_cannot_be_stored_is_refused_and_others_are_not(
+def test_only_the_owner_with_an_unstorable_record_is_refused(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dump = module.dump

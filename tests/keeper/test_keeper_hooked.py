@@ -20,7 +20,7 @@ def wish(cpus: str, **more: Any) -> Narrowing:
     return Narrowing(CpuSet.parse(cpus), by="10-x", **more)
 
 
-def test_the_kernel_and_the_ledger_follow_and_explain_tells(live) -> None:
+def test_kernel_ledger_and_explain_follow(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         assert w.keeper.overrides.narrow(one, wish("4-5")) == ""
@@ -44,7 +44,7 @@ def test_the_kernel_and_the_ledger_follow_and_explain_tells(live) -> None:
 
 
 @pytest.mark.parametrize("who", ["nobody", "ended"])
-def test_who_is_not_there_is_not_narrowed(live, who) -> None:
+def test_a_container_that_does_not_exist_is_not_narrowed(live, who) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         await w.stop(one)
@@ -54,7 +54,7 @@ def test_who_is_not_there_is_not_narrowed(live, who) -> None:
     live(day)
 
 
-def test_what_cannot_be_had_is_said_and_the_rest_is_done(live) -> None:
+def test_unavailable_cpus_are_reported_and_the_rest_is_used(live) -> None:
     async def day(w) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
         one = await w.run(await w.pod("ls", "LS"))
@@ -68,7 +68,7 @@ def test_what_cannot_be_had_is_said_and_the_rest_is_done(live) -> None:
     live(day)
 
 
-def test_an_owner_who_is_narrowed_and_loses_cpus_has_others_and_gives_them_back(live) -> None:
+def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(live) -> None:
     async def day(w) -> None:
         own = await w.run(await w.pod("g"), **FOUR_CPUS)
         assert w.on(own) == "0-1,8-9"
@@ -96,7 +96,7 @@ def test_an_owner_who_is_narrowed_and_loses_cpus_has_others_and_gives_them_back(
     live(day)
 
 
-def test_cpus_that_hooks_have_given_to_others_are_no_partition(live) -> None:
+def test_cpus_that_hooks_gave_to_others_are_not_a_partition(live) -> None:
     async def day(w) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
         own = await w.run(await w.pod("own", "LSE", "", "4-5"))
@@ -118,7 +118,7 @@ def test_cpus_that_hooks_have_given_to_others_are_no_partition(live) -> None:
     live(day)
 
 
-def test_partitions_are_looked_at_again(live) -> None:
+def test_partitions_are_checked_again(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         stirred: list[bool] = []
@@ -135,7 +135,7 @@ def test_partitions_are_looked_at_again(live) -> None:
     live(day)
 
 
-def test_somebody_who_writes_a_narrowed_set_is_put_right(live) -> None:
+def test_a_foreign_write_to_a_narrowed_set_is_repaired(live) -> None:
     async def day(w) -> None:
         one = await w.run(await w.pod("ls", "LS"))
         w.keeper.overrides.narrow(one, wish("4-5"))

@@ -42,7 +42,7 @@ def test_updates_that_land_together_are_read_together(live: Callable[..., None])
     live(day)
 
 
-def test_who_is_to_have_something_else_by_now_does_not_wait(live: Callable[..., None]) -> None:
+def test_a_container_with_a_newer_set_does_not_wait(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ids = [await w.run(await w.pod(f"ls{number}", "LS")) for number in range(2)]
         await w.quiet()

@@ -285,7 +285,7 @@ def test_backwards_is_what_runc_did() -> None:
     assert backwards(cpus_of("0-6")) == cpus_of("0-6")
 
 
-def test_whoever_moved_has_it_as_a_property(live: Any) -> None:
+def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, cpus_of(ALL))
@@ -300,7 +300,7 @@ def test_whoever_moved_has_it_as_a_property(live: Any) -> None:
     on_systemd(live, day)
 
 
-def test_wrong_masks_are_found_out_put_right_and_told_once(live: Any) -> None:
+def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         assert world.keeper.lasting.masks.reverses is True
@@ -388,7 +388,7 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
     on_systemd(live, day)
 
 
-def test_a_runtime_that_tells_right_sets_is_believed(live: Any) -> None:
+def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         lasting: Any = world.keeper.lasting
         ls = await run(world, "ls", qos="LS")
@@ -424,7 +424,7 @@ def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
     on_systemd(live, day, wrong=False)
 
 
-def test_our_own_changes_go_to_systemd_alone_where_the_runtime_tells_wrong_sets(live: Any) -> None:
+def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
@@ -440,7 +440,7 @@ def test_our_own_changes_go_to_systemd_alone_where_the_runtime_tells_wrong_sets(
     on_systemd(live, day, settles=True, settle_per_second=1000)
 
 
-def test_a_runtime_that_is_not_known_is_told_in_a_fence(live: Any) -> None:
+def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
@@ -454,7 +454,7 @@ def test_a_runtime_that_is_not_known_is_told_in_a_fence(live: Any) -> None:
     on_systemd(live, day, settles=True, settle_per_second=1000)
 
 
-def test_what_cannot_be_told_now_is_told_when_systemd_is_there(live: Any) -> None:
+def test_units_are_read_when_systemd_is_available(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         systemd.late = True
         ls = await run_unasked(world, "ls")
@@ -510,7 +510,7 @@ async def run_unasked(world: Any, uid: str, **more: Any) -> str:
     return container_id
 
 
-def test_a_property_that_somebody_sets_is_put_back(live: Any) -> None:
+def test_a_foreign_property_is_repaired(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
@@ -560,7 +560,7 @@ def test_a_slice_that_the_kernel_has_not_widened_stays(live: Any) -> None:
     on_systemd(live, day)
 
 
-def test_a_slice_that_is_no_pods_is_not_narrowed_and_what_is_in_it_is_put_right(live: Any) -> None:
+def test_a_slice_that_is_not_a_pods_stays_and_its_content_is_repaired(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         sandbox = await world.pod("odd", parent="system.slice", qos="LS")
@@ -600,7 +600,7 @@ def test_a_start_that_is_refused_leaves_no_fence(live: Any) -> None:
     on_systemd(live, day)
 
 
-def test_without_scopes_nobody_asks_systemd(live: Any) -> None:
+def test_without_scopes_systemd_is_not_asked(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         sandbox = await world.pod("ls", qos="LS")
         container = await world.create(sandbox, **SHARES)
@@ -613,7 +613,7 @@ def test_without_scopes_nobody_asks_systemd(live: Any) -> None:
     on_systemd(live, day)
 
 
-def test_who_is_given_back_his_cpus_has_them_as_a_property(live: Any) -> None:
+def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
@@ -627,7 +627,7 @@ def test_who_is_given_back_his_cpus_has_them_as_a_property(live: Any) -> None:
     on_systemd(live, day)
 
 
-def test_nobody_is_on_an_owners_cpus_for_a_moment(live: Any) -> None:
+def test_no_container_is_ever_on_an_owners_cpus(live: Any) -> None:
     async def day(world: Any, systemd: PlayedSystemd) -> None:
         systemd.owner = await run(world, "lse", qos="LSE", cpus=OWNED)
         first, second = [await run(world, uid, qos="LS") for uid in ("one", "two")]

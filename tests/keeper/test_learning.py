@@ -47,7 +47,7 @@ async def shared_beside_an_owner(world: Any) -> str:
     [("0-15", 1), (REST, 0), ("", 1), ("what", 1)],
     ids=["older", "as it should be", "not told", "no list"],
 )
-def test_who_has_something_else_saved_is_told(live: Any, saved: str, told: int) -> None:
+def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, told: int) -> None:
     async def day(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
         for container in world.runtime.containers:
@@ -67,7 +67,7 @@ def test_who_has_something_else_saved_is_told(live: Any, saved: str, told: int) 
 @pytest.mark.parametrize(
     "error", [RuntimeCallError("cannot ask: odd", 2), UnavailableError("cannot ask: away")]
 )
-def test_a_runtime_that_does_not_say_is_told(live: Any, error: Exception) -> None:
+def test_a_runtime_without_saved_sets_is_updated(live: Any, error: Exception) -> None:
     async def day(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
 
@@ -84,7 +84,7 @@ def test_a_runtime_that_does_not_say_is_told(live: Any, error: Exception) -> Non
     live(day, settle_per_second=1000)
 
 
-def test_what_was_told_meanwhile_stands(live: Any) -> None:
+def test_a_newer_update_wins(live: Any) -> None:
     """An update passes while the runtime is asked: the answer may be from before it."""
 
     async def day(world: Any) -> None:
@@ -119,7 +119,7 @@ def test_what_was_told_meanwhile_stands(live: Any) -> None:
     live(day, settle_per_second=1000)
 
 
-def test_of_who_goes_while_the_runtime_is_asked_nothing_is_kept(live: Any) -> None:
+def test_nothing_is_kept_of_a_container_that_goes_during_the_question(live: Any) -> None:
     async def day(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
         asked = asyncio.Event()
@@ -150,7 +150,7 @@ def test_of_who_goes_while_the_runtime_is_asked_nothing_is_kept(live: Any) -> No
     live(day, settle_per_second=1000)
 
 
-def test_nobody_is_asked_where_nothing_is_settled(live: Any) -> None:
+def test_the_runtime_is_not_asked_where_nothing_is_settled(live: Any) -> None:
     async def day(world: Any) -> None:
         await shared_beside_an_owner(world)
         asked: list[str] = []

@@ -108,7 +108,7 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
     live(day)
 
 
-def test_units_of_who_is_gone_do_not_gather_while_systemd_is_away(live: Live) -> None:
+def test_units_of_gone_containers_do_not_accumulate(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
         w.keeper.lasting.connected = False
@@ -122,7 +122,7 @@ def test_units_of_who_is_gone_do_not_gather_while_systemd_is_away(live: Live) ->
     live(day)
 
 
-def test_who_is_settled_while_a_lost_start_is_in_flight_is_told_when_that_is_over(live: Live) -> None:
+def test_a_container_settled_during_a_lost_start_is_updated_afterwards(live: Live) -> None:
     async def day(w: Any) -> None:
         ls = await w.create(await w.pod("ls", "LS"))
         lost = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
@@ -142,7 +142,7 @@ def test_who_is_settled_while_a_lost_start_is_in_flight_is_told_when_that_is_ove
     live(day, settle_per_second=1000)
 
 
-def test_who_could_not_be_told_is_told_later(live: Live) -> None:
+def test_a_container_that_could_not_be_updated_is_updated_later(live: Live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
@@ -181,7 +181,7 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(live: Live) -> None
     live(day)
 
 
-def test_who_is_suspected_on_a_node_that_is_released_does_not_gather(live: Live) -> None:
+def test_suspects_do_not_accumulate_on_a_released_node(live: Live) -> None:
     async def day(w: Any) -> None:
         await w.run(await w.pod("ls", "LS"))
         w.keeper.drift.suspect("systemd")
@@ -204,7 +204,7 @@ def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
     live(day)
 
 
-def test_comparing_by_the_clock_begins_anew_after_a_fault(live: Live) -> None:
+def test_timed_comparison_begins_again_after_a_fault(live: Live) -> None:
     async def day(w: Any) -> None:
         looks: list[Any] = []
 

@@ -82,7 +82,7 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
         (None, "nobody can tell where its memory is"),
     ],
 )
-def test_nodes_with_memory_on_them_stay_and_are_told(
+def test_nodes_with_memory_on_them_stay_and_are_reported(
     live: Callable[..., None], use: MemoryUse | None, words: str
 ) -> None:
     async def day(w: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_parent_with_fewer_nodes_is_not_widened(live: Callable[..., None]) -> 
     live(day)
 
 
-def test_memory_that_cannot_be_read_is_told_and_stops_nobody(live: Callable[..., None]) -> None:
+def test_unreadable_memory_is_reported_and_stops_no_other(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await owner(w)
         w.keeper.mems.memory = PlayedMemory(broken=True)

@@ -62,7 +62,7 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
     live(day, settle_per_second=1000)
 
 
-def test_nobody_is_told_anew_while_the_last_may_be_under_way(live: Callable[..., None]) -> None:
+def test_no_second_update_while_the_last_may_be_in_flight(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         settler = w.make_settler()
@@ -89,7 +89,7 @@ def test_nobody_is_told_anew_while_the_last_may_be_under_way(live: Callable[...,
     live(day)
 
 
-def test_a_spec_that_could_not_be_told_in_time_is_not_started_with(live: Callable[..., None]) -> None:
+def test_a_spec_that_is_not_updated_in_time_is_not_started(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.create(await w.pod("ls", "LS"))
         owner = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
@@ -108,9 +108,7 @@ def test_a_spec_that_could_not_be_told_in_time_is_not_started_with(live: Callabl
 
 
 @pytest.mark.parametrize("state", ["CREATED", "RUNNING", "EXITED"])
-def test_a_start_that_was_refused_is_waited_for_until_the_list_tells(
-    live: Callable[..., None], state: str
-) -> None:
+def test_a_refused_start_is_waited_for_until_the_list_shows_it(live: Callable[..., None], state: str) -> None:
     """A runtime may have done what it says that it could not."""
 
     async def day(w: Any) -> None:
@@ -204,7 +202,9 @@ def test_a_start_after_a_crash_is_not_refused_where_all_cpus_are_shared(live: Ca
 
 
 @pytest.mark.parametrize("how", ["container", "stop", "sandbox"])
-def test_who_has_gone_while_he_was_looked_up_is_not_taken_in(live: Callable[..., None], how: str) -> None:
+def test_a_container_that_has_gone_while_it_was_looked_up_is_not_adopted(
+    live: Callable[..., None], how: str
+) -> None:
     async def day(w: Any) -> None:
         sandbox = await w.pod("lse", "LSE", "", "0-3")
         w.runtime.containers["odd"] = RuntimeContainer("odd", sandbox, "c", 0, "RUNNING")
@@ -233,7 +233,7 @@ def test_who_has_gone_while_he_was_looked_up_is_not_taken_in(live: Callable[...,
     live(day)
 
 
-def test_what_is_said_to_be_in_the_way_is_what_is(live: Callable[..., None]) -> None:
+def test_the_reported_obstacle_is_the_real_one(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         away, near = await w.run(await w.pod("away", "LS")), await w.run(await w.pod("near", "LS"))
         w.cgroups.sets[away] = CpuSet.parse("8-9")
@@ -276,9 +276,7 @@ def test_a_kernel_that_does_not_answer_refuses_the_create(live: Callable[..., No
 
 
 @pytest.mark.parametrize("end", ["refused", "gone", "late"])
-def test_a_create_that_comes_to_nothing_puts_back_exactly_what_was(
-    live: Callable[..., None], end: str
-) -> None:
+def test_a_failed_create_restores_exactly_the_previous_sets(live: Callable[..., None], end: str) -> None:
     """The runtime refuses it after the others have left; its client goes; its deadline passes."""
 
     async def day(w: Any) -> None:

@@ -464,7 +464,7 @@ def test_a_random_day_of_all_classes(live, tmp_path: Path, seed: int, *, static:
     live(day, static=static, rules=rules, call_timeout=0.5)
 
 
-def test_cpus_that_kubelet_held_for_one_who_shares_return_at_once(live) -> None:
+def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
     """The container comes, and by its annotation it owns nothing: no comparison is needed for the others."""
 
     async def day(w: Any) -> None:

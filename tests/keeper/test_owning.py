@@ -14,7 +14,7 @@ def given(call) -> str:
     return pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus
 
 
-def test_all_containers_of_an_lse_pod_get_the_cpus_that_were_chosen_for_it(live) -> None:
+def test_all_containers_of_an_lse_pod_get_its_cpus(live) -> None:
     async def day(w) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         s = await w.pod("lse", "LSE", total=FOUR)
@@ -37,7 +37,7 @@ def test_all_containers_of_an_lse_pod_get_the_cpus_that_were_chosen_for_it(live)
     live(day, static=True)
 
 
-def test_a_pod_that_asks_for_no_whole_cpus_is_told_so_and_leaves_nothing(live) -> None:
+def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(live) -> None:
     async def day(w) -> None:
         said = await w.pod("lse", "LSE", total=ODD, may_be_refused=True)
         assert said.startswith(
@@ -63,7 +63,7 @@ def test_what_was_chosen_is_in_the_ledger_before_the_sandbox_is_made(live) -> No
     live(day, static=True)
 
 
-def test_a_pod_whose_cgroup_parent_nobody_tells_owns_what_was_chosen_all_the_same(live) -> None:
+def test_a_pod_with_unknown_cgroup_parent_owns_the_chosen_cpus(live) -> None:
     async def day(w) -> None:
         metadata = pb.PodSandboxMetadata(name="lsr", uid="lsr", namespace="ns")
         config = pb.PodSandboxConfig(metadata=metadata, labels={"koordinator.sh/qosClass": "LSR"})

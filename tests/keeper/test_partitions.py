@@ -155,7 +155,7 @@ def test_ended_before_others_grow(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_one_that_cannot_be_ended_is_told(live: Callable[..., None]) -> None:
+def test_a_partition_that_cannot_be_removed_is_reported(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         partitions, kernel = with_partitions(w)
         container = await owner(w)
@@ -174,7 +174,7 @@ def test_one_that_cannot_be_ended_is_told(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_the_kernels_reason_is_told_once_and_tried_ever_more_rarely(live: Callable[..., None]) -> None:
+def test_the_kernels_reason_is_reported_once_and_retried_ever_more_rarely(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         with_partitions(w, refuses="Parent is not a partition root")
         container = await owner(w)
@@ -220,7 +220,7 @@ def test_containers_that_have_the_same_cpus_are_none(live: Callable[..., None]) 
     live(day)
 
 
-def test_one_that_the_kernel_ended_is_told_and_made_again(live: Callable[..., None]) -> None:
+def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         _, kernel = with_partitions(w)
         container = await owner(w)
@@ -272,7 +272,7 @@ def test_after_a_crash_what_is_wanted_stays(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_without_a_ledger_it_is_made_anew(live: Callable[..., None]) -> None:
+def test_without_a_ledger_the_partition_is_made_again(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         _, kernel = with_partitions(w)
         await owner(w)
@@ -329,7 +329,7 @@ def test_an_owner_that_ends_meanwhile_leaves_nothing(live: Callable[..., None]) 
     live(day)
 
 
-def test_cgroup_v1_is_told_once(live: Callable[..., None]) -> None:
+def test_cgroup_v1_is_reported_once(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         with_partitions(w, lack="cgroup v1 has none")
         await owner(w)
@@ -343,7 +343,7 @@ def test_cgroup_v1_is_told_once(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_a_record_that_is_none_is_told(live: Callable[..., None]) -> None:
+def test_an_invalid_record_is_reported(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         w.ledger.entries["x/a"] = {"path": 7}
         partitions, _ = with_partitions(w)
@@ -353,7 +353,7 @@ def test_a_record_that_is_none_is_told(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_status_tells_what_there_is() -> None:
+def test_status_shows_the_partitions() -> None:
     rows = [
         {"ref": "ns/a/c", "cpus": "2-3", "state": "isolated", "reason": ""},
         {"ref": "ns/b/c", "cpus": "4", "state": "member", "reason": "because"},

@@ -51,7 +51,7 @@ def test_records_come_back_as_they_were() -> None:
     assert dump(OWNER)["placement"]["own"] == "1-2"
 
 
-def test_records_that_are_none_are_not_read() -> None:
+def test_invalid_records_are_not_read() -> None:
     for broken in ({}, {**dump(OWNER), "phase": "flying"}, {**dump(OWNER), "placement": {"own": "x"}}):
         assert load_container(broken) is None
     assert load_pod({"uid": 3}) is None
@@ -93,7 +93,7 @@ def test_flights() -> None:
     asyncio.run(day())
 
 
-def test_problems_are_said_once_and_bounded() -> None:
+def test_problems_are_reported_once_and_bounded() -> None:
     said: list[str] = []
     now = [5.0]
     port = telemetry(said, lambda: now[0])
@@ -122,7 +122,7 @@ class Broken:
         pass
 
 
-def test_a_ledger_that_cannot_be_written_is_told_and_does_not_stop_the_node() -> None:
+def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
     async def day() -> None:
         told: list[str] = []
         worker = Worker("w", lambda e: told.append(repr(e)))
@@ -218,7 +218,7 @@ def test_the_worker_keeps_order_and_reports() -> None:
     asyncio.run(day())
 
 
-def test_moved_containers_are_told_to_the_runtime_later(live) -> None:
+def test_moved_containers_are_sent_to_the_runtime_later(live) -> None:
     async def day(w) -> None:
         settler = w.make_settler()
         task = asyncio.create_task(settler.run())
@@ -301,7 +301,7 @@ def test_settling_survives_errors(live) -> None:
     live(day, settle_per_second=1000)
 
 
-def test_the_page_tells_what_is(live) -> None:
+def test_the_page_shows_the_sandboxes(live) -> None:
     async def day(w) -> None:
         await w.run(await w.pod("ls", "LS"))
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))

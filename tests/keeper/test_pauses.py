@@ -96,7 +96,7 @@ def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: 
     assert ours.written == 2 + 3 + 2 + 2 + 3
 
 
-def test_who_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
+def test_a_sandbox_that_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
     node = dataclasses.replace(NODE, reserved=CpuSet.parse("0,4"))
     ours = Pauses(tree)
     for owned in ("5", "6-7", "1-3"):
@@ -111,7 +111,7 @@ def test_who_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
 
 
-def test_who_has_none_of_the_cpus_costs_nothing(tree: Tree) -> None:
+def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
     ours = Pauses(tree)
     ours.leave(state(owner("0-3", hard=True)))
     tree.reads = tree.writes = 0
@@ -124,7 +124,7 @@ def test_who_has_none_of_the_cpus_costs_nothing(tree: Tree) -> None:
     assert (tree.reads, tree.writes) == (0, 0), "who has all of its pool, while nobody owns anything"
 
 
-def test_a_set_that_somebody_wrote_is_found_when_all_is_compared(tree: Tree) -> None:
+def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
     ours = Pauses(tree)
     ours.follow(state(owner("0")))
     FolderCgroups.write(tree, "kubepods/podls/s-ls", CpuSet.parse("0-1"), None)
@@ -146,7 +146,7 @@ def test_groups_of_others_are_not_widened(tree: Tree) -> None:
     assert on(tree, LS) == "4-7", "but an owner's CPUs are left at any price"
 
 
-def test_who_has_no_group_is_looked_for_now_and_then(tree: Tree) -> None:
+def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
     found: list[str] = []
     find = tree.find
     tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]
@@ -163,7 +163,7 @@ def test_who_has_no_group_is_looked_for_now_and_then(tree: Tree) -> None:
     assert not ours._seen
 
 
-def test_what_cannot_be_written_is_told_and_what_is_gone_is_not(tree: Tree) -> None:
+def test_a_failed_write_is_reported_and_a_missing_group_is_not(tree: Tree) -> None:
     ours = Pauses(tree)
     tree.refuse = 16
     errors = ours.leave(state(owner("0")))
@@ -215,7 +215,7 @@ def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [("crio-s-ls", 0), ("crio-s-ls.scope", 1), ("s-ls", 1)])
-def test_a_sandbox_of_crio_whose_controllers_are_taken_is_not_told(tree: Tree, name: str, told: int) -> None:
+def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: str, told: int) -> None:
     tree.rmdir("kubepods/podls/s-ls")
     tree.mkdir(f"kubepods/podls/{name}")
     if tree.version == 1:
@@ -235,7 +235,7 @@ def test_all_idle_groups(tree: Tree) -> None:
     assert found == {f"kubepods/{group}" for group in groups}
 
 
-def test_nobody_looks_for_monitors_where_there_are_none(tree: Tree) -> None:
+def test_monitors_are_not_searched_where_there_are_none(tree: Tree) -> None:
     found: list[str] = []
     find = tree.find
     tree.find = lambda parent, key: found.append(key) or find(parent, key)  # type: ignore[method-assign]

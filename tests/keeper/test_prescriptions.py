@@ -115,7 +115,7 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
     live(day)
 
 
-def test_a_label_goes_before_what_kubelet_was_told(live, tmp_path: Path) -> None:
+def test_a_label_takes_precedence_over_kubelet(live, tmp_path: Path) -> None:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
         w.keeper.beside.manager = CpuManager(
@@ -156,7 +156,7 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
     live(day)
 
 
-def test_who_shares_follows_new_rules_without_a_comparison(live, tmp_path: Path) -> None:
+def test_sharing_containers_follow_new_rules_without_a_reconcile(live, tmp_path: Path) -> None:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
         ls = await w.run(await w.pod("ls", "LS"))

@@ -54,7 +54,7 @@ def stuck(base: Path) -> Iterator[Path]:
     subprocess.run(["umount", file], check=True)
 
 
-def test_everybody_has_what_he_had(live: Callable[..., None], base: Path, stuck: Path) -> None:
+def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, stuck: Path) -> None:
     """The second of three, and a group in it, cannot be narrowed: the first has been, with what is in it."""
     kernel = KernelCgroups(MOUNT, 1)
     narrowed: list[str] = []

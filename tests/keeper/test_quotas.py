@@ -61,7 +61,7 @@ def test_a_container_and_its_pod(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_who_owns_nothing_keeps_his(live: Callable[..., None]) -> None:
+def test_a_container_that_owns_nothing_keeps_its_quota(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await w.pod("ls", "LS", quota=100_000)
         call = await w.begin(pod, cpu_quota=50_000, cpu_period=100_000)
@@ -90,7 +90,7 @@ def test_an_update_does_not_bring_it_back_and_is_what_will_be(live: Callable[...
     live(day)
 
 
-def test_somebody_writes_the_pods_quota(live: Callable[..., None]) -> None:
+def test_another_program_writes_the_pods_quota(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
@@ -107,7 +107,7 @@ def test_somebody_writes_the_pods_quota(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_who_insists_is_repaired_ever_more_rarely(live: Callable[..., None]) -> None:
+def test_a_persistent_writer_is_repaired_ever_more_rarely(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await lsr(w)
         owner = await w.run(pod, **TWO)
@@ -139,7 +139,7 @@ def test_a_calm_pass_forgives(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_taken_in_while_running_with_a_quota(live: Callable[..., None]) -> None:
+def test_a_running_container_is_adopted_with_a_quota(live: Callable[..., None]) -> None:
     """By a write at once, and through the runtime for good; after a restart without a ledger."""
 
     async def day(w: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_restart_with_another_setting_puts_all_back(live: Callable[..., None])
     live(day)
 
 
-def test_what_is_newer_is_not_put_back_over(live: Callable[..., None]) -> None:
+def test_a_newer_quota_is_not_overwritten(live: Callable[..., None]) -> None:
     """Somebody gave the container another quota while we were not there."""
 
     async def day(w: Any) -> None:
@@ -252,7 +252,7 @@ def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(live: Ca
     live(day)
 
 
-def test_an_update_meanwhile_carries_what_is_to_be_put_back(live: Callable[..., None]) -> None:
+def test_an_update_meanwhile_carries_what_is_to_be_restored(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         owner = await w.run(await lsr(w), **TWO)
         await w.keeper.close()
@@ -293,7 +293,7 @@ def test_several_containers(live: Callable[..., None]) -> None:
     live(day, **SEVERAL)
 
 
-def test_several_containers_that_kubelet_tells_of(live: Callable[..., None]) -> None:
+def test_several_containers_that_only_kubelet_knows(live: Callable[..., None]) -> None:
     """What runs at the same time counts; init containers do not."""
 
     async def day(w: Any) -> None:
@@ -390,7 +390,7 @@ def test_a_pod_that_is_gone_is_forgotten(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_what_cannot_be_written_is_told_and_tried_again(live: Callable[..., None]) -> None:
+def test_a_failed_write_is_reported_and_tried_again(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         pod = await lsr(w)
         w.cpu.broken.add("kubepods/poddb")
@@ -442,7 +442,7 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Call
 
 
 @pytest.mark.parametrize("value", [{}, {"quota": "x"}, {"quota": 0}, {"quota": 5, "group": 1}])
-def test_a_record_that_is_none(live: Callable[..., None], value: dict[str, object]) -> None:
+def test_an_invalid_record(live: Callable[..., None], value: dict[str, object]) -> None:
     async def day(w: Any) -> None:
         assert quotas_page(w.keeper) == []
         assert "q/db" in str(w.keeper.telemetry.problems())

@@ -51,7 +51,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
     live(day)
 
 
-def test_a_container_that_goes_while_its_cgroup_is_looked_for_stops_nobody(live) -> None:
+def test_a_container_that_goes_during_a_search_stops_no_other(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         w.keeper.enforcer._paths.clear()
@@ -68,7 +68,7 @@ def test_a_container_that_goes_while_its_cgroup_is_looked_for_stops_nobody(live)
     live(day)
 
 
-def test_a_start_that_the_runtime_never_began_is_created_again_after_a_restart(live) -> None:
+def test_a_start_that_never_began_is_created_again_after_a_restart(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.create(await w.pod("ls", "LS"))
         await w.quiet()
@@ -149,7 +149,7 @@ def test_a_start_that_fails_while_another_is_on_its_way(live) -> None:
     live(day)
 
 
-def test_what_is_wrong_with_a_container_that_is_taken_in_is_told(live) -> None:
+def test_problems_of_an_adopted_container_are_reported(live) -> None:
     async def day(w: Any) -> None:
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"90"}'}
         for uid, told in (("fine", {}), ("odd", status)):
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_container_that_is_taken_in_is_told(live) -> None:
     live(day, synced=False)
 
 
-def test_records_that_cannot_be_used_are_told_and_left(live) -> None:
+def test_unusable_records_are_reported_and_ignored(live) -> None:
     async def day(w: Any) -> None:
         own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
         await w.quiet()
@@ -198,7 +198,7 @@ def test_records_that_cannot_be_used_are_told_and_left(live) -> None:
 
 
 @pytest.mark.parametrize("part", ["quotas", "mems"])
-def test_a_fault_beside_the_comparison_does_not_keep_the_node_from_being_in_step(live, part: str) -> None:
+def test_a_fault_beside_the_reconcile_does_not_delay_readiness(live, part: str) -> None:
     async def day(w: Any) -> None:
         async def fault() -> None:
             raise RuntimeError("a fault of ours")
@@ -212,7 +212,7 @@ def test_a_fault_beside_the_comparison_does_not_keep_the_node_from_being_in_step
     live(day, synced=False)
 
 
-def test_a_pod_that_only_a_create_tells_of_is_recorded(live) -> None:
+def test_a_pod_known_only_from_a_create_is_recorded(live) -> None:
     async def day(w: Any) -> None:
         request = pb.CreateContainerRequest(pod_sandbox_id="s")
         request.config.metadata.name = "c"
@@ -239,7 +239,7 @@ class Log:
         self.lines[level].append(rendered(message, keys))
 
 
-def test_owners_are_spoken_of_and_the_others_only_to_who_listens(live) -> None:
+def test_owners_are_logged_and_others_only_at_debug_level(live) -> None:
     async def day(w: Any) -> None:
         for chatty in (True, False):
             info: list[str] = []
@@ -253,7 +253,7 @@ def test_owners_are_spoken_of_and_the_others_only_to_who_listens(live) -> None:
     live(day)
 
 
-def test_a_container_that_two_calls_name_at_once_is_taken_in_once(live) -> None:
+def test_a_container_named_by_two_calls_at_once_is_adopted_once(live) -> None:
     async def day(w: Any) -> None:
         w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
         w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
@@ -265,7 +265,7 @@ def test_a_container_that_two_calls_name_at_once_is_taken_in_once(live) -> None:
     live(day)
 
 
-def test_the_start_of_a_container_that_nobody_knows_brings_todays_set(live) -> None:
+def test_the_start_of_an_unknown_container_brings_the_current_set(live) -> None:
     async def day(w: Any) -> None:
         await w.run(await w.pod("lse", "LSE", "", "0-3"))
         w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
@@ -279,7 +279,7 @@ def test_the_start_of_a_container_that_nobody_knows_brings_todays_set(live) -> N
     live(day)
 
 
-def test_work_that_is_cancelled_is_no_fault(live) -> None:
+def test_work_that_is_cancelled_is_not_a_fault(live) -> None:
     async def day(w: Any) -> None:
         odd: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: odd.append(context))
@@ -304,7 +304,7 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
     live(day, synced=False, call_timeout=0.5)
 
 
-def test_that_the_runtime_is_not_there_is_told_once_each_time(live) -> None:
+def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
     async def day(w: Any) -> None:
         def told() -> int:
             return w.said.count('cannot reach the runtime err="cannot reach the runtime: down"')
@@ -323,7 +323,7 @@ def test_that_the_runtime_is_not_there_is_told_once_each_time(live) -> None:
     live(day, synced=False)
 
 
-def test_what_runs_in_a_sandbox_that_has_died_keeps_its_cpus_until_it_ends(live) -> None:
+def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(live) -> None:
     """The sandbox's own process may die alone; kubelet then stops the containers, with their grace period."""
 
     async def day(w: Any) -> None:
@@ -348,7 +348,7 @@ def test_what_runs_in_a_sandbox_that_has_died_keeps_its_cpus_until_it_ends(live)
     live(day)
 
 
-def test_what_was_made_and_never_started_in_a_sandbox_that_has_died_is_left_alone(live) -> None:
+def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a")
         container = await w.create(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)

@@ -49,7 +49,7 @@ def test_groups_come_and_go(before: dict[str, float], now: float, used: float | 
     assert found.groups.get("a") == used
 
 
-def test_who_is_gone_is_left_out() -> None:
+def test_a_container_that_is_gone_is_left_out() -> None:
     assert between(reading(0, 0, a={"x": 1}), reading(1, 1)).groups == {}
 
 
@@ -62,7 +62,7 @@ def test_who_is_gone_is_left_out() -> None:
         pytest.param(1.0, -1.0, id="the node's counter went backwards"),
     ],
 )
-def test_readings_that_tell_nothing(at: float, node: float) -> None:
+def test_readings_without_content(at: float, node: float) -> None:
     assert rates(reading(100, 100), reading(100 + at, 100 + node), CPUS) is None
 
 
@@ -83,7 +83,7 @@ COUNTER = st.integers(0, 2**62)
     st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xy"), COUNTER, max_size=2)),
     st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xy"), COUNTER, max_size=2)),
 )
-def test_nobody_uses_less_than_nothing_or_more_than_there_is(
+def test_usage_is_never_negative_or_above_the_machines(
     at: int,
     step: int,
     node: tuple[int, int],

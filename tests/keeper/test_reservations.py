@@ -74,7 +74,7 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(live: Callable[..., N
     live(day)
 
 
-def test_who_has_just_left_is_in_nobodys_way(live: Callable[..., None]) -> None:
+def test_a_container_that_has_just_left_blocks_nothing(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         del w.cgroups.sets[ls]
@@ -83,7 +83,7 @@ def test_who_has_just_left_is_in_nobodys_way(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_a_group_that_is_another_one_now_is_found_before_the_create_goes_on(
+def test_a_replaced_group_is_found_before_the_create_continues(
     live: Callable[..., None],
 ) -> None:
     async def day(w: Any) -> None:
@@ -96,7 +96,7 @@ def test_a_group_that_is_another_one_now_is_found_before_the_create_goes_on(
     live(day)
 
 
-def test_who_cannot_be_written_and_is_elsewhere_is_in_nobodys_way(live: Callable[..., None]) -> None:
+def test_a_container_elsewhere_that_cannot_be_written_blocks_nothing(live: Callable[..., None]) -> None:
     """An LS container was narrowed by hand and its group is not ours to write: these CPUs are free of it."""
 
     async def day(w: Any) -> None:
@@ -139,7 +139,7 @@ def test_cpus_of_our_own_choice_are_chosen_again(live: Callable[..., None]) -> N
     live(day)
 
 
-def test_where_there_are_no_other_cpus_the_create_is_refused(live: Callable[..., None]) -> None:
+def test_without_other_cpus_the_create_is_refused(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         stuck = await w.run(await w.pod("stuck", "LS"))
         Refusals(w, stuck, errno.EACCES)
@@ -153,7 +153,7 @@ def test_where_there_are_no_other_cpus_the_create_is_refused(live: Callable[...,
     live(day)
 
 
-def test_a_read_only_tree_is_no_reason_to_look_elsewhere(live: Callable[..., None]) -> None:
+def test_a_read_only_tree_does_not_lead_to_other_cpus(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         stuck = await w.run(await w.pod("stuck", "LS"))
         w.cgroups.sets[stuck] = CpuSet.parse("0-3,8-11")
@@ -166,7 +166,7 @@ def test_a_read_only_tree_is_no_reason_to_look_elsewhere(live: Callable[..., Non
     live(day)
 
 
-def test_who_waits_for_a_slow_start_in_vain_is_placed_elsewhere(live: Callable[..., None]) -> None:
+def test_a_create_behind_a_slow_start_is_placed_elsewhere(live: Callable[..., None]) -> None:
     """A start in flight counts as holding the set that it left with: two CPUs that a pod may use."""
 
     async def day(w: Any) -> None:

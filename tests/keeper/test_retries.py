@@ -44,7 +44,7 @@ def test_an_owner_starts_on_its_cpus(live: Any) -> None:
     live(day)
 
 
-def test_who_is_created_at_once_is_not_told(live: Any) -> None:
+def test_a_container_created_at_once_is_not_updated(live: Any) -> None:
     async def day(w: Any) -> None:
         sandbox = await w.pod("early", "LS")
         w.wire.finished(await w.begin(sandbox, "other"), 4)

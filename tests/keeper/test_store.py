@@ -50,7 +50,7 @@ async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
     return await w.call("CreateContainer", request)
 
 
-def test_a_create_that_recounts_the_pools_has_the_kernel_and_the_hooks_follow(
+def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
     live: Callable[..., None], tmp_path: Path
 ) -> None:
     """kubelet's state file holds CPUs for a pod whose label, known with its create, says that it shares."""
@@ -118,7 +118,7 @@ def limited(store: NodeStore, cpus: str) -> NodeState:
     return store.state.suppressing(CpuSet.parse(cpus))
 
 
-def test_observers_are_notified_in_their_order_and_of_one_change_after_the_other() -> None:
+def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:
     def work(store: NodeStore, faults: list[BaseException]) -> None:
         log: list[str] = []
 
@@ -146,7 +146,7 @@ def test_a_fault_in_one_observer_does_not_keep_the_others_from_following() -> No
     in_store(work)
 
 
-def test_a_change_that_leaves_pools_and_rules_as_they_were_is_not_notified() -> None:
+def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
     def work(store: NodeStore, faults: list[BaseException]) -> None:
         log: list[str] = []
         store.subscribe(Observer("a", log))

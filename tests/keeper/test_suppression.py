@@ -164,7 +164,7 @@ def test_be_lives_on_what_the_others_leave(live: Any) -> None:
     live(day)
 
 
-def test_nobody_is_touched_but_be(live: Any) -> None:
+def test_only_be_is_changed(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         hard = await w.run(await w.pod("lse", "LSE", cpus="0-5"))
@@ -226,7 +226,7 @@ def test_groups_of_pods_without_containers_follow(live: Any, monkeypatch: pytest
     live(day)
 
 
-def test_who_comes_and_who_is_updated_gets_the_narrowed_set(live: Any) -> None:
+def test_new_and_updated_containers_get_the_narrowed_set(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         await be_pod(w)
@@ -422,7 +422,7 @@ def test_a_quota_for_all_be_pods(live: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "cpuset", "cfs-quota"])
-def test_after_a_crash_what_is_no_longer_wanted_is_taken_off(live: Any, mode: str) -> None:
+def test_after_a_crash_unwanted_quotas_are_removed(live: Any, mode: str) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w, "cfs-quota")
         await w.pod("ls", "LS", "burstable")
@@ -467,7 +467,7 @@ def test_after_a_crash_narrowed_containers_have_the_whole_pool(live: Any) -> Non
     live(day)
 
 
-def test_nobody_moves_with_every_flutter(live: Any) -> None:
+def test_containers_do_not_move_with_every_flutter(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         await be_pod(w)
@@ -520,7 +520,7 @@ def test_a_quota_that_cannot_be_written(live: Any, number: int) -> None:
     live(day)
 
 
-def test_without_anybody_who_counts(live: Any) -> None:
+def test_without_counters(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         bed.it = Suppression(
@@ -555,7 +555,7 @@ def test_the_reserve_and_the_least_share(live: Any) -> None:
     live(day, rules={"reserved": CpuSet.parse("0-2")})
 
 
-def test_what_people_are_told(live: Any) -> None:
+def test_problems_are_worded_for_users(live: Any) -> None:
     async def day(w: Any) -> None:
         bed = Bed(w)
         be, ls = await be_pod(w), await w.run(await w.pod("ls", "LS", "burstable"), **PART)

@@ -39,7 +39,7 @@ def run(faults: list[BaseException | None], told: list[BaseException]) -> None:
     asyncio.run(tended(work, told.append))
 
 
-def test_it_begins_anew_after_longer_and_longer_pauses(pauses: list[float]) -> None:
+def test_a_task_is_restarted_after_longer_and_longer_pauses(pauses: list[float]) -> None:
     told: list[BaseException] = []
     run([ValueError("odd"), *[KeyError("x")] * 11, None], told)
     assert len(told) == 12
@@ -48,9 +48,7 @@ def test_it_begins_anew_after_longer_and_longer_pauses(pauses: list[float]) -> N
     assert pauses[-1] == tending.PAUSES.longest
 
 
-def test_one_that_was_steady_begins_anew_at_once(
-    pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_steady_task_is_restarted_at_once(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tending, "PAUSES", Backoff(0.1, 60.0, steady=0.0))
     run([ValueError("odd")] * 3 + [None], [])
     assert pauses == [0.1] * 3
@@ -62,7 +60,7 @@ def test_what_it_waited_for_was_cancelled(pauses: list[float]) -> None:
     assert len(told) == 1
 
 
-def test_who_is_cancelled_ends() -> None:
+def test_a_cancelled_task_ends() -> None:
     async def day() -> None:
         told: list[BaseException] = []
         task = asyncio.create_task(tended(asyncio.Event().wait, told.append))  # type: ignore[arg-type]
@@ -75,7 +73,7 @@ def test_who_is_cancelled_ends() -> None:
     asyncio.run(day())
 
 
-def test_settling_goes_on_after_a_fault_of_ours(live: Callable[..., None]) -> None:
+def test_settling_continues_after_an_internal_fault(live: Callable[..., None]) -> None:
     """One container whose state cannot be told must not keep the others from being made lasting."""
 
     async def day(w: Any) -> None:

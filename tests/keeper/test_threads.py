@@ -55,7 +55,7 @@ def test_the_oldest_running_job_and_the_queue_can_be_seen() -> None:
     assert (threads.running_s(), threads.waiting) == (0.0, 0)
 
 
-def test_a_job_whose_requester_has_gone_away_is_dropped() -> None:
+def test_a_job_without_its_requester_is_dropped() -> None:
     async def day() -> None:
         worker, gate, seen = Worker("w", lambda error: None), threading.Event(), list[str]()
         worker.start(gate.wait, 30)

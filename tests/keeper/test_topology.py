@@ -115,7 +115,7 @@ def nothing_is_left(w: Any) -> None:
 # -- sandboxes under scope pod ----------------------------------------------------------------------------
 
 
-def test_a_pod_is_admitted_once_and_its_containers_find_what_was_set_aside(live) -> None:
+def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(live) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a", total=FOUR)
         assert asides(w) == {"a": "0-1,8-9"}
@@ -154,7 +154,7 @@ def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
 
 
 @pytest.mark.parametrize("status", [2, 13, None], ids=["fails", "breaks", "is-cancelled"])
-def test_a_sandbox_that_comes_to_nothing_gives_back_what_was_set_aside(live, status: int | None) -> None:
+def test_a_failed_sandbox_returns_what_was_set_aside(live, status: int | None) -> None:
     async def day(w: Any) -> None:
         call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
         assert asides(w) == {"a": "0-1,8-9"}
@@ -179,7 +179,7 @@ def test_an_answer_without_an_id_counts_as_none(live) -> None:
     live(day, rules=BY_POD)
 
 
-def test_a_sandbox_whose_answer_was_lost_is_known_by_its_containers(live) -> None:
+def test_a_sandbox_without_an_answer_is_known_by_its_containers(live) -> None:
     async def day(w: Any) -> None:
         request = sandbox("a", **FOUR)
         call = await w.call("RunPodSandbox", request)
@@ -198,7 +198,7 @@ def test_a_sandbox_whose_answer_was_lost_is_known_by_its_containers(live) -> Non
     live(day, rules=BY_POD)
 
 
-def test_a_sandbox_made_anew_keeps_what_was_decided_for_its_pod(live) -> None:
+def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(live) -> None:
     async def day(w: Any) -> None:
         old = await w.pod("a", total=FOUR)
         await w.pod("b", total=FOUR)
@@ -288,7 +288,7 @@ def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
     live(day, rules=rules, told=(kubelet, None))
 
 
-def test_memory_that_an_init_container_let_go_of_is_not_promised_again_after_a_crash(live) -> None:
+def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None:
     kubelet = PlayedKubelet(ask("i", 4, Kind.INIT, 20), ask("c", 2))
 
     async def day(w: Any) -> None:
@@ -349,7 +349,7 @@ def test_records_of_the_version_before_are_read(live) -> None:
 
 
 @pytest.mark.parametrize("where", ["aside", "blocks"])
-def test_a_record_with_a_damaged_part_is_built_anew(live, where: str) -> None:
+def test_a_record_with_a_damaged_part_is_built_again(live, where: str) -> None:
     async def day(w: Any) -> None:
         s = await w.pod("a", total=FOUR)
         container = await w.run(s, "c", memory_limit_in_bytes=MIB, **FOUR)
@@ -370,7 +370,7 @@ def test_a_record_with_a_damaged_part_is_built_anew(live, where: str) -> None:
 # -- what kubelet tells -----------------------------------------------------------------------------------
 
 
-def test_what_kubelet_tells_counts_more_than_the_cri(live) -> None:
+def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
     kubelet = PlayedKubelet(ask("c", 3), Ask("half", Kind.APP, {"cpu": 2500}, {"cpu": 2500}))
 
     async def day(w: Any) -> None:
@@ -469,7 +469,7 @@ def test_rubbish_from_kubelet_is_done_without(live, answer: Any) -> None:
         live(day, rules=rules, told=(kubelet, None))
 
 
-def test_an_answer_that_tells_nothing_takes_back_nothing(live) -> None:
+def test_an_empty_answer_takes_back_nothing(live) -> None:
     """Two creates of a pod ask at once; the one that gets no answer must not forget the other's."""
     kubelet = PlayedKubelet()
 
@@ -575,7 +575,7 @@ def test_observing_changes_nothing(live) -> None:
         (Policy.RESTRICTED, "burstable", False),
     ],
 )
-def test_a_fault_of_ours_refuses_only_whom_a_policy_could_have_refused(
+def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
     live, monkeypatch: pytest.MonkeyPatch, policy: Policy, kube: str, *, strict: bool
 ) -> None:
     async def day(w: Any) -> None:
@@ -600,7 +600,7 @@ def test_a_fault_of_ours_refuses_only_whom_a_policy_could_have_refused(
     live(day, rules={"policy": policy, "scope": Scope.POD})
 
 
-def test_kubelet_does_not_make_a_pod_guaranteed_whose_cgroup_is_not(live) -> None:
+def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None:
     near = Near("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
     kubelet = PlayedKubelet(ask("c", 2))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}

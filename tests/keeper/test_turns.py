@@ -73,7 +73,7 @@ def test_a_first_pass_over_a_thousand_containers(live: Callable[..., None]) -> N
     live(day, synced=False)
 
 
-def test_other_work_goes_on_while_containers_are_taken_in(
+def test_other_work_continues_while_containers_are_adopted(
     live: Callable[..., None], monkeypatch: Any
 ) -> None:
     """With a slice of nothing there is a turn at each container, and what changes meanwhile is seen."""

@@ -159,7 +159,7 @@ def test_in_observe_mode_everything_is_forwarded(live: Callable[..., None]) -> N
     live(day, mode=NodeMode.OBSERVE)
 
 
-def test_an_entry_that_cannot_be_read_does_not_cost_the_container_its_cpus(live: Callable[..., None]) -> None:
+def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(live: Callable[..., None]) -> None:
     from proxy.keeper.runtime_ports import Listed
 
     async def day(w: Any) -> None:
@@ -180,7 +180,7 @@ def test_an_entry_that_cannot_be_read_does_not_cost_the_container_its_cpus(live:
     live(day)
 
 
-def test_one_container_that_cannot_be_taken_in_does_not_cost_the_others(
+def test_one_container_that_cannot_be_adopted_does_not_cost_the_others(
     live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def day(w: Any) -> None:

@@ -33,7 +33,7 @@ def fought(
     return repairs, turns
 
 
-def test_two_writes_are_no_war_and_the_third_is() -> None:
+def test_two_writes_are_not_a_conflict_and_the_third_is() -> None:
     wars = Wars()
     assert wars.repaired("c", WRONG, 0) is None
     assert wars.repaired("c", WRONG, 1) is None
@@ -61,7 +61,7 @@ def test_a_busy_writer_is_fought_ever_more_slowly_and_never_given_up() -> None:
     assert set(gaps[8:]) == {LONGEST_S}
 
 
-def test_where_an_owner_is_at_stake_it_is_put_back_soon_for_ever() -> None:
+def test_a_container_on_owned_cpus_is_repaired_soon_for_ever() -> None:
     repairs, _ = fought(0.25, 200, urgent=True)
     gaps = [b - a for a, b in itertools.pairwise(repairs)]
     assert max(gaps) == URGENT_S
@@ -80,7 +80,7 @@ def test_a_war_ends_when_it_has_been_quiet() -> None:
     assert "c" not in wars, "whoever comes then finds peace"
 
 
-def test_whoever_is_gone_is_forgotten() -> None:
+def test_a_container_that_is_gone_is_forgotten() -> None:
     wars = Wars()
     for container in ("a", "b"):
         for now in (0, 1, 2):
@@ -95,7 +95,7 @@ def test_whoever_is_gone_is_forgotten() -> None:
 
 
 @given(st.floats(0.25, 40), st.booleans())
-def test_nothing_flaps_and_nobody_waits_longer_than_the_bound(period: float, urgent: bool) -> None:
+def test_nothing_flaps_and_waits_stay_within_the_limit(period: float, urgent: bool) -> None:
     repairs, turns = fought(period, 400, urgent=urgent)
     assert len(turns) <= 1, "a writer that is steady has no war or one that does not end"
     assert not turns or turns[0][0] == "began"

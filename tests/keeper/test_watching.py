@@ -157,7 +157,7 @@ def test_the_next_container_may_have_the_cpus_at_once(live: Callable[..., None])
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CREATED", "UNKNOWN"])
-def test_a_list_that_is_behind_brings_nobody_back(live: Callable[..., None], state: str) -> None:
+def test_a_list_that_is_behind_brings_no_container_back(live: Callable[..., None], state: str) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
@@ -191,7 +191,7 @@ def test_after_a_while_the_list_is_right(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_an_exit_while_it_is_taken_in(live: Callable[..., None]) -> None:
+def test_an_exit_during_adoption(live: Callable[..., None]) -> None:
     """It was on the list, and ended while the runtime was asked about it."""
 
     async def day(world: Any) -> None:
@@ -218,7 +218,7 @@ def test_an_exit_while_it_is_taken_in(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_an_exit_whose_create_was_never_answered(live: Callable[..., None]) -> None:
+def test_an_exit_of_a_container_whose_create_was_not_answered(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
@@ -236,7 +236,7 @@ def test_an_exit_whose_create_was_never_answered(live: Callable[..., None]) -> N
     live(day)
 
 
-def test_an_exit_of_nobody(live: Callable[..., None]) -> None:
+def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
@@ -285,7 +285,7 @@ def test_the_end_of_a_sandbox_is_compared(live: Callable[..., None]) -> None:
     live(day)
 
 
-def test_the_end_of_a_sandbox_in_which_nobody_lives(live: Callable[..., None]) -> None:
+def test_the_end_of_an_empty_sandbox(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
@@ -298,7 +298,7 @@ def test_the_end_of_a_sandbox_in_which_nobody_lives(live: Callable[..., None]) -
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_start_of_somebody_unknown(
+def test_a_start_of_an_unknown_container(
     live: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     async def day(world: Any) -> None:
@@ -316,7 +316,7 @@ def test_a_start_of_somebody_unknown(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_deletion_of_somebody_known(
+def test_a_deletion_of_a_known_container(
     live: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     async def day(world: Any) -> None:
@@ -363,7 +363,7 @@ def test_more_in_doubt_than_are_remembered(
 # The stream.
 
 
-def test_who_begins_to_listen_compares(live: Callable[..., None]) -> None:
+def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world, start=False)
         assert hears.watching.hearing.value == "waiting"
@@ -441,7 +441,7 @@ def test_pauses_grow_and_are_bounded(live: Callable[..., None], monkeypatch: pyt
     live(day)
 
 
-def test_a_runtime_without_events_is_told_of_once(live: Callable[..., None]) -> None:
+def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         hears = Hears(world, start=False)
         hears.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
@@ -455,7 +455,7 @@ def test_a_runtime_without_events_is_told_of_once(live: Callable[..., None]) -> 
     live(day)
 
 
-def test_nobody_listens_where_there_is_nothing_to_listen_to(live: Callable[..., None]) -> None:
+def test_events_are_not_read_where_there_are_none(live: Callable[..., None]) -> None:
     async def day(world: Any) -> None:
         threads = threading.active_count()
         world.keeper.watching.start()

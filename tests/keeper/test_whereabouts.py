@@ -36,7 +36,7 @@ def hide(w: Any, container_id: str, path: str) -> Places:
     return w.keeper.where.places
 
 
-def test_who_is_found_is_moved_and_never_asked_for_again(live) -> None:
+def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         places = hide(w, ls, "odd")
@@ -61,7 +61,7 @@ def test_who_is_found_is_moved_and_never_asked_for_again(live) -> None:
     live(day)
 
 
-def test_a_group_that_is_gone_is_looked_for_anew(live) -> None:
+def test_a_group_that_is_gone_is_searched_again(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         hide(w, ls, "odd")
@@ -77,7 +77,7 @@ def test_a_group_that_is_gone_is_looked_for_anew(live) -> None:
     live(day)
 
 
-def test_who_has_no_group_is_told_once_with_the_reason(live) -> None:
+def test_a_container_without_a_group_is_reported_once_with_the_reason(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         places = hide(w, ls, "odd")
@@ -94,7 +94,7 @@ def test_who_has_no_group_is_told_once_with_the_reason(live) -> None:
     live(day)
 
 
-def test_a_runtime_that_does_not_tell_is_no_harm(live) -> None:
+def test_a_runtime_without_an_answer_does_no_harm(live) -> None:
     async def day(w: Any) -> None:
         ids = [await w.run(await w.pod(f"p{n}", "LS")) for n in range(4)]
         places = hide(w, ids[0], "odd")

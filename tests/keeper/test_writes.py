@@ -133,7 +133,7 @@ def is_told(writes: Writes) -> bool:
     return bool(select.select([writes], [], [], 0)[0])
 
 
-def test_a_write_is_told_once_and_a_read_is_not(bed: Bed) -> None:
+def test_a_write_is_reported_once_and_a_read_is_not(bed: Bed) -> None:
     one, two = bed.make("one"), bed.make("two")
     assert bed.writes.watch(one)
     assert bed.writes.watch(two)
@@ -162,7 +162,7 @@ def test_to_watch_again_changes_nothing(bed: Bed) -> None:
     assert bed.writes.taken() == set()
 
 
-def test_nothing_is_told_of_who_is_not_watched_any_more(bed: Bed) -> None:
+def test_writes_to_an_unwatched_container_are_not_reported(bed: Bed) -> None:
     one, two = bed.make("one"), bed.make("two")
     bed.writes.watch(one)
     bed.writes.watch(two)
@@ -173,7 +173,7 @@ def test_nothing_is_told_of_who_is_not_watched_any_more(bed: Bed) -> None:
     assert bed.writes.watched() == {two}
 
 
-def test_who_is_not_there_is_not_watched(bed: Bed) -> None:
+def test_a_missing_container_is_not_watched(bed: Bed) -> None:
     assert not bed.writes.watch("nobody")
     assert bed.writes.watched() == set()
 
@@ -202,7 +202,7 @@ def test_after_the_end_nothing_is_watched(bed: Bed) -> None:
 # Of the kernel's alone
 
 
-def test_more_than_can_wait_is_told(tmp_path: Path) -> None:
+def test_an_overflow_is_reported(tmp_path: Path) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     writes = InotifyWrites(tmp_path)
     for name in ("one", "two"):
@@ -237,7 +237,7 @@ class _Refusing:
         return -1
 
 
-def test_a_write_by_us_and_by_another_mount_is_told(tmp_path: Path) -> None:
+def test_a_write_by_us_and_by_another_mount_is_reported(tmp_path: Path) -> None:
     bed = KernelBed()
     try:
         one = bed.make("one")

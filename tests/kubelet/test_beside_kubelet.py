@@ -86,7 +86,7 @@ def test_the_reserve(tmp_path: Path, reserve: str, cpus: str, source: str | None
     assert got.sources.get("reserved") == (None if source is None else f"{path}{source}")
 
 
-def test_a_reserve_that_cannot_be_chosen_is_told(tmp_path: Path) -> None:
+def test_a_reserve_that_cannot_be_chosen_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\nkubeReserved: {cpu: 99}\n")
     got = seen(beside(tmp_path))
     assert got.reserved == CpuSet()
@@ -101,7 +101,7 @@ def test_an_option_that_is_newer_than_we_are_does_no_harm(tmp_path: Path) -> Non
     assert (str(got.reserved), got.problems) == ("0", ())
 
 
-def test_a_file_that_contradicts_is_told_and_what_kubelet_gave_counts(tmp_path: Path) -> None:
+def test_a_contradicting_file_is_reported_and_its_cpus_count(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: none\n")
     write_text(tmp_path, STATIC)
     got = seen(beside(tmp_path))
@@ -144,7 +144,7 @@ def test_a_kubelet_that_does_not_answer_leaves_its_file(
     assert "it answers 500" in got.problems[0]
 
 
-def test_an_answer_is_good_for_a_while_unless_kubelet_was_started_anew(
+def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     tmp_path: Path, pods_server: Any, answer: Any
 ) -> None:
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "static"}}')
@@ -183,7 +183,7 @@ def with_checksum(fields: dict[str, Any], text: str) -> str:
     return json.dumps({**fields, "checksum": fnv1a(text)})
 
 
-def test_a_file_that_names_no_pods_is_told(tmp_path: Path) -> None:
+def test_a_file_that_names_no_pods_is_reported(tmp_path: Path) -> None:
     text = (
         "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0"
         " Entries:(map[string]string)map[id:1] Checksum:(checksum.Checksum)0}"
@@ -202,7 +202,7 @@ def test_cpus_of_a_pod_as_a_whole_are_held_too(tmp_path: Path) -> None:
     assert got.held == {"u": {"c": CpuSet([4]), REST: CpuSet([5, 6])}, "v": {REST: CpuSet([7])}}
 
 
-def test_a_set_that_is_none_is_told_though_the_checksum_is_right(tmp_path: Path) -> None:
+def test_an_invalid_set_is_reported_although_the_checksum_is_right(tmp_path: Path) -> None:
     text = (
         "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0"
         " Entries:(map[string]map[string]string)map[u:map[c:x]] Checksum:(checksum.Checksum)0}"

@@ -61,7 +61,7 @@ def test_a_cpu_state() -> None:
     assert cpus.held == {"a": {"x": CpuSet([1])}, "b": {"y": CpuSet([2, 3]), "z": CpuSet([4, 5])}}
 
 
-def test_versions_are_told_by_their_checksums() -> None:
+def test_versions_are_distinguished_by_their_checksums() -> None:
     old = {"policyName": "p", "DEFAULTCPUSET": "0", "entries": {"id": "1"}}
     text = (
         "(*state.CPUManagerCheckpoint){PolicyName:(string)p DefaultCPUSet:(string)0"
@@ -116,12 +116,12 @@ def test_a_memory_state() -> None:
     ],
     ids=["empty", "torn", "deep", "digits", "list", "null", "text", "array", "infinite"],
 )
-def test_files_that_are_none(content: str, cause: str) -> None:
+def test_invalid_files(content: str, cause: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^cannot read kubelet's cpu_manager_state: {cause}"):
         read_cpu(content)
 
 
-def test_contents_that_are_none() -> None:
+def test_invalid_contents() -> None:
     for fields in (
         {"defaultCpuSet": "1.3"},
         {"entries": {"a": {"b": "x"}}},

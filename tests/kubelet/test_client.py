@@ -133,7 +133,7 @@ def test_the_pods_api_goes_first(asking: Asking, pods_server: Any, serve: Any, t
 
 
 @pytest.mark.parametrize("served", ["nothing", "another service"])
-def test_where_the_pods_api_is_not_served_the_list_stands_in_and_it_is_asked_again_after_a_minute(
+def test_the_list_replaces_a_missing_pods_api_for_a_minute(
     asking: Asking, pods_server: Any, serve: Any, tmp_path: Path, served: str
 ) -> None:
     pods_server.items = [ITEM]
@@ -165,7 +165,7 @@ def test_without_a_list_the_pods_api_is_asked_each_time(asking: Asking, serve: A
     until(lambda: cpus(client), (3000, PODS_API))
 
 
-def test_a_cause_is_told_once_until_it_works_again(asking: Asking, pods_server: Any, answer: Any) -> None:
+def test_a_cause_is_reported_once_until_it_works_again(asking: Asking, pods_server: Any, answer: Any) -> None:
     client = asking(pods_url=pods_server.url)
 
     def ask(status: int) -> tuple[int, str] | None:
@@ -195,7 +195,7 @@ def test_a_kubelet_that_restarts(asking: Asking, serve: Any, tmp_path: Path) -> 
     until(lambda: cpus(client), (4000, PODS_API))
 
 
-def test_an_error_of_the_pods_api_is_no_reason_to_leave_it(
+def test_an_error_of_the_pods_api_is_not_a_reason_to_leave_it(
     asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
     def fail_once(_: bytes, context: Any) -> bytes:
@@ -284,7 +284,9 @@ def test_devices(asking: Asking, serve: Any, tmp_path: Path) -> None:
     assert asking.heard
 
 
-def test_a_fault_of_ours_is_told_and_goes_no_further(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_fault_is_reported_and_goes_no_further(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("oh")
 
@@ -315,7 +317,7 @@ def test_causes_do_not_fill_the_memory() -> None:
     assert len(heard) == 1001
 
 
-def test_a_client_that_asks_nobody_loads_neither_grpc_nor_tls() -> None:
+def test_an_unused_client_loads_neither_grpc_nor_tls() -> None:
     code = """
 import json, sys
 from proxy.kubelet.client import KubeletClient

@@ -75,7 +75,7 @@ def test_no_file_says_nothing_and_a_new_one_is_read(tmp_path: Path) -> None:
     ],
     ids=["binary", "yaml", "json", "deep yaml", "deep json", "list", "empty", "pod", "large"],
 )
-def test_a_file_that_is_none_is_told_as_often_as_it_is_asked_for(
+def test_an_invalid_file_is_reported_as_often_as_it_is_requested(
     tmp_path: Path, content: bytes, cause: str
 ) -> None:
     path = tmp_path / "config.yaml"
@@ -89,7 +89,7 @@ def test_a_file_that_is_none_is_told_as_often_as_it_is_asked_for(
     assert file.read() is not None
 
 
-def test_what_is_no_file_costs_no_time(tmp_path: Path) -> None:
+def test_a_missing_file_costs_no_time(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(KubeletError, match="it is no regular file"):

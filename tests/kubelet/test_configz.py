@@ -58,7 +58,7 @@ def test_it_is_asked_at_its_usual_path_with_token_and_certificate(
         (b'{"componentconfig": {}}', "the answer holds no kubeletconfig"),
     ],
 )
-def test_an_answer_that_is_none_is_told(pods_server: Any, answer: Any, content: bytes, cause: str) -> None:
+def test_an_invalid_answer_is_reported(pods_server: Any, answer: Any, content: bytes, cause: str) -> None:
     pods_server.reply = answer(200, content)
     said = str(failure(configz=pods_server.url))
     assert said.startswith(f"cannot use the configuration of kubelet at {pods_server.url}")

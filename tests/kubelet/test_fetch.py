@@ -81,7 +81,7 @@ def test_a_token_goes_over_tls_only(pods_server: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "two words", "a\r\nHost: b", "\x01"])
-def test_what_is_no_token_is_not_sent(tls_server: Any, tmp_path: Path, content: str) -> None:
+def test_an_invalid_token_is_not_sent(tls_server: Any, tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     said = failure(pods_url=tls_server.url, token_file=str(tmp_path / "token"), insecure=True)
     assert "it is not one word" in said
@@ -94,7 +94,7 @@ def test_a_missing_token_is_named(tmp_path: Path) -> None:
     assert f"cannot read the token in {tmp_path / 'none'}: " in said
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tls_server: Any) -> None:
+def test_a_certificate_without_a_trusted_issuer_is_refused(tls_server: Any) -> None:
     assert "CERTIFICATE_VERIFY_FAILED" in failure(pods_url=tls_server.url)
     assert not tls_server.seen
     fetch_pods(KubeletSettings(pods_url=tls_server.url, insecure=True, timeout=PATIENT))
@@ -145,7 +145,7 @@ assert b'"u-1"' in content, content
     assert done.returncode == 0, done.stderr
 
 
-def test_a_key_with_a_password_asks_nobody(
+def test_a_key_with_a_password_does_not_prompt(
     tls_server: Any, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     openssl = shutil.which("openssl") or ""
@@ -173,7 +173,7 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (302, b"", "it answers 302 Found"),
     ],
 )
-def test_refusals_are_told(pods_server: Any, answer: Any, status: int, body: bytes, words: str) -> None:
+def test_refusals_are_reported(pods_server: Any, answer: Any, status: int, body: bytes, words: str) -> None:
     pods_server.reply = answer(status, body)
     said = failure(pods_url=pods_server.url)
     assert said.startswith(f"cannot read the pods of kubelet at {pods_server.url}: ")
@@ -207,7 +207,7 @@ def test_an_answer_that_ends_early(pods_server: Any) -> None:
 
 
 @pytest.mark.parametrize("line", [b"\x16\x03\x01 what?\r\n\r\n", b"", b"HTTP/1.1 2000 OK\r\n\r\n"])
-def test_what_is_no_http(pods_server: Any, line: bytes) -> None:
+def test_answers_that_are_not_http(pods_server: Any, line: bytes) -> None:
     pods_server.reply = raw(line)
     said = failure(pods_url=pods_server.url)
     assert not said.endswith(": ")
@@ -222,9 +222,7 @@ def test_what_is_no_http(pods_server: Any, line: bytes) -> None:
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 9999\r\n\r\n",),
     ],
 )
-def test_a_server_that_sends_a_byte_now_and_then_has_the_time_of_one_exchange(
-    pods_server: Any, pieces: tuple[bytes, ...]
-) -> None:
+def test_a_server_that_sends_slowly_has_one_deadline(pods_server: Any, pieces: tuple[bytes, ...]) -> None:
     def drip(to: BaseHTTPRequestHandler) -> None:
         for piece in pieces:
             to.wfile.write(piece)
@@ -246,7 +244,7 @@ def test_a_server_that_says_nothing_has_the_same_time() -> None:
             assert said.endswith("no complete answer within 0.2 s")
 
 
-def test_a_port_where_nobody_listens() -> None:
+def test_a_port_without_a_listener() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     assert "refused" in failure(pods_url=f"http://127.0.0.1:{port}")
@@ -262,7 +260,7 @@ def test_a_port_where_nobody_listens() -> None:
         ("http://[::1", "'http://[::1': Invalid IPv6 URL"),
     ],
 )
-def test_what_is_no_address(url: str, words: str) -> None:
+def test_invalid_addresses(url: str, words: str) -> None:
     said = failure(pods_url=url)
     assert said.startswith("cannot read the pods of kubelet at ")
     assert words in said

@@ -61,7 +61,7 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
         ('{"kind": "NodeList"}', "it is no PodList"),
     ],
 )
-def test_what_is_no_list(text: str, words: str) -> None:
+def test_invalid_lists(text: str, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         list(read_items(text.encode(), "PodList"))
     assert words in str(caught.value)

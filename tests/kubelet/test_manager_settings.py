@@ -24,7 +24,7 @@ FULL = {
 }
 
 
-def test_what_is_said_is_read() -> None:
+def test_valid_settings_are_read() -> None:
     assert manager_settings(FULL) == ManagerSettings(
         "static",
         {"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
@@ -59,7 +59,7 @@ def test_what_is_not_said_is_none() -> None:
         ("evictionHard", {"cpu": "1e9"}, "evictionHard: '1e9' CPUs cannot be kept back"),
     ],
 )
-def test_a_value_that_is_none_is_told_and_the_others_are_read(name: str, value: Any, said: str) -> None:
+def test_an_invalid_value_is_reported_and_the_others_are_read(name: str, value: Any, said: str) -> None:
     got = manager_settings({**FULL, name: value})
     assert len(got.problems) == 1
     assert got.problems[0].startswith(said)
@@ -67,7 +67,7 @@ def test_a_value_that_is_none_is_told_and_the_others_are_read(name: str, value: 
     assert dataclasses.replace(got, problems=()) == without
 
 
-def test_a_reader_without_types_gives_texts_and_a_single_cpu_may_be_a_number() -> None:
+def test_a_reader_without_types_gives_texts() -> None:
     texts = {"reservedSystemCPUs": 3, "kubeReserved": {"cpu": "1"}, "cpuManagerPolicyOptions": {"x": "true"}}
     got = manager_settings(texts)
     assert (got.reserved, got.reserved_milli, got.options) == (CpuSet([3]), 1000, {"x": "true"})

@@ -52,7 +52,7 @@ def test_a_torn_write_is_waited_for(tmp_path: Path) -> None:
     assert file.problem == ""
 
 
-def test_the_last_good_one_stays_in_force(tmp_path: Path) -> None:
+def test_the_last_valid_file_stays_in_effect(tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     path.write_text(GOOD)
     file = quick(path)
@@ -69,7 +69,7 @@ def test_the_last_good_one_stays_in_force(tmp_path: Path) -> None:
     assert file.problem == ""
 
 
-def test_what_is_no_file_of_ours(tmp_path: Path) -> None:
+def test_invalid_files(tmp_path: Path) -> None:
     fifo, folder, binary, huge = (tmp_path / name for name in ("fifo", "folder", "binary", "huge"))
     os.mkfifo(fifo)
     folder.mkdir()

@@ -171,7 +171,7 @@ def test_without_get_the_list_is_asked_and_get_again_after_a_minute(
     assert kubelet.calls[4:] == ["Get"]
 
 
-def test_other_errors_are_told(kubelet: Kubelet, resources: PodResources) -> None:
+def test_other_errors_are_reported(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.refuse["Get"] = (grpc.StatusCode.PERMISSION_DENIED, "go away")
     with pytest.raises(
         KubeletError, match=r"cannot ask kubelet for devices at .*: go away \(PERMISSION_DENIED"
@@ -180,7 +180,7 @@ def test_other_errors_are_told(kubelet: Kubelet, resources: PodResources) -> Non
     assert kubelet.calls == ["Get"]
 
 
-def test_who_is_turned_away_asks_again_a_few_times(kubelet: Kubelet, resources: PodResources) -> None:
+def test_a_refused_request_is_repeated_a_few_times(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.pods = [pod("web", gpu("main"))]
     kubelet.turned_away = 3
     assert resources.of_container("shop", "web", "main") == ()
@@ -204,7 +204,7 @@ def test_all_devices_are_asked_for_every_ten_seconds(
     assert resources.allocatable() == {}
 
 
-def test_a_kubelet_that_is_slow_to_fail_is_not_asked_for_all_devices_at_once_again(
+def test_a_kubelet_that_fails_slowly_is_not_asked_for_all_devices(
     kubelet: Kubelet, resources: PodResources, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubelet.all = [group("r", "a")]

@@ -57,7 +57,7 @@ def test_one_list_serves_all_its_pods_for_a_while() -> None:
     assert world.asked == 2
 
 
-def test_a_pod_that_is_not_in_the_list_makes_it_be_read_anew_once_a_second() -> None:
+def test_a_pod_that_is_missing_in_the_list_renews_it_once_a_second() -> None:
     world = World(pod("u-1"))
     world.cpu("u-1")
     world.content["items"].append(pod("u-2"))
@@ -81,7 +81,7 @@ def test_pods_that_kubelet_does_not_know_are_not_remembered_for_ever() -> None:
     assert len(world.pods._asked) == 1
 
 
-def test_callers_who_wait_share_one_list() -> None:
+def test_waiting_callers_share_one_list() -> None:
     going, go = threading.Event(), threading.Event()
     asked = []
 
@@ -101,7 +101,7 @@ def test_callers_who_wait_share_one_list() -> None:
     assert len(asked) == 1
 
 
-def test_a_list_that_was_asked_for_before_a_caller_came_does_not_say_that_a_pod_is_unknown() -> None:
+def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
     world = World()
     late: list[int | None] = []
 
@@ -141,7 +141,7 @@ def test_static_pods_go_by_the_hash_of_their_file() -> None:
     assert own.cpu("h-1", "etcd") == 3000
 
 
-def test_failures_are_told_and_tried_again_after_ten_times_what_they_cost() -> None:
+def test_failures_are_reported_and_retried_after_ten_times_their_cost() -> None:
     world = World(pod("u-1"), pod("u-2"))
     world.failure = KubeletError("it is gone")
     for uid in ("u-1", "u-2", "u-1"):
@@ -186,7 +186,7 @@ def test_the_longest_rest_after_a_failure() -> None:
         (b'{"items": [{}', "',' is missing"),
     ],
 )
-def test_what_is_no_list_of_pods(content: bytes, words: str) -> None:
+def test_invalid_lists_of_pods(content: bytes, words: str) -> None:
     world = World()
     world.content = content
     with pytest.raises(KubeletError, match=words) as caught:
@@ -233,7 +233,7 @@ def test_nothing_is_lost_that_matters() -> None:
     assert World(item).pods.find("u-1", "shop", "web") == pod_spec(item, listed=True)
 
 
-def test_the_class_that_kubelet_tells_is_believed() -> None:
+def test_kubelets_class_is_trusted() -> None:
     item = pod("u-1")
     item["status"] = {"qosClass": "Guaranteed", "phase": "Running"}
     found = World(item).pods.find("u-1", "shop", "web")

@@ -117,7 +117,7 @@ def test_a_pod_that_kubelet_does_not_know(api: PodsApi, socket_path: Path, serve
     assert api.find("u-1") is None
 
 
-def test_a_pod_that_is_no_valid_one(api: PodsApi, socket_path: Path, serve: Any) -> None:
+def test_a_pod_that_is_not_a_valid_one(api: PodsApi, socket_path: Path, serve: Any) -> None:
     serve(
         socket_path,
         PODS,

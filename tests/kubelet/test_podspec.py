@@ -105,7 +105,7 @@ def test_qos_class(raw: Raw, qos: KubeQos) -> None:
     assert spec.ask.guaranteed is (qos is KubeQos.GUARANTEED)
 
 
-def test_the_class_that_kubelet_tells_wins_over_the_rule_in_its_lists_only() -> None:
+def test_kubelets_class_wins_in_its_lists_only() -> None:
     raw = {**pod(FULL), "status": {"qosClass": "Burstable"}}
     assert pod_spec(raw).qos is KubeQos.GUARANTEED
     told = pod_spec(raw, listed=True)
@@ -115,7 +115,7 @@ def test_the_class_that_kubelet_tells_wins_over_the_rule_in_its_lists_only() -> 
     assert pod_spec(raw, listed=True).qos is KubeQos.GUARANTEED
 
 
-def test_requests_of_the_pod_itself_default_to_what_containers_need_then_to_limits() -> None:
+def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
     raw = pod(res({"cpu": 1}), res({"cpu": 2}), resources=res(limits={"cpu": 4, "memory": "1Gi"}))
     spec = pod_spec(raw)
     assert spec.ask.own == {"cpu": 3000, "memory": G}
@@ -125,7 +125,7 @@ def test_requests_of_the_pod_itself_default_to_what_containers_need_then_to_limi
     assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).ask.own == {"memory": 5}
 
 
-def test_containers_need_the_most_of_init_beside_earlier_sidecars_and_apps_beside_all() -> None:
+def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
     def cpu(kind: Kind, amount: int) -> Ask:
         return Ask("x", kind, {"cpu": amount})
 
@@ -209,7 +209,7 @@ R1 = (*C1, "resources", "requests")
         (("status",), "fine", "web: status: 'fine' is not an object"),
     ],
 )
-def test_what_is_said_of_a_bad_pod(path: tuple[str | int, ...], value: object, message: str) -> None:
+def test_reports_about_a_bad_pod(path: tuple[str | int, ...], value: object, message: str) -> None:
     with pytest.raises(InputError) as caught:
         pod_spec(changed(path, value))
     assert str(caught.value).startswith("cannot read the pod")
@@ -217,7 +217,7 @@ def test_what_is_said_of_a_bad_pod(path: tuple[str | int, ...], value: object, m
 
 
 @pytest.mark.parametrize("raw", [None, [], "pod", 7, {}])
-def test_what_is_no_object_at_all(raw: object) -> None:
+def test_invalid_objects(raw: object) -> None:
     with pytest.raises(InputError, match=r"^cannot read the pod web\.yaml: "):
         pod_spec(raw, "web.yaml")
 

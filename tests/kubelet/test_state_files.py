@@ -64,7 +64,7 @@ def test_no_file_says_that_nothing_is_known(path: Path) -> None:
     assert (file.look().checkpoint, file.look().problem) == (None, "")
 
 
-def test_a_look_at_a_file_that_is_as_it_was_reads_nothing(path: Path, monkeypatch: Any) -> None:
+def test_checking_an_unchanged_file_reads_nothing(path: Path, monkeypatch: Any) -> None:
     write_text(path.parent, content(2))
     later = time.time_ns() + 10**9
     file, _ = opened(path, wall_ns=lambda: later)
@@ -130,7 +130,7 @@ def test_a_file_that_was_never_whole_says_nothing(path: Path, torn: str, cause: 
     assert pauses.taken == waited, "a file that stays torn is not waited for at each look"
 
 
-def test_a_file_that_becomes_whole_in_a_pause_is_no_problem(path: Path) -> None:
+def test_a_file_that_becomes_whole_in_a_pause_is_not_a_problem(path: Path) -> None:
     path.write_text(content(2)[:30])
     file, pauses = opened(path)
     pauses.then = lambda times: write_text(path.parent, content(2)) if times == 3 else None

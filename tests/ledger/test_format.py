@@ -101,7 +101,7 @@ def test_a_line_of_another_shape_at_the_end_is_cut(text: str) -> None:
     assert (found.entries, found.refused, found.cut_bytes) == ({"a": {}}, "", len(line(text)))
 
 
-def test_unknown_header_fields_are_no_reason_to_refuse() -> None:
+def test_unknown_header_fields_are_accepted() -> None:
     assert not fmt.recover(line('{"n":0,"format":1,"machine":"m1","by":"later"}') + GOOD, "m1").refused
 
 

@@ -87,7 +87,7 @@ def test_nothing_is_written_after_close(home: Path) -> None:
     assert stored(home) == {}
 
 
-def test_an_unfinished_end_is_cut_and_writing_goes_on(home: Path) -> None:
+def test_an_unfinished_end_is_cut_and_writing_continues(home: Path) -> None:
     ledger = fresh(home)
     ledger.write({"a": {}})
     ledger.write({"b": {}})
@@ -217,7 +217,7 @@ def test_a_torn_write_that_cannot_be_cut_at_once(home: Path, monkeypatch: pytest
     assert stored(home) == {"a": {}, "d": {}}
 
 
-def test_a_file_that_somebody_removed_or_cut_is_made_again(home: Path) -> None:
+def test_a_file_that_another_program_removed_or_cut_is_made_again(home: Path) -> None:
     ledger = fresh(home)
     ledger.write({"a": {}})
     (home / "ledger.jsonl").unlink()

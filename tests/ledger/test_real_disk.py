@@ -93,7 +93,7 @@ def fill(ledger: FileLedger) -> int:
     return len(ledger.entries) - 1
 
 
-def test_a_full_disk_keeps_what_was_written_and_takes_more_when_it_has_room(small: Path) -> None:
+def test_a_full_disk_keeps_its_content_and_takes_more_later(small: Path) -> None:
     home = small / "state"
     ledger, _ = open_ledger(home, "m1")
     last = fill(ledger)

@@ -95,7 +95,7 @@ def test_a_bad_record_is_dropped_alone_and_named_alone(ledger: FileLedger, tmp_p
     assert read_back(tmp_path) == expected
 
 
-def test_a_key_that_is_no_text_costs_no_other_record(ledger: FileLedger) -> None:
+def test_a_key_that_is_not_a_text_costs_no_other_record(ledger: FileLedger) -> None:
     with pytest.raises(RecordError) as raised:
         ledger.write({"p/\ud800" + "x" * 5000: {}, 7: {}, "p/good": {}})  # type: ignore[dict-item]
     assert len(raised.value.rejected) == 2

@@ -57,7 +57,7 @@ def test_any_text_fits_and_can_be_encoded(text: str, limit: int) -> None:
 
 
 @given(ANY)
-def test_quoted_values_are_told_apart_from_what_is_around_them(text: str) -> None:
+def test_quoted_values_are_distinguished_from_the_text_around_them(text: str) -> None:
     assert quoted(text, 10**6) == repr(text) or eval(quoted(text, 10**6)) == text
 
 

@@ -95,7 +95,7 @@ def test_nodes_with_nothing_left_give_way_to_the_whole_pool() -> None:
     assert answer.problem == "nothing is left of the shared pool on NUMA nodes 3; the whole pool is used"
 
 
-def test_an_empty_shared_pool_is_told() -> None:
+def test_an_empty_shared_pool_is_reported() -> None:
     full = rule([Held(QosClass.LSE, CpuSet.parse("0-7"))])
     assert decide(full, Asker(QosClass.LS)).problem == "the shared pool is empty"
 
@@ -109,7 +109,7 @@ def test_host_applications() -> None:
 
 
 @given(HELD, ASKER, st.booleans(), st.sampled_from(["none", "static", ""]))
-def test_nobody_is_put_where_others_own(held: list[Held], asker: Asker, gate: bool, policy: str) -> None:
+def test_no_container_is_put_on_owned_cpus(held: list[Held], asker: Asker, gate: bool, policy: str) -> None:
     pools = node_pools(GROUPS, held, Withheld())
     answer = decide(Rule(policy, pools.shared, pools.be), asker, be_manager=gate)
     if answer.row != 1:
@@ -123,7 +123,7 @@ def test_nobody_is_put_where_others_own(held: list[Held], asker: Asker, gate: bo
 
 
 @given(HELD, HELD, st.lists(ASKER, max_size=5), st.booleans())
-def test_only_those_whose_answer_differs_change(
+def test_only_changed_answers_lead_to_a_change(
     before: list[Held], after: list[Held], askers: list[Asker], gate: bool
 ) -> None:
     old, new = rule(before), rule(after)
@@ -136,7 +136,7 @@ def test_only_those_whose_answer_differs_change(
     assert changes(new, new, pods, be_manager=gate) == ()
 
 
-def test_the_same_cpus_cut_otherwise_are_no_change() -> None:
+def test_the_same_cpus_in_other_pools_are_not_a_change() -> None:
     whole = Rule("none", (NodePool(0, 0, CpuSet.parse("0-7")),))
     cut = Rule("none", (NodePool(0, 0, CpuSet.parse("0-3")), NodePool(1, 0, CpuSet.parse("4-7"))))
     assert changes(whole, cut, [("a", Asker(QosClass.LS))]) == ()

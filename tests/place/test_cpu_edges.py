@@ -49,7 +49,7 @@ def test_a_cache_below_the_average_is_not_taken_whole_for_less() -> None:
     ]
 
 
-def test_a_rest_from_one_cache_gives_up_one_cpu_at_most_and_only_of_an_odd_number() -> None:
+def test_a_rest_from_one_cache_loses_at_most_one_cpu() -> None:
     words = "all that was still wanted from uncore cache 0: CPUs"
     assert steps(SMT4, "0-31", 3) == [f"{words} 0-2"]
     assert steps(SMT4, "0-31", 8) == [f"{words} 0-7"]

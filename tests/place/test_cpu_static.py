@@ -218,7 +218,7 @@ def test_a_pod_that_owns_cpus() -> None:
     assert remove(state, "pod", "b") == CpuState(TOPO.cpus)
 
 
-def test_a_pod_without_room_for_those_who_share() -> None:
+def test_a_pod_without_room_for_its_sharers() -> None:
     known = policy()
     with pytest.raises(EmptyPodSharedPoolError) as caught:
         allocate_pod(known, start(known), pod(ask("a", 2), ask("b", 0), own=2))

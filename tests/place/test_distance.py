@@ -20,7 +20,7 @@ def test_totals_and_averages() -> None:
         TABLE.total(Mask([0, 1]))
 
 
-def test_of_a_machine_whose_ids_have_gaps() -> None:
+def test_distances_of_a_machine_whose_ids_have_gaps() -> None:
     machine = described(2, 1, 2, 1)
     low, high = machine.nodes
     nodes = (

@@ -158,7 +158,7 @@ def test_many_unlike_nodes_do_not_take_forever() -> None:
     st.integers(2, 4),
 )
 @settings(max_examples=40)
-def test_with_more_nodes_than_kubelet_has_it_is_no_less_even(
+def test_with_more_nodes_than_kubelets_limit_it_is_as_even(
     counts: list[int], groups: int, group: int, fewest: int
 ) -> None:
     n = groups * group

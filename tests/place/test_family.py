@@ -191,7 +191,7 @@ def test_other_answers_pass_unchanged() -> None:
     assert listable(answers) == answers
 
 
-def test_a_list_that_does_not_care_is_no_window() -> None:
+def test_a_list_that_does_not_care_is_not_a_window() -> None:
     family = Family((), tuple(range(40)), 1, (Demand(2, tuple((1 << i, 1) for i in range(40))),), 2)
     got = listable([{"m": family, "o": (TopologyHint(None, preferred=True),)}])[0]
     assert got is not None
@@ -202,7 +202,7 @@ def test_the_limit_is_one_number() -> None:
     assert demand_room.LISTED is family_room.LISTED
 
 
-def test_a_list_with_an_open_hint_is_no_window() -> None:
+def test_a_list_with_an_open_hint_is_not_a_window() -> None:
     family = Family((), tuple(range(40)), 1, (Demand(3, tuple((1 << i, 1) for i in range(40))),), 3)
     mixed = (hint(0b10, preferred=True), TopologyHint(None, preferred=False))
     got = listable([{"m": family, "o": mixed}])[0]

@@ -104,7 +104,7 @@ def test_uncore_alignment(available: str, n: int, expected: str, why: str) -> No
     assert take(CACHED, available, n, prefer_uncore=True) == expected, why
 
 
-def test_uncore_alignment_with_four_threads_splits_no_core_for_an_even_number() -> None:
+def test_uncore_alignment_with_four_threads_splits_no_even_core() -> None:
     topo = grid(1, 1, 2, 4, caches=2)  # core 0: 0,4,8,12; core 2: 2,6,10,14
     assert take(topo, "0,4,8,2,6,3,7", 2, prefer_uncore=True) == "2,6"
 
@@ -195,7 +195,7 @@ def test_an_offline_thread_does_not_spoil_its_core_or_socket() -> None:
     assert take(topo, "0-6", 3) == "2-3,6", "the whole of the smaller socket"
 
 
-def test_gaps_in_what_the_kernel_tells_are_filled() -> None:
+def test_gaps_in_the_kernels_data_are_filled() -> None:
     cpus = [
         Cpu(0, core=0, package=0, numa=3, llc=0),
         Cpu(1, core=1, package=0, llc=1),

@@ -73,7 +73,7 @@ def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
     assert memory_for(untold, cpus) == Mask((0, 2, 3))
 
 
-def test_memory_that_the_nodes_cannot_hold_comes_from_the_nearest_beside_them() -> None:
+def test_memory_beyond_the_nodes_comes_from_the_nearest_others() -> None:
     gib = 1 << 30
     machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
     cpus = machine.nodes[1].cpus

@@ -151,7 +151,7 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
         ),
     ],
 )
-def test_who_is_to_blame(policy: Policy, answers: list[Hints], blame: tuple[str, ...]) -> None:
+def test_the_resource_to_blame(policy: Policy, answers: list[Hints], blame: tuple[str, ...]) -> None:
     merge = record_merge(decide(policy, answers, Mask(range(4))), Scope.POD)
     assert merge is not None
     assert merge.blame == blame

@@ -129,7 +129,7 @@ def grid(sockets: int, nodes: int, cpus: int = 1) -> CpuTopology:
 
 
 @given(st.integers(0, 2**12 - 1), st.integers(1, 12))
-def test_where_there_are_many_choices_alike_sockets_still_give_an_aligned_set(free: int, want: int) -> None:
+def test_many_equal_sockets_still_give_an_aligned_set(free: int, want: int) -> None:
     topo = grid(6, 2)
     case = (topo, CpuSet.from_bits(free), CpuSet(), want)
     whole = cpu_hints(*case, by_socket=True)

@@ -100,7 +100,7 @@ def test_steps_name_every_cpu_once(free: int, n: int, options: dict[str, bool]) 
     assert all(re.fullmatch(r".+: CPUs? [0-9,-]+", step) for step in steps)
 
 
-def test_leaving_the_nodes_of_the_hint_is_said() -> None:
+def test_leaving_the_nodes_of_the_hint_is_reported() -> None:
     def said(free: str, n: int, nodes: list[int] | None, *, by_socket: bool = False) -> list[str]:
         steps: list[str] = []
         policy = CpuPolicy.of(TOPO, CpuOptions(align_by_socket=by_socket))

@@ -150,7 +150,7 @@ def test_init_containers_leave_their_parts_to_those_after_them() -> None:
     assert second.placement.own < first.placement.own
 
 
-def test_what_is_set_aside_is_nobody_elses_and_pools_use_it_meanwhile() -> None:
+def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
     got = admit(empty(), pod("a"), whole(6))
     state = got.state
     assert state.pools.shared == MACHINE.online
@@ -251,7 +251,7 @@ def test_a_part_that_cannot_be_served_refuses_the_pod() -> None:
     assert not got.explanation.lacks, "no node lacks anything"
 
 
-def test_a_sandbox_made_anew_keeps_what_was_decided() -> None:
+def test_a_sandbox_created_again_keeps_its_decision() -> None:
     first = admit(empty(), pod("a"), whole(4))
     state = admit(first.state, pod("b"), whole(2)).state
     again = admit(state, pod("a", sandbox_id="new", attempt=1), whole(7))
@@ -261,7 +261,7 @@ def test_a_sandbox_made_anew_keeps_what_was_decided() -> None:
     assert again.state.without_pod("s-a").aside("b") == first.pod.aside.cpus
 
 
-def test_a_bind_policy_that_the_node_forbids_refuses_the_pod_that_would_own_cpus() -> None:
+def test_a_forbidden_bind_policy_refuses_a_pod_that_would_own_cpus() -> None:
     state = empty(bind=NodeBindPolicy.FULL_PCPUS_ONLY)
     spread = {"bind_required": BindPolicy.SPREAD_BY_PCPUS}
     for who in (pod("a", **spread), pod("a", ask("c", 2), **spread)):

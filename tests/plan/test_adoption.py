@@ -49,7 +49,7 @@ def test_cpus_that_are_not_what_it_asks_for_are_not_its_own(cpus: str) -> None:
     assert plan.container.placement.pool is Pool.SHARED
 
 
-def test_owners_are_adopted_beside_each_other_and_move_those_who_share() -> None:
+def test_owners_are_adopted_beside_each_other_and_sharers_move() -> None:
     state = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING).state
     for key, uid, attempt, cpus in (("a", "g", 0, "5,13"), ("b", "g", 1, "5,13"), ("c", "h", 0, "6,14")):
         plan = adopt(state, key, pod(uid), "c", attempt, runs_on(cpus), Phase.RUNNING)
@@ -59,7 +59,7 @@ def test_owners_are_adopted_beside_each_other_and_move_those_who_share() -> None
         state = plan.state
 
 
-def test_cpus_of_somebody_else_are_not_adopted() -> None:
+def test_foreign_cpus_are_not_adopted() -> None:
     state = place(empty(), pod("lse", QosClass.LSE, cpus="5"), "c", 0, runs_on(""), "x").state
     plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
     assert plan.container is not None
@@ -73,7 +73,7 @@ def test_a_created_container_is_placed_as_a_new_one() -> None:
     assert len(plan.container.placement.own) == 2
 
 
-def test_what_would_be_refused_runs_on_the_shared_pool_and_is_told() -> None:
+def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
     plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="40"), "c", 0, runs_on(""), Phase.RUNNING)
     assert plan.container is not None
     assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
@@ -125,7 +125,7 @@ def with_memory(cpus: str, mems: str, count: int = 2) -> Request:
         (pod("l", QosClass.LSR, cpus="5,13"), with_memory("5,13", "1"), Pool.OWN),
     ],
 )
-def test_memory_that_is_bound_counts_whoever_has_it(the_pod: Pod, request_: Request, pool: Pool) -> None:
+def test_bound_memory_counts_for_its_container(the_pod: Pod, request_: Request, pool: Pool) -> None:
     plan = adopt(counting(), "id", the_pod, "c", 0, request_, Phase.RUNNING)
     assert plan.container is not None
     placement = plan.container.placement

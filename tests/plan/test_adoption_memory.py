@@ -72,14 +72,14 @@ def test_without_a_memory_manager_nothing_is_counted() -> None:
     assert overcommitted_memory(before) == {}
 
 
-def test_more_than_there_is_is_told() -> None:
+def test_overcommitment_is_reported() -> None:
     assert overcommitted_memory(with_unrecorded_grants(state(OWNER, reserved={0: 6 * GIB}))) == {}
     tight = with_unrecorded_grants(state(OWNER, reserved={0: 7 * GIB}))
     assert overcommitted_memory(tight) == {"memory": (2 * GIB, 8 * GIB)}
     assert given(tight) == [1, 0]
 
 
-def test_who_was_created_while_we_were_away_is_counted_whatever_its_pool_is() -> None:
+def test_a_container_created_without_us_counts_whatever_its_pool() -> None:
     """What we wrote into its request names nodes, and a request that names nodes is not decided anew."""
     before = state()
     for shares, cpus, pool in ((2, "1-15", Pool.SHARED), (2048, "0,8", Pool.OWN)):

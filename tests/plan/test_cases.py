@@ -42,7 +42,7 @@ def provider(context: AdmissionContext, kind: type[P]) -> P:
     return found
 
 
-def test_asks_are_what_kubelet_told_or_what_the_cri_carries() -> None:
+def test_requests_come_from_kubelet_or_from_the_cri() -> None:
     request = Request(memory_limit=7, huge_pages=(("hugepages-2Mi", 2), ("hugepages-1Gi", 0)))
     assert pod_requests(POD, "a", request, 3) is ASKS
     assert pod_requests(POD, "", request, 3) is ASKS
@@ -61,7 +61,7 @@ def test_asks_are_what_kubelet_told_or_what_the_cri_carries() -> None:
     ("bound", "whole", "binds"),
     [("", False, True), ("0", False, False), ("", True, False), ("0-1", True, False)],
 )
-def test_memory_that_somebody_has_bound_is_not_given(bound: str, *, whole: bool, binds: bool) -> None:
+def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bool, binds: bool) -> None:
     blocks = (Block(Mask([0]), "memory", 5),) if whole else ()
     pod = dataclasses.replace(POD, aside=SetAside(None, True, CpuSet(), blocks))
     request = Request(cpuset_mems=bound, devices=(Near("x"),))

@@ -151,7 +151,7 @@ def test_memory_that_is_counted_binds_and_is_kept(policy: Policy, *, known: bool
     assert (again.placement.own, again.placement.mems) == (plan.container.placement.own, Mask([0]))
 
 
-def test_memory_looks_at_the_nodes_of_the_cpus_first_where_it_follows_them() -> None:
+def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
     state = halves(empty(reserved_memory=RESERVED))
     filled = arrives(state, pod("f", kube_qos=KubeQos.GUARANTEED), Request(512, memory_limit=50 * MIB)).state
     for follow, mems in ((True, Mask([1])), (False, Mask([0]))):
@@ -207,7 +207,7 @@ def test_whole_cores_only(policy: Policy, *, known: bool) -> None:
     assert again.explanation.steps == (Step("cpu", f"keeps CPUs {first.placement.own}"),)
 
 
-def test_what_the_sum_of_the_pod_did_not_tell_stays_under_its_hint() -> None:
+def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
     aside = SetAside(Mask([1]), True, CpuSet())
     for policy in POLICIES[1:]:
         held = pod("p", aside=aside)
@@ -273,7 +273,7 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
         assert arrives(plan.state, free, Request(memory_limit=99 * MIB)).verdict.admitted
 
 
-def test_who_may_go_without_named_cpus_still_gets_counted_memory() -> None:
+def test_a_container_without_named_cpus_still_gets_counted_memory() -> None:
     state = halves(empty(reserved_memory=RESERVED))
     ls = pod("p", qos=QosClass.LS, cpuset=CpuSet([0]))
     plan = arrives(state, ls, Request(512, memory_limit=60 * MIB))

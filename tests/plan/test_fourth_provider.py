@@ -185,7 +185,7 @@ def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: Policy, scop
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_a_refusal_says_what_was_missing_and_an_admission_what_was_granted(scope: Scope) -> None:
+def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -> None:
     state = arrives(empty(Policy.SINGLE_NUMA_NODE, scope), asking("a", 6)).state
     state = arrives(state, asking("b", 6)).state
     refused = arrives(state, asking("c", 4))
@@ -220,7 +220,7 @@ def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> No
     assert none_left.verdict.message == "CacheWaysError: no NUMA node has 3 cache ways left (ns/a/c)"
 
 
-def test_it_serves_a_container_whose_cpus_a_scheduler_named() -> None:
+def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
     named = asking("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
     plan = arrives(empty(Policy.RESTRICTED), named)
     assert plan.container is not None
@@ -246,7 +246,7 @@ def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
     assert taken(plan.state.changed(drop=["p/y"]).without_pod("s-p")) == {}
 
 
-def test_an_init_container_releases_its_share_once_a_later_container_has_started() -> None:
+def test_an_init_container_releases_its_share_at_a_later_start() -> None:
     asks = [
         Ask(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 2})
         for name, kind in (("i", Kind.INIT), ("c", Kind.APP))

@@ -72,7 +72,7 @@ def test_cpus(there: str, wanted: int, missing: tuple[Lack, ...], scope: Scope) 
     assert lacks(taken(there, scope), whole(wanted), ask("c", wanted)) == missing
 
 
-def test_reserved_cpus_are_no_room() -> None:
+def test_reserved_cpus_do_not_count_as_room() -> None:
     assert lacks(taken("1-3,4-7", reserved=CpuSet([0])), whole(8)) == (cpus(1, 8, 4),)
     assert lacks(taken("1-2,4-7", reserved=CpuSet([0])), whole(7)) == (cpus(0, 7, 5),)
 
@@ -82,7 +82,7 @@ def test_a_pod_is_measured_as_a_whole() -> None:
     assert lacks(taken("0-1,4-5", Scope.POD), whole(7), *asks) == (cpus(0, 7, 6),)
 
 
-def test_nodes_that_devices_are_not_near_to_are_no_help() -> None:
+def test_nodes_without_the_devices_do_not_help() -> None:
     near, both = Near("a", "v/gpu", Mask([1])), Near("b", "v/nic", Mask([0, 1]))
     assert lacks(taken("0-3,4-7"), whole(6, 0, near)) == (cpus(1, 6, 4),)
     assert lacks(taken("0-3,4-7"), whole(6, 0, both)) == ()
@@ -108,7 +108,7 @@ def test_devices_of_our_own() -> None:
 
 @pytest.mark.parametrize("wanted", range(2, 9))
 @pytest.mark.parametrize("there", ["0-3,4-7", "0-2,8,4-7,12", "1-3,4-6"])
-def test_what_is_told_would_have_been_enough(there: str, wanted: int) -> None:
+def test_the_reported_amount_would_have_been_enough(there: str, wanted: int) -> None:
     state = taken(there)
     if place(state, Pod("s", "u", "ns", "p"), "c", 0, whole(wanted), "t").verdict.admitted:
         return

@@ -95,7 +95,7 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
     ), "a choice that breaks nothing is the same as without floors"
 
 
-def test_a_policy_that_wants_one_numa_node_rejects_what_the_floor_leaves_no_room_for() -> None:
+def test_a_single_node_policy_rejects_where_the_floor_takes_the_room() -> None:
     state = state_of(policy=Policy.SINGLE_NUMA_NODE)
     plan = guaranteed(state, "u", 7)
     assert (plan.container, plan.limit) == (None, Rule.SHARED_FLOOR)
@@ -181,7 +181,7 @@ def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
         ("0-14", Phase.RUNNING, 14, Rule.REQUEST),
     ],
 )
-def test_a_container_that_runs_on_its_cpus_keeps_them_when_it_is_taken_in(
+def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
     static: bool, runs_on: str, phase: Phase, requested: int, limit: Rule | None
 ) -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), static, admission=DEFAULT)

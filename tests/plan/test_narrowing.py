@@ -79,7 +79,7 @@ def test_a_pool_is_narrowed_and_followed() -> None:
     assert (runs_on(grown, "ls"), moves(shrunk, grown)[1]) == ("1-3", ("ls",))
 
 
-def test_where_nothing_is_left_it_has_its_whole_pool_and_that_is_told() -> None:
+def test_an_empty_part_is_replaced_by_the_whole_pool_and_reported() -> None:
     state = put(hooked(put(empty(), "ls"), "ls", wish("2-5")), "lse")
     assert runs_on(state, "ls") == "0-1,6-15"
     assert "nothing is left of CPUs 2-5" in lost(state, state.containers["ls"])
@@ -130,7 +130,7 @@ def test_what_was_lost_while_the_hook_thought_comes_back_later() -> None:
     assert violations(late) == []
 
 
-def test_to_name_all_that_it_has_is_no_narrowing() -> None:
+def test_naming_all_cpus_is_not_a_narrowing() -> None:
     state = put(empty(), "lse")
     state = put(state, "ls")
     plain = state.containers["ls"].placement

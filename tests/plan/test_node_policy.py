@@ -41,7 +41,7 @@ def static(**options: str) -> CpuManager:
     return CpuManager("static", named, sources=CONFIGZ)
 
 
-def test_nobody_says_anything() -> None:
+def test_no_source_sets_a_value() -> None:
     found = told()
     assert {value.source for value in found.named().values()} == {"default"}
     assert not any(value.problem for value in found.named().values())
@@ -143,7 +143,7 @@ def test_topology_policy_and_its_scope() -> None:
     assert found.policy.value is Policy.NONE
 
 
-def test_what_kubelet_keeps_back_is_owned_by_nobody() -> None:
+def test_cpus_reserved_by_kubelet_have_no_owner() -> None:
     kubelet = CpuManager("static", reserved=CpuSet((0, 1, 900)), sources={"reserved": "configz"})
     found = told(None, kubelet)
     assert (found.reserved.value, found.reserved.source) == (CpuSet((0, 1)), "kubelet's reserve (configz)")

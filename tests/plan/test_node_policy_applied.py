@@ -92,7 +92,7 @@ def test_what_is_set_aside_counts_as_taken() -> None:
     assert enacted(state, rules(state, "4-7")).state is state
 
 
-def test_of_two_the_one_that_can_be_is_in_force() -> None:
+def test_of_two_values_the_possible_one_is_in_effect() -> None:
     state = there(container("a", "0-3"))
     done = enacted(state, rules(state, "4", "5-7"))
     assert (str(done.policy.reservation.value), str(done.policy.system.value)) == ("4", "")
@@ -103,7 +103,7 @@ def test_of_two_the_one_that_can_be_is_in_force() -> None:
     assert str(done.state.pools.shared) == "4,6-7"
 
 
-def test_a_reserve_of_kubelets_that_would_leave_nothing_to_share_is_not_followed() -> None:
+def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
     strict = dataclasses.replace(NODE, options=CpuOptions(strict_cpu_reservation=True))
     state = there(container("a", "2,6"), container("b"), node=strict)
     told = read_node_policy(

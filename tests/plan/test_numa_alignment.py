@@ -65,7 +65,7 @@ def nodes_of(got: PodAdmission) -> Mask | None:
     return got.pod.aside.affinity
 
 
-def test_owners_on_one_node_or_not_at_all() -> None:
+def test_owners_on_one_node_or_several() -> None:
     state = empty()
     fits = admit(state, lsr("a", SINGLE), whole(8))
     assert nodes_of(fits) == Mask((0,))
@@ -101,7 +101,7 @@ def test_strategy_chooses_among_equals() -> None:
     assert nodes_of(emptiest) == Mask((1,))
 
 
-def test_who_shares_is_bound_to_a_part_of_its_pool() -> None:
+def test_a_sharing_container_is_bound_to_a_part_of_its_pool() -> None:
     state, owner = add(empty(), lsr("owner", SINGLE), whole(6))
     assert owner.placement.own <= NODES[0]
     state, one = add(state, burstable("a", SINGLE), shares(4000))
@@ -176,7 +176,7 @@ def test_keeping_apart() -> None:
     assert preferred.verdict.admitted
 
 
-def test_a_pod_made_anew_keeps_its_nodes() -> None:
+def test_a_pod_created_again_keeps_its_nodes() -> None:
     got = admit(empty(), burstable("a", SINGLE), shares(4000))
     state = got.state.with_pod(got.pod)
     state, _ = add(state, lsr("owner", SINGLE), whole(8))
@@ -186,7 +186,7 @@ def test_a_pod_made_anew_keeps_its_nodes() -> None:
     assert again.pod.nodes == got.pod.nodes
 
 
-def test_nodes_that_have_nothing_left_refuse_only_whom_they_must() -> None:
+def test_exhausted_nodes_refuse_only_pods_that_need_them() -> None:
     for class_, admitted in ((QosClass.LS, True), (QosClass.LSR, False), (QosClass.LSE, False)):
         lost = pod("a", qos=class_, kube_qos=KubeQos.BURSTABLE, nodes=Mask((7,)))
         plan = place(empty(), lost, "c", 0, whole(2), "a/c")
@@ -195,7 +195,7 @@ def test_nodes_that_have_nothing_left_refuse_only_whom_they_must() -> None:
         assert "nothing is left of the shared pool on NUMA node 7" in said
 
 
-def test_what_the_providers_said_is_told_by_name() -> None:
+def test_hints_of_providers_are_reported_by_name() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
     nic = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
     got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
@@ -207,7 +207,7 @@ def test_what_the_providers_said_is_told_by_name() -> None:
     assert hints["cpu"][:4] == ["0", "1", "2", "3"]
 
 
-def test_memory_that_is_not_counted_for_a_pod_is_no_part_of_it() -> None:
+def test_uncounted_memory_is_not_part_of_the_pods_sum() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
     got = admit(state, burstable("a", SINGLE), dataclasses.replace(shares(2000), memory_limit=1000 * MIB))
     assert nodes_of(got) == Mask((0,)), "a Burstable pod's memory is not counted"

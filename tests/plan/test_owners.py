@@ -66,7 +66,7 @@ def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
         (Request(2048, -1, 100_000), "limited to nothing"),
     ],
 )
-def test_what_is_no_number_of_whole_cpus_is_refused(asked: Request, words: str) -> None:
+def test_a_fraction_of_cpus_is_refused(asked: Request, words: str) -> None:
     state = NodeState.empty(NODE)
     got = admit(state, pod(kube_qos=KubeQos.BURSTABLE), asked)
     assert (got.verdict.code, got.verdict.reason, got.state) == (3, "InvalidCPURequest", state)
@@ -118,7 +118,7 @@ def test_counted_memory_is_the_pods_as_a_whole() -> None:
     assert plan.state.memory.nodes[0].table("memory").reserved == 3 * GI
 
 
-def test_who_is_not_concerned() -> None:
+def test_a_container_that_is_not_affected() -> None:
     assert not decides_pod(dataclasses.replace(NODE, static=False), pod())
     for who in (
         pod(cpuset=CpuSet((1,))),
@@ -142,7 +142,7 @@ def test_a_node_that_is_full_refuses_and_changes_nothing() -> None:
     assert (last.verdict.reason, last.state) == ("SharedPoolExhausted", state)
 
 
-def test_a_sandbox_made_anew_keeps_the_cpus() -> None:
+def test_a_sandbox_created_again_keeps_the_cpus() -> None:
     first = admitted(NodeState.empty(NODE), pod(), total(4000))
     plan = place(first.state, first.pod, "main", 0, total(4000), "x")
     assert plan.container is not None

@@ -61,7 +61,7 @@ def test_pools_shrink_by_class() -> None:
     assert state.pools.be == MACHINE.online - CpuSet.parse("0-1") - picked
 
 
-def test_an_owner_moves_exactly_those_who_are_on_its_cpus() -> None:
+def test_an_owner_moves_exactly_the_containers_on_its_cpus() -> None:
     ls = pod("ls", QosClass.LS)
     be = pod("be", kube=KubeQos.BEST_EFFORT)
     state = settled((ls, SMALL), (be, SMALL))
@@ -81,7 +81,7 @@ def test_whole_cpus_are_packed_on_one_node_in_whole_cores() -> None:
     assert MACHINE.nodes_of(a) == MACHINE.nodes_of(b), "best fit fills the node that is in use already"
 
 
-def test_a_request_that_fits_a_node_is_not_split_although_free_cores_are_elsewhere() -> None:
+def test_a_request_that_fits_a_node_is_not_split_for_free_cores() -> None:
     # Node 0 has three CPUs left (a fuller core first would draw the packed allocator there), node 1 is empty.
     state = settled((pod("x", QosClass.LSE, cpus=str(CpuSet(list(NODE0)[:5]))), SMALL))
     cpus = put(state, pod("g"), whole(4)).container.placement.own
@@ -175,7 +175,7 @@ def test_cpus_are_not_given_twice() -> None:
     assert not put(state, pod("d"), whole(2)).verdict.admitted
 
 
-def test_only_those_are_named_who_own_what_was_asked_for() -> None:
+def test_only_owners_of_the_requested_cpus_are_named() -> None:
     state = settled((pod("g"), whole(2)), (pod("h"), whole(2)), (pod("ls", QosClass.LS), SMALL))
     cpus = state.containers["g/c"].placement.own
     assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
@@ -239,7 +239,7 @@ def test_cpus_that_are_promised_to_others_are_picked_last() -> None:
 
 
 @pytest.mark.parametrize(("count", "where"), [(2, "0,8 on NUMA node 0"), (10, "0-4,8-12 on NUMA nodes 0-1")])
-def test_the_reason_tells_where(count: int, where: str) -> None:
+def test_the_reason_says_where(count: int, where: str) -> None:
     reason = put(empty(), pod("g"), whole(count)).container.placement.reasons[0]
     assert reason.endswith(f"; picked {where}")
 
@@ -326,7 +326,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
 
 
 @pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
-def test_moves_tell_shrink_from_growth(phase: Phase) -> None:
+def test_moves_distinguish_shrink_from_growth(phase: Phase) -> None:
     state = settled((pod("ls", QosClass.LS), SMALL), (pod("be", kube=KubeQos.BEST_EFFORT), SMALL))
     state = state.changed(put=[dataclasses.replace(c, phase=phase) for c in state.containers.values()])
     owned = put(state, pod("lse", QosClass.LSE, cpus="0-3")).state
@@ -356,7 +356,7 @@ def test_cpus_that_are_strictly_reserved_do_not_count_as_shared() -> None:
 
 
 @pytest.mark.parametrize("named", ["", "4-5"])
-def test_cpus_that_kubelet_named_stand_beside_what_is_set_aside(named: str) -> None:
+def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
     aside = SetAside(None, True, CpuSet.parse("4-7"))
     keeps = dataclasses.replace(pod("keeps"), aside=aside)
     state = empty(static=False).with_pod(keeps)
@@ -375,7 +375,7 @@ def test_cpus_that_kubelet_named_stand_beside_what_is_set_aside(named: str) -> N
     assert all_but.verdict.reason == "SharedPoolExhausted"
 
 
-def test_the_shared_pool_is_left_a_cpu_beside_what_is_set_aside_for_others() -> None:
+def test_the_shared_pool_keeps_a_cpu_beside_set_asides() -> None:
     keeps = dataclasses.replace(pod("keeps"), aside=SetAside(None, True, CpuSet.parse("0-3")))
     state = empty().with_pod(keeps)
     refused = put(state, pod("g"), whole(12))
@@ -389,7 +389,7 @@ def test_the_shared_pool_is_left_a_cpu_beside_what_is_set_aside_for_others() -> 
 
 
 @pytest.mark.parametrize("keep", list(KeepQuota))
-def test_a_quota_that_goes_is_told(keep: KeepQuota) -> None:
+def test_a_removed_quota_is_reported(keep: KeepQuota) -> None:
     state = NodeState.empty(dataclasses.replace(empty().node, keep_quota=keep))
     placement = put(state, pod("g"), whole(2)).container.placement
     off = keep is not KeepQuota.ALWAYS

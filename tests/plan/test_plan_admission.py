@@ -124,7 +124,7 @@ def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
     assert place(later, other, "c", 0, asked(2000), "c3").verdict.reason == "AdmissionReservedCPUs"
 
 
-def test_what_kubelet_tells_goes_before_the_sandbox() -> None:
+def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
     asks = PodAsk(
         "u",
         (
@@ -147,7 +147,7 @@ def test_what_kubelet_tells_goes_before_the_sandbox() -> None:
     )
 
 
-def test_beyond_256_cpus_the_limit_tells() -> None:
+def test_beyond_256_cpus_the_limit_is_used() -> None:
     """The kernel takes no more than 262144 shares."""
     pod = pod_of("", "", Request(262_144, 300 * 100_000, 100_000))
     assert requested_cpus(pod, Request()) == 300

@@ -87,7 +87,7 @@ def test_facts_of_the_cri(request_: Request, expected: list[Fact]) -> None:
     assert facts(POD, "c", request_) == expected
 
 
-def test_facts_that_kubelet_told_stand_for_those_of_the_cri() -> None:
+def test_facts_of_kubelet_replace_those_of_the_cri() -> None:
     request, source = Request(2048, 200_000, 100_000, GIB), "kubelet's /pods"
     assert facts(TOLD, "i", request) == [
         Fact("kind of container", "init", source),
@@ -164,7 +164,7 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
 
 
 @pytest.mark.parametrize("count", [1, MAX_MOVED, MAX_MOVED + 3])
-def test_of_those_who_move_the_first_are_named(count: int) -> None:
+def test_of_the_moved_containers_the_first_are_named(count: int) -> None:
     state = EMPTY
     burstable = dataclasses.replace(POD, kube_qos=KubeQos.BURSTABLE)
     for number in range(count):

@@ -114,7 +114,7 @@ def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
     assert got.explanations[-1].verdict == got.verdict
 
 
-def test_pods_that_share_are_told_of_too() -> None:
+def test_sharing_pods_are_reported_too() -> None:
     pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.BEST_EFFORT)
     state = dataclasses.replace(node(), node=dataclasses.replace(node().node, devices={}))
     got = dry_run(state, ArrivingPod(pod, Request(), (("c", Request()),)))

@@ -115,7 +115,7 @@ class TestCreate:
             >> event << WithdrawPlacement() << Abort(reason)
         )  # fmt: skip
 
-    def test_a_write_that_may_succeed_later_is_made_again_a_bounded_number_of_times(self) -> None:
+    def test_a_retryable_write_is_repeated_a_limited_number_of_times(self) -> None:
         playbook = at_barrier(ReservationKind.CREATE)
         for tried in range(TRIES - 1):
             playbook >> refused(errno.EBUSY) << Pause(PAUSE_S * 4**tried)
@@ -166,7 +166,7 @@ class TestCreate:
         assert playbook >> late << WithdrawPlacement() << Abort(reason)
         assert playbook.reservation.containers == (f"call-{ELSEWHERE - 1}",)
 
-    def test_where_there_are_no_other_cpus_the_reason_stands(self) -> None:
+    def test_without_other_cpus_the_reason_stays(self) -> None:
         reason = AbortReason("busy", REST, public="busy with one")
         assert (
             Playbook(reserved(ReservationKind.CREATE))
@@ -201,7 +201,7 @@ class TestCreate:
             playbook >> event << effect
         assert playbook << Abort(AbortReason("busy", REST))
 
-    def test_a_read_only_tree_is_no_reason_to_look_elsewhere(self) -> None:
+    def test_a_read_only_tree_does_not_lead_to_other_cpus(self) -> None:
         reason = AbortReason("refused 30", NEW, final=True, public=REFUSED)
         assert (
             at_barrier(ReservationKind.CREATE)
@@ -273,9 +273,7 @@ class TestNarrow:
         assert playbook >> ReservationRequested() << AppendLedger() >> LedgerWritten() << Commit()
 
     @pytest.mark.parametrize("event", [LedgerLate("slow"), LedgerRejected("slow")])
-    def test_a_container_that_owns_nothing_need_not_wait_for_a_ledger_that_fails(
-        self, event: LedgerLate
-    ) -> None:
+    def test_a_sharing_container_does_not_wait_for_a_failing_ledger(self, event: LedgerLate) -> None:
         assert (
             Playbook(reserved(ReservationKind.NARROW))
             >> ReservationRequested() << AppendLedger()
@@ -424,7 +422,7 @@ class TestMove:
         assert playbook << RecordSoon() << ReleaseHold() << Abort(reason)
         assert back(restoring(drained() >> Interrupted()), "internal error")
 
-    def test_the_end_of_the_daemon_leaves_a_move_that_is_half_done_to_the_next_one(self) -> None:
+    def test_a_half_done_move_is_left_to_the_next_daemon(self) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> Cancelled()
         assert playbook << RecordSoon() << ReleaseHold() << Abort()
         playbook = drained() >> Cancelled()
@@ -490,7 +488,7 @@ class TestRestoration:
         reason = AbortReason("the daemon ended before it was done", NEW)
         assert playbook >> LedgerRejected("odd") << ReleaseHold() << Abort(reason)
 
-    def test_containers_that_have_exited_need_not_be_put_back(self) -> None:
+    def test_exited_containers_need_no_restore(self) -> None:
         playbook = self.begun() >> ContainersExited()
         assert playbook << AssignOwn(OLD, hold=NONE) << RecordSoon() << Abort()
 

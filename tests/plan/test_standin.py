@@ -99,7 +99,7 @@ def test_near_ones_come_first() -> None:
         ({"bind_required": BindPolicy.SPREAD_BY_PCPUS}, 1),
     ],
 )
-def test_whose_cpus_have_a_substitute(more: dict[str, object], count: int) -> None:
+def test_containers_whose_cpus_have_a_replacement(more: dict[str, object], count: int) -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11]), **more))
     assert len(choose_replacements(state, only(state))) == count
 
@@ -115,7 +115,7 @@ def test_what_kubelet_gave_has_none() -> None:
     assert len(choose_replacements(ours, only(ours))) == 1
 
 
-def test_reserved_cpus_and_those_of_others_stand_in_for_nobody() -> None:
+def test_reserved_and_owned_cpus_are_no_replacement() -> None:
     own = CpuSet([3, 11])
     free = WHOLE.online - own - CpuSet([5])
     state = state_of(CpuSet([3]), owner("a", own), reserved=free)
@@ -124,12 +124,12 @@ def test_reserved_cpus_and_those_of_others_stand_in_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.EXITED, Phase.CREATING])
-def test_who_has_ended_or_is_not_there_yet_lacks_nothing(phase: Phase) -> None:
+def test_ended_and_future_containers_lack_nothing(phase: Phase) -> None:
     gone = dataclasses.replace(owner("a", CpuSet([3, 11])), phase=phase)
     assert owners_missing_cpus(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
 
 
-def test_a_request_that_names_others_than_its_own_cpus_has_named_none_of_them() -> None:
+def test_a_request_that_names_foreign_cpus_has_named_none_of_its_own() -> None:
     other = dataclasses.replace(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="0-15"))
     machine = without(CpuSet([3]))
     state = NodeState.of(Node(machine, CpuTopology.of(machine), False), (), [other])

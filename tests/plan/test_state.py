@@ -75,7 +75,7 @@ def test_an_owner_is_hard_if_one_of_its_containers_is() -> None:
     assert not NodeState.of(NODE, (), [soft, alike]).owners["a"].hard
 
 
-def test_promised_are_cpus_of_annotations_and_of_what_has_ended_in_a_pod_that_lives() -> None:
+def test_annotated_and_returning_cpus_count_as_promised() -> None:
     named = dataclasses.replace(OTHER, cpuset=CpuSet.parse("4-5"))
     containers = [
         owning("1", "a/c", "0-1", Phase.EXITED),
@@ -116,7 +116,7 @@ def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
     return Container(key, key, POD, Request(), placement, Phase.RUNNING)
 
 
-def test_a_container_bound_to_a_node_follows_its_part_of_the_pool_and_no_other() -> None:
+def test_a_container_bound_to_a_node_follows_only_its_part_of_the_pool() -> None:
     state = NodeState.of(NODE, (), [narrowed("x", "4-7,12-15"), sharing("y")])
     assert state.wanted(state.containers["x"]) == CpuSet.parse("4-7,12-15")
     elsewhere = state.changed(put=[owning("o", "b/c", "0-1")])
@@ -172,7 +172,7 @@ def without(text: str) -> Node:
     return dataclasses.replace(NODE, machine=dataclasses.replace(MACHINE, cpus=cpus, nodes=nodes))
 
 
-def test_an_owner_whose_cpus_are_all_offline_shares_until_they_are_back() -> None:
+def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
     x, y, z = owning("x", "a/c", "0-1"), owning("y", "b/c", "2-3"), sharing("z")
     state = NodeState.of(NODE, (), [x, y, z])
     fewer = state.under(without("0-1"))
@@ -186,7 +186,7 @@ def test_an_owner_whose_cpus_are_all_offline_shares_until_they_are_back() -> Non
     assert moves(part, part.changed(drop=["y"])) == ((), ("z",))
 
 
-def test_who_is_bound_elsewhere_does_not_move() -> None:
+def test_a_container_that_is_bound_elsewhere_does_not_move() -> None:
     bound = Placement(Pool.SHARED, CpuSet(), ALL, nodes=Mask((1,)))
     near, far = (dataclasses.replace(sharing(key), placement=bound) for key in ("near", "far"))
     far = dataclasses.replace(far, placement=dataclasses.replace(bound, nodes=Mask((0,))))
@@ -199,7 +199,7 @@ def test_who_is_bound_elsewhere_does_not_move() -> None:
     assert moves(after, state) == ((), ("near", "z"))
 
 
-def test_one_of_several_that_only_kubelet_knew_of_is_enough_to_count_anew() -> None:
+def test_one_container_known_to_kubelet_alone_causes_a_recount() -> None:
     held = {POD.uid: {"c": CpuSet.parse("4-5")}}
     state = NodeState.of(NODE, [POD, OTHER], [], held)
     assert state.pools.shared.isdisjoint(CpuSet.parse("4-5"))

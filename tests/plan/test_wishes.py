@@ -54,7 +54,7 @@ def test_nodes_that_a_scheduler_chose_are_taken() -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy.NONE, BEST, Policy.RESTRICTED])
-def test_nodes_with_too_little_are_given_up_and_that_is_told(policy: Policy) -> None:
+def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: Policy) -> None:
     state = taken(empty(policy), "4-7,12-13")
     plan = put(state, pod("a", wish_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE0
@@ -86,7 +86,7 @@ def test_a_stricter_policy_is_tried() -> None:
     assert any(step.provider == "volcano" for step in unmet.explanation.steps)
 
 
-def test_a_laxer_policy_than_the_nodes_is_no_wish() -> None:
+def test_a_laxer_policy_than_the_nodes_is_not_a_wish() -> None:
     state = taken(empty(SINGLE), "0-1,4-5")
     refused = put(state, pod("a", wish_policy=BEST), 7)
     assert refused.verdict.reason == "TopologyAffinityError"
@@ -105,7 +105,7 @@ def test_scope_pod() -> None:
     assert not met.problem
 
 
-def test_who_shares_runs_on_the_wished_nodes() -> None:
+def test_a_container_that_shares_runs_on_the_wished_nodes() -> None:
     shares = pod("a", kube_qos=KubeQos.BURSTABLE, wish_nodes=Mask((1,)))
     plan = place(empty(), shares, "c", 0, Request(512), "a/c")
     assert plan.container is not None

@@ -129,7 +129,7 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
         (NUMA_TOPOLOGY_SPEC, '{"numaTopologyPolicy": "all"}', "'all' is not one of BestEffort, "),
     ],
 )
-def test_faults_are_told_in_words(key: str, text: str, words: str) -> None:
+def test_faults_are_reported_in_words(key: str, text: str, words: str) -> None:
     readers = {
         RESOURCE_STATUS: resource_status,
         RESOURCE_SPEC: resource_spec,

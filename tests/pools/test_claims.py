@@ -69,7 +69,7 @@ def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
         (pod(QosClass.LSR), False, Pool.SHARED, False),
     ],
 )
-def test_who_goes_where(the_pod: Pod, static: bool, pool: Pool, hard: bool) -> None:
+def test_the_pool_of_each_class(the_pod: Pod, static: bool, pool: Pool, hard: bool) -> None:
     made = claim(the_pod, WHOLE_TWO, ONLINE, static=static)
     assert (made.pool, made.hard, made.fatal, made.problem) == (pool, hard, False, "")
     if pool is Pool.OWN:
@@ -79,9 +79,7 @@ def test_who_goes_where(the_pod: Pod, static: bool, pool: Pool, hard: bool) -> N
 
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
 @pytest.mark.parametrize("bad", [{"problem": "annotation is not JSON"}, {"cpus": "6-9"}])
-def test_a_bad_annotation_refuses_those_who_want_cpus_of_their_own(
-    qos: QosClass, bad: dict[str, str]
-) -> None:
+def test_a_bad_annotation_refuses_pods_that_want_exclusive_cpus(qos: QosClass, bad: dict[str, str]) -> None:
     made = claim(pod(qos, **bad), WHOLE_TWO, ONLINE, static=True)
     assert made.fatal
     assert bad.get("problem", "8-9 not online") in made.problem
@@ -98,7 +96,7 @@ def test_cpus_of_an_annotation_that_is_partly_wrong_are_not_taken() -> None:
     assert (made.pool, made.problem) == (Pool.SHARED, "nonsense")
 
 
-def test_who_names_cpus_that_are_not_here_gets_no_others_in_silence() -> None:
+def test_a_pod_that_names_missing_cpus_is_not_given_others_silently() -> None:
     """As with an annotation that cannot be read: a Guaranteed pod shares, and its fault is told."""
     for static in (False, True):
         wish = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
@@ -152,7 +150,7 @@ def test_a_be_pod_is_narrowed_to_the_cpus_that_it_names_and_owns_none() -> None:
     assert (made.pool, made.within, made.cpus) == (Pool.BE, CpuSet((2, 3)), None)
 
 
-def test_the_pool_of_who_owns_nothing() -> None:
+def test_the_pool_of_a_container_that_owns_nothing() -> None:
     batch = pod(QosClass.BE, KubeQos.BURSTABLE)
     assert pool_of(batch) == (Pool.BE, "BE pod runs on the BE pool")
     assert pool_of(pod(kube=KubeQos.BEST_EFFORT))[0] is Pool.BE

@@ -65,7 +65,7 @@ def test_kube_qos(parent: str, qos: KubeQos) -> None:
         ("a-" * 10**6, KubeQos.GUARANTEED),
     ],
 )
-def test_a_cgroup_root_and_a_uid_do_not_tell_the_class(parent: str, qos: KubeQos) -> None:
+def test_a_cgroup_root_and_a_uid_do_not_determine_the_class(parent: str, qos: KubeQos) -> None:
     assert kube_qos(parent) is qos
 
 
@@ -134,7 +134,7 @@ def test_no_other_label_or_annotation_is_read() -> None:
     assert sorted(read) == sorted(POD_KEYS)
 
 
-def test_every_fault_of_a_pod_is_told_with_its_kind() -> None:
+def test_every_fault_of_a_pod_is_reported_with_its_kind() -> None:
     annotations = {
         RESOURCE_STATUS: '{"cpuset": "3-1"}',
         RESOURCE_SPEC: '{"requiredCPUBindPolicy": "FullPCPU"}',

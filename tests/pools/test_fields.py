@@ -17,7 +17,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": Infinity}', "[" * 100_000, "1 2"])
-def test_what_is_no_json(text: str) -> None:
+def test_invalid_json(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|number|Expecting|nested"):
         load(text)
 
@@ -31,7 +31,7 @@ def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
     assert load(whole + " ", largest=None) == "x" * (LARGEST - 2)
 
 
-def test_numbers_too_long_for_python_are_told_in_our_words() -> None:
+def test_numbers_too_long_for_python_are_reported_in_our_words() -> None:
     with pytest.raises(ValueError, match=r"^not JSON: a number in it has thousands of digits$"):
         load('{"cpuset": ' + "9" * 5000 + "}")
     with pytest.raises(ValueError, match=r"^not JSON: NaN is no number$"):

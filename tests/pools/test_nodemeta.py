@@ -48,12 +48,12 @@ def test_metadata_alone() -> None:
         ('{"kind": "' + "x" * 500 + '"}', "..."),
     ],
 )
-def test_what_is_no_node_object(text: str, words: str) -> None:
+def test_invalid_node_objects(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         node_meta(text)
 
 
-def test_members_of_the_wrong_kind_are_told_and_the_rest_counts() -> None:
+def test_members_of_the_wrong_kind_are_reported_and_the_rest_counts() -> None:
     found = node_meta(
         json.dumps(
             {

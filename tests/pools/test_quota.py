@@ -18,5 +18,7 @@ from proxy.pools.quota import quota_of_owner
         (False, 2, KeepQuota.SEVERAL_CONTAINERS, None),
     ],
 )
-def test_whose_quota_is_switched_off(owns: bool, containers: int, keep: KeepQuota, quota: int | None) -> None:
+def test_pods_whose_quota_is_switched_off(
+    owns: bool, containers: int, keep: KeepQuota, quota: int | None
+) -> None:
     assert quota_of_owner(owns=owns, containers=containers, keep=keep) == quota

@@ -18,7 +18,7 @@ def part(socket: int, node: int, cpus: str) -> NodePool:
     return NodePool(socket, node, CpuSet.parse(cpus))
 
 
-def test_whoever_owns_cpus_leaves_the_shared_pool_and_only_lse_the_be_pool() -> None:
+def test_owned_cpus_leave_the_shared_pool_and_those_of_lse_the_be_pool() -> None:
     held = [Held(QosClass.LSR, CpuSet([0])), Held(QosClass.LSE, CpuSet([4])), Held(QosClass.LS, CpuSet([7]))]
     pools = node_pools(GROUPS, held, Withheld())
     assert pools.shared == (part(0, 0, "1-3"), part(1, 3, "5-6"))

@@ -60,7 +60,7 @@ def test_too_few_cpus_change_nothing() -> None:
 
 
 @given(HELD, WITHHELD, st.integers(-5000, 20_000), SETS)
-def test_nobody_elses_cpus_are_chosen(held: list[Held], withheld: Withheld, milli: int, now: CpuSet) -> None:
+def test_foreign_cpus_are_never_chosen(held: list[Held], withheld: Withheld, milli: int, now: CpuSet) -> None:
     chosen = suppressed(SEATS, held, withheld, milli, now)
     every = be_cpus(CpuSet(range(8)), held, withheld)
     assert chosen <= every

@@ -133,7 +133,7 @@ def test_empty_data_of_a_held_stream_is_dropped_and_counted():
     assert error.value.code == CALM
 
 
-def test_empty_data_after_a_refusal_is_counted_as_well():
+def test_empty_data_after_a_refusal_is_counted_too():
     net = Net(lambda session, stream, message: None).run()
     net.owner.turn_away = lambda path, kind: (12, "no")
     sid = net.client.open(CREATE)
@@ -170,7 +170,7 @@ def test_a_body_costs_as_much_as_came_of_it(size):
 
 
 @pytest.mark.parametrize("client", [True, False])
-def test_an_incomplete_header_and_an_incomplete_frame_cost_as_much_as_came(client):
+def test_an_incomplete_header_or_frame_costs_what_has_arrived(client):
     session, _ = begun()
     feed = session.from_client if client else session.from_server
     walker = session._requests if client else session._responses
@@ -290,7 +290,7 @@ def test_for_want_of_memory_the_largest_body_goes():
     assert room.total == 0
 
 
-def test_a_refusal_for_want_of_room_behind_the_runtimes_last_header_is_left_out():
+def test_a_refusal_without_memory_behind_the_last_header_is_left_out():
     room = Room(30_000)
     session, owner = begun(room)
     session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))

@@ -92,7 +92,7 @@ def test_indices_of_two_bytes():
         ours.feed(b"\xff\x06")
 
 
-def test_skimming_follows_too_and_remembers_only_blocks_that_change_nothing():
+def test_skimming_follows_and_remembers_only_harmless_blocks():
     ours = follower()
     growing = b"\x44\x02/p"
     for count in range(1, 4):

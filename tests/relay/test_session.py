@@ -34,7 +34,7 @@ def started(decide=None, **options):
     return Net(decide, **options).run()
 
 
-def test_an_intercepted_call_is_rewritten_answered_and_told():
+def test_an_intercepted_call_is_rewritten_answered_and_reported():
     net = started(rewrite)
     sid = net.client.call(CREATE, b"config", [("x-probe", "p"), ("grpc-timeout", "5S")])
     net.run()
@@ -51,7 +51,7 @@ def test_an_intercepted_call_is_rewritten_answered_and_told():
     net.check_whole()
 
 
-def test_a_call_that_nobody_asks_about_leaves_as_the_same_objects():
+def test_an_uninteresting_call_leaves_as_the_same_objects():
     net = started()
     sid = net.client.call(VERSION, b"v" * 500)
     data = net.client.take()
@@ -133,7 +133,7 @@ def test_release_without_a_message_gives_the_original_byte_for_byte(message):
         (grpc(b"abc")[:-1], Unusual.CUT),
     ],
 )
-def test_a_body_without_a_plain_message_passes_untouched_and_is_told(body, kind):
+def test_a_body_without_a_plain_message_passes_untouched_and_is_reported(body, kind):
     net = started(rewrite)
     sid = net.client.open(CREATE)
     net.client.data(sid, body)
@@ -149,7 +149,7 @@ def test_a_body_without_a_plain_message_passes_untouched_and_is_told(body, kind)
 
 @pytest.mark.parametrize("rest", [grpc(b"b"), b"!", b"!" * 300_000, grpc(b"b") * 3])
 @pytest.mark.parametrize("decide", [keep, rewrite])
-def test_the_first_of_several_messages_is_decided_on_and_the_rest_follows_it(rest, decide):
+def test_the_first_of_several_messages_is_decided_on(rest, decide):
     net = started(decide)
     sid = net.client.open(CREATE)
     net.client.data(sid, grpc(b"abc") + rest)
@@ -179,7 +179,7 @@ def test_a_body_without_a_plain_message_may_be_refused(body):
     net.check_whole()
 
 
-def test_a_message_whose_stream_never_ends_is_told_when_it_is_given_up():
+def test_a_message_whose_stream_never_ends_is_reported_at_its_end():
     net = started(rewrite)
     whole, part = net.client.open(CREATE), net.client.open(CREATE)
     net.client.data(whole, grpc(b"abc"), end=False)
@@ -256,7 +256,7 @@ def test_a_refusal_after_the_runtime_opened_its_answer_is_trailers_only():
 
 
 @pytest.mark.parametrize("others", [(), ((4, 70_000),)])
-def test_a_refusal_announces_a_smaller_header_table_that_the_runtime_has_not_announced_yet(others):
+def test_a_refusal_announces_a_smaller_table_before_the_runtime(others):
     net = Net(turn_down)
     net.client.announce((1, 0), *others)
     net.run()
@@ -517,7 +517,7 @@ def test_a_lost_connection_ends_every_call_once(state):
     assert not net.session.unsent
 
 
-def test_a_client_that_closes_ends_what_was_not_let_go():
+def test_a_client_that_closes_ends_its_held_calls():
     net = started()
     sids = [net.client.call(CREATE, b"c") for _ in range(3)]
     half = net.client.open(CREATE)
@@ -750,7 +750,7 @@ def test_only_the_first_header_of_a_stream_says_what_it_is():
 
 
 @pytest.mark.parametrize("how", ["release", "refuse"])
-def test_a_decision_while_the_runtimes_last_header_is_half_through_comes_too_late(how):
+def test_a_decision_within_the_runtimes_last_header_is_too_late(how):
     net = started()
     sid = net.client.call(CREATE, b"config")
     net.run()
@@ -854,7 +854,7 @@ def test_a_window_that_settings_make_too_wide_ends_the_connection():
         net.session.from_client(frame(SETTINGS, 1, 0))
 
 
-def test_settings_that_nobody_acknowledges_are_bounded():
+def test_settings_without_acknowledgement_are_bounded():
     net = started()
     with pytest.raises(RelayError, match="acknowledged"):
         net.session.from_server(settings((4, 1)) * 2000)

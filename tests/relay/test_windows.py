@@ -155,7 +155,7 @@ def test_a_smaller_initial_window_makes_pending_bodies_wait():
     assert net.server.streams[sid].remote_closed
 
 
-def test_an_initial_window_of_nothing_is_opened_by_the_runtimes_first_grant():
+def test_an_initial_window_of_zero_is_opened_by_the_first_grant():
     net = Net(keep, server=Peer(client=False, initial=0)).run()
     sid = net.client.call(CREATE, bytes(3000))
     net.run()
@@ -191,7 +191,7 @@ def test_a_shrunken_frame_size_is_obeyed_at_once():
 
 
 @pytest.mark.parametrize(("key", "value"), [(4, 1 << 20), (5, 1 << 20)])
-def test_what_the_runtime_widens_is_used_behind_the_clients_acknowledgement_only(key, value):
+def test_a_wider_runtime_window_is_used_after_the_clients_ack(key, value):
     """grpc's C core refuses a frame of the new size that comes before it."""
     server = Peer(client=False, consume=None)
     net = Net(server=server).run()
@@ -226,7 +226,7 @@ def test_of_several_settings_under_way_the_smallest_holds():
 
 
 @pytest.mark.parametrize("end", [b"the end", b""])
-def test_a_passing_upload_waits_while_a_released_body_has_spent_the_runtimes_window(end):
+def test_a_passing_upload_waits_for_the_window_of_a_released_body(end):
     server = Peer(client=False, consume=None, initial=1 << 20)
     net = Net(server=server).run()
     held = net.client.call(CREATE, bytes(60_000))

@@ -26,7 +26,7 @@ from tests.release.leaving_node import ALL, MACHINE, Node, command
 from tests.testkit.daemon import until
 
 
-def test_everybody_gets_everything_back_and_stays_so(node: Node) -> None:
+def test_every_container_gets_everything_back(node: Node) -> None:
     ids: list[str] = []
 
     async def day() -> None:
@@ -87,7 +87,7 @@ def test_the_command(node: Node) -> None:
     node.live(daemon, day)
 
 
-def test_what_takes_too_long_is_told(node: Node) -> None:
+def test_a_slow_release_is_reported(node: Node) -> None:
     async def day() -> None:
         lse = await node.launch(PodSpec("lse", "LSE", cpuset="2-3"))
         node.runtime.stop()
@@ -146,7 +146,7 @@ def test_without_a_daemon(node: Node) -> None:
         command(node, "--offline", "--undo")
 
 
-def test_without_a_daemon_for_who_may_not(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_daemon_and_without_permission(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object, **__: object) -> object:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -176,7 +176,7 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
     assert node.cpus(ids[0]) == ALL
 
 
-def test_kubelets_file_says_who_has_what(node: Node) -> None:
+def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
     """An owner of ours whom kubelet gave other CPUs, and somebody who shares, beside policy static."""
 
     async def day() -> None:

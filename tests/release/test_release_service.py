@@ -57,7 +57,7 @@ def fast(live: Callable[..., None], day: Any, **more: Any) -> None:
     live(day, settle_per_second=1000, reconcile_period=0.05, **more)
 
 
-def test_everybody_is_told_once_and_who_has_it_already_never(live: Callable[..., None]) -> None:
+def test_every_container_is_updated_once_and_only_if_needed(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", kube="burstable"))
         lse = await w.run(await w.pod("lse", "LSE", cpus="2-3", quota=200_000), **LIMIT)
@@ -83,7 +83,7 @@ def test_everybody_is_told_once_and_who_has_it_already_never(live: Callable[...,
     fast(live, day)
 
 
-def test_nobody_is_told_where_nobody_was_moved(live: Callable[..., None]) -> None:
+def test_no_update_is_sent_where_no_container_was_moved(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         for number in range(3):
             await w.run(await w.pod(f"ls{number}", kube="burstable"))
@@ -132,7 +132,7 @@ def test_a_start_that_was_on_its_way_is_waited_for(live: Callable[..., None]) ->
     fast(live, day)
 
 
-def test_what_is_queued_moves_nobody_any_more(live: Callable[..., None]) -> None:
+def test_queued_jobs_move_no_container_any_more(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", kube="burstable"))
         await w.run(await w.pod("lse", "LSE", cpus="2-3"))
@@ -188,7 +188,7 @@ def test_a_set_that_an_update_names_is_what_comes_back(live: Callable[..., None]
     fast(live, day)
 
 
-def test_kubelets_static_policy_says_who_has_what(live: Callable[..., None]) -> None:
+def test_kubelets_static_policy_names_the_cpus_of_each_container(live: Callable[..., None]) -> None:
     held = {"whole": {"c": CpuSet.parse("4-5")}}
     manager = CpuManager("static", default=CpuSet.parse("0-3,6-15"), held=held)
 
@@ -207,7 +207,7 @@ def test_kubelets_static_policy_says_who_has_what(live: Callable[..., None]) -> 
     fast(live, day)
 
 
-def test_one_that_the_runtime_refuses_is_told_and_tried_again(live: Callable[..., None]) -> None:
+def test_a_container_that_the_runtime_refuses_is_reported_and_retried(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(w) as release:
@@ -253,7 +253,7 @@ def test_without_a_runtime_the_kernel_is_given_back(live: Callable[..., None]) -
 
 
 @pytest.mark.parametrize("stage", ["releasing", "released", "?"])
-def test_a_restart_goes_on_and_asks_before_it_tells(live: Callable[..., None], stage: str) -> None:
+def test_a_restart_continues_and_asks_before_it_updates(live: Callable[..., None], stage: str) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", kube="burstable"))
         lse = await w.run(await w.pod("lse", "LSE", cpus="2-3"))

@@ -86,7 +86,7 @@ def test_the_limit_keeps_the_newest(history: History) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "9999999", "\u0663"])
-def test_a_limit_that_is_none(history: History, limit: str) -> None:
+def test_an_invalid_limit(history: History, limit: str) -> None:
     with pytest.raises(InputError, match=r"cannot explain: limit is .*, not a number from 1 to 999999"):
         history_page(history, {"limit": limit})
 

@@ -129,7 +129,7 @@ def test_the_form() -> None:
     }
 
 
-def test_what_is_missing_has_its_default_and_what_is_unknown_is_passed_over() -> None:
+def test_missing_fields_have_defaults_and_unknown_ones_are_ignored() -> None:
     assert from_data({"event": "e", "pod": "a/b", "new": 1}) == Explanation("e", "a/b", "")
 
 

@@ -51,7 +51,7 @@ def test_all_that_is_known_of_hooks() -> None:
     ]
 
 
-def test_where_no_hooks_are_none_are_told() -> None:
+def test_without_hooks_there_are_no_metrics_of_them() -> None:
     assert told() == []
     assert "topoproxy_hook" not in metrics({})
     assert "topoproxy_hook" not in metrics({"hooks": 3})

@@ -46,7 +46,7 @@ def test_an_empty_node() -> None:
     assert len(told) == 8
 
 
-def test_everybody_who_has_cpus() -> None:
+def test_all_containers_with_cpus() -> None:
     facts = NodeFacts(
         annotations={RESERVATION: '{"reservedCPUs": "4"}', SYSTEM_QOS: '{"cpuset": "5"}'},
         kubelet=KubeletFacts("static", reserved_cpus=CpuSet([4]), checkpoint=STATE),
@@ -71,7 +71,7 @@ def test_an_old_file_of_kubelet_holds_nothing() -> None:
     assert 7 in union(drawn.rule.shared)
 
 
-def test_what_is_wrong_with_the_node_is_told() -> None:
+def test_faults_of_the_node_object_are_reported() -> None:
     facts = NodeFacts(
         labels={BIND_POLICY[0]: "x"},
         annotations={RESERVATION: "x", SYSTEM_QOS: '{"cpuset": "x"}'},

@@ -43,7 +43,7 @@ def test_what_kubelet_gave_to_pods_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("entries", [None, {}, {"a": "0-3"}, {"a": {"x": "?"}}, {"a": {"x": 3}}, {"a": None}])
-def test_what_is_no_set_is_passed_over(entries: object) -> None:
+def test_invalid_sets_are_ignored(entries: object) -> None:
     assert kubelet_allocs(checkpoint(entries), ()) == ()
 
 

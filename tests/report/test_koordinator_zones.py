@@ -50,7 +50,7 @@ def test_huge_pages_are_not_memory() -> None:
     }
 
 
-def test_a_node_that_tells_nothing_of_its_memory() -> None:
+def test_a_node_with_unknown_memory() -> None:
     bare = Machine((), (NumaNode(0, CpuSet()),), CpuSet(), CpuSet())
     (zone,) = zones_of(bare, ())
     assert zone.capacity == {"cpu": 0, "memory": 0, "hugepages-2Mi": 0, "hugepages-1Gi": 0}

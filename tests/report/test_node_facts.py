@@ -68,7 +68,7 @@ def test_a_node_with_nothing_on_it() -> None:
     assert (facts.labels, facts.annotations, facts.pods, facts.chosen) == ({}, {}, (), ())
 
 
-def test_what_a_node_object_says_passes_and_what_is_in_force_is_told() -> None:
+def test_the_node_objects_values_pass_and_effective_ones_are_reported() -> None:
     meta = NodeMeta(
         "n1",
         "node-uid",
@@ -103,7 +103,7 @@ def test_what_a_node_object_says_passes_and_what_is_in_force_is_told() -> None:
     assert "ownerReferences" not in stranger["metadata"]  # type: ignore[operator]
 
 
-def test_what_kubelet_gave_is_told_once_whether_its_container_is_here_or_not() -> None:
+def test_kubelets_assignments_are_reported_once() -> None:
     held = {
         "u2": {"a": CpuSet((4, 12)), "b": CpuSet((5,))},
         "u3": {"c": CpuSet((6, 7))},
@@ -133,13 +133,13 @@ def test_what_kubelet_gave_is_told_once_whether_its_container_is_here_or_not() -
     assert shared == state.pools.shared - CpuSet((2, 10)), "no container of that pod is here yet"
 
 
-def test_our_own_topology_manager_is_told_where_it_decides() -> None:
+def test_our_topology_manager_is_reported_where_it_decides() -> None:
     manager = CpuManager("none", topology_policy="best-effort", topology_scope="container")
     told = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
     assert told["topologyPolicies"] == ["RestrictedPodLevel"]
 
 
-def test_kubelets_reserve_is_told_by_what_was_allocatable_before_amplification() -> None:
+def test_kubelets_reserve_comes_from_raw_allocatable() -> None:
     meta = NodeMeta(
         labels={NUMA_RESERVATION: "true"},
         annotations={AMPLIFICATION: '{"cpu": 2}', RAW_ALLOCATABLE: '{"cpu": "14"}'},

@@ -124,7 +124,7 @@ def test_names_that_can_be_asked_about() -> None:
 @pytest.mark.parametrize(
     "answer", [None, [], {}, {"records": {}}, {"records": [1]}, {"records": [{}]}, "ok\n"]
 )
-def test_what_is_no_answer(answer: object) -> None:
+def test_an_invalid_answer(answer: object) -> None:
     with pytest.raises(InputError, match="cannot read"):
         read_records(answer)
 

@@ -122,7 +122,7 @@ def blameless(name: str, *said: Said) -> Explanation:
     return replace(told, merge=replace(told.merge, blame=()), said=said or told.said, lacks=())
 
 
-def test_what_stood_against_it_is_read_from_the_hints_where_nobody_says_it() -> None:
+def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
     assert all_sentences(blameless("refused_single"))[1] == (
         "What it asks of cpu cannot be had on a single NUMA node."
     )
@@ -151,7 +151,7 @@ def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
     assert all_sentences(told)[0] == "ml/c/main was refused: more (ml/c/other) is told."
 
 
-def test_who_was_aligned_and_refused_for_something_else_hears_nothing_of_alignment() -> None:
+def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
     verdict = Verdict(9, "SMTAlignmentError", "not enough whole cores")
     text = tell(replace(record("owner"), verdict=verdict), 100)
     assert "chose node 1 (preferred)" in text
@@ -187,19 +187,19 @@ def test_who_was_aligned_and_refused_for_something_else_hears_nothing_of_alignme
         ),
     ],
 )
-def test_what_was_lacking_is_said_of_the_nodes_that_lacked_least(lacks: tuple[Lack, ...], text: str) -> None:
+def test_the_shortage_is_reported_for_the_closest_nodes(lacks: tuple[Lack, ...], text: str) -> None:
     told = replace(record("refused_single"), lacks=lacks)
     assert section(told, "What would help")[0] == text
 
 
-def test_without_facts_nothing_is_said_to_fit() -> None:
+def test_without_facts_no_fit_is_reported() -> None:
     helped = section(replace(record("refused_gpu"), lacks=()), "What would help")
     assert not [text for text in helped if "fit if" in text]
     enough = replace(record("refused_gpu"), lacks=(Lack("cpu", None, 2, 2),))
     assert section(enough, "What would help") == helped
 
 
-def test_what_nobody_can_give_is_named_and_no_policy_is_advised() -> None:
+def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
     said = (Said("devices", "x/gpu", "impossible"), Said("cpu", "cpu", "", (hint(True, 0),), 1, 1))
     told = blameless("refused_gpu", *said)
     assert section(told, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
@@ -238,7 +238,7 @@ def test_simple_cases_are_short(name: str, most: int) -> None:
     assert len(tell(record(name), 100).splitlines()) <= most
 
 
-def test_a_limit_that_equals_the_request_is_told_with_it() -> None:
+def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
     facts = [Fact(f"cpu {kind}", "2", "x") for kind in ("request", "limit")]
     other = [Fact("memory request", "1", "x"), Fact("memory limit", "2", "x"), Fact("gpu limit", "1", "x")]
     told = replace(record("owner"), facts=(*facts, *other))
@@ -266,7 +266,7 @@ def test_a_refusal_without_anything_known() -> None:
         ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod anew", True),
     ],
 )
-def test_what_a_pod_says_of_itself_is_no_matter_of_the_node(
+def test_facts_of_a_pod_are_not_facts_of_the_node(
     reason: str, code: int, begins: str, elsewhere: bool
 ) -> None:
     told = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(code, reason, "no"))
@@ -276,7 +276,7 @@ def test_what_a_pod_says_of_itself_is_no_matter_of_the_node(
     assert len(helped) == 1 + elsewhere
 
 
-def test_who_is_of_class_system_has_no_cpus_of_its_own() -> None:
+def test_a_system_container_has_no_exclusive_cpus() -> None:
     told = replace(record("shared"), pool="system", cpus=CpuSet([0, 1]))
     assert "was admitted to the SYSTEM pool (CPUs 0-1 then)" in all_sentences(told)[0]
 
@@ -356,7 +356,7 @@ def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
     assert list(section(Explanation("e", "a/b", "u", merge=merge), "What was chosen")) == texts
 
 
-def test_a_long_list_of_who_moved_is_cut() -> None:
+def test_a_long_list_of_moved_containers_is_cut() -> None:
     def moved(*who: Moved, more: int = 0) -> tuple[str, ...]:
         return section(Explanation("e", "a/b", "u", moved=who, more_moved=more), "Who had to move")
 
@@ -372,7 +372,7 @@ def test_a_long_list_of_who_moved_is_cut() -> None:
     assert moved(Moved("a/b/c", before, after), more=4)[1:] == ("And 4 more had to move.",)
 
 
-def test_steps_are_told_by_provider_and_cut() -> None:
+def test_steps_are_grouped_by_provider_and_cut() -> None:
     cores = [Step("cpu", f"core {i}: CPUs {i},{i + 32}") for i in range(12)]
     told = Explanation("e", "a/b", "u", steps=(*cores, Step("memory", "node 0.")))
     texts = section(told, "What was taken")
@@ -380,7 +380,7 @@ def test_steps_are_told_by_provider_and_cut() -> None:
     assert texts[1] == "memory: node 0."
 
 
-def test_facts_are_told_by_source() -> None:
+def test_facts_are_grouped_by_source() -> None:
     told = replace(record("owner"), facts=(Fact("a", "1", "x"), Fact("b", "2", ""), Fact("c", "3", "x")))
     assert sections(told)[1].sentences == ("From x: a 1; c 3.", "Known: b 2.")
 
@@ -468,7 +468,7 @@ MACHINE = described(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("policy", list(Policy))
-def test_what_the_engine_records_can_be_told(policy: Policy, scope: Scope) -> None:
+def test_every_record_of_the_engine_has_a_sentence(policy: Policy, scope: Scope) -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=policy, scope=scope)
     state, told = NodeState.empty(node), []
     for i, (count, qos) in enumerate(

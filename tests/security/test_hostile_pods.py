@@ -65,7 +65,7 @@ def test_no_class_lends_a_right_to_named_cpus(label: str, parent: str) -> None:
     check([(0, HostilePod("greedy", labels, annotations, parent, resources), "")])
 
 
-def test_a_record_that_cannot_be_encoded_costs_nobody_else_a_record() -> None:
+def test_a_record_that_cannot_be_encoded_costs_no_other_record() -> None:
     """A batch has records of several pods."""
     dice = random.Random(1)
     check([(step, attack("surrogate-key", dice, CPUS), "") for step in range(len(DAY))])

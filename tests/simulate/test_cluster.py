@@ -37,7 +37,7 @@ def test_fill_takes_the_fullest_that_fits(cluster: MakeCluster, pod: MakePod) ->
     assert [r.host for r in results] == ["m1", "m2", "m1", "m2", "m3"]
 
 
-def test_what_a_machine_lacks_is_said(cluster: MakeCluster, pod: MakePod) -> None:
+def test_shortages_of_a_machine_are_reported(cluster: MakeCluster, pod: MakePod) -> None:
     results = cluster(2).run(
         [
             pod(cpu=17, memory="1Gi"),
@@ -85,7 +85,7 @@ def test_the_engine_refuses_and_nothing_is_kept(cluster: MakeCluster, pod: MakeP
     assert one.hosts[0].guests == 0
 
 
-def test_retry_goes_on_to_the_next_machine(pod: MakePod) -> None:
+def test_retry_continues_to_the_next_machine(pod: MakePod) -> None:
     machines = [Named("split", described(2, 1, 8)), Named("whole", described(1, 1, 8))]
     guests = [pod(host="split", cpu=9, memory="1Gi") for _ in range(2)]
     wide = pod(cpu=10, memory="1Gi")
@@ -100,7 +100,7 @@ def test_retry_goes_on_to_the_next_machine(pod: MakePod) -> None:
     assert (placed.fate, placed.host, placed.tried) == (Fate.PLACED, "whole", ("split",))
 
 
-def test_explanations_are_kept_for_whom_they_are_asked(cluster: MakeCluster, pod: MakePod) -> None:
+def test_explanations_are_kept_for_the_named_pods(cluster: MakeCluster, pod: MakePod) -> None:
     results = cluster().run(
         [pod("a", cpu=1, memory="1Gi"), pod("b", cpu=1, memory="1Gi")], explain=frozenset({"default/b"})
     )
@@ -114,7 +114,7 @@ def test_every_pod_is_counted(cluster: MakeCluster, pod: MakePod) -> None:
     assert len(steps) == 3
 
 
-def test_allocatable_is_what_kubelet_would_tell(hosts: Callable[..., list], pod: MakePod) -> None:
+def test_allocatable_is_what_kubelet_would_report(hosts: Callable[..., list], pod: MakePod) -> None:
     gib = 1 << 30
     plain = hosts(config="cpuManagerPolicy: static")[0].offers
     assert (plain["cpu"], plain["memory"], plain[PODS]) == (16_000, 128 * gib - (100 << 20), 110)

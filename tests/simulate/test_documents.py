@@ -59,7 +59,7 @@ def test_plain_words_are_read_as_kubernetes_reads_them() -> None:
     ]
 
 
-def test_what_is_no_number_in_json_is_one_here() -> None:
+def test_a_number_in_text_is_accepted() -> None:
     assert values("a: .inf\nb: -.inf") == [{"a": math.inf, "b": -math.inf}]
 
 
@@ -153,7 +153,7 @@ def test_one_line_with_the_line(text: str | bytes, words: str) -> None:
         ('{"a": ' * 100_000, "cannot read f.json"),
     ],
 )
-def test_json_that_is_none(text: str, words: str) -> None:
+def test_invalid_json(text: str, words: str) -> None:
     assert words in refused(text, "f.json")
 
 

@@ -172,7 +172,7 @@ def test_devices(tmp_path: Path) -> None:
         ("a/b: [", "not YAML"),
     ],
 )
-def test_devices_that_are_none(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_devices(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError) as error:
         plugins(tmp_path, text)
     assert words in str(error.value)

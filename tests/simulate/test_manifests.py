@@ -110,7 +110,7 @@ def test_replicas_are_pods_of_their_own(tmp_path: Path) -> None:
     assert {g.arrival.pod.asks.uid == g.arrival.pod.uid for g in guests if g.arrival.pod.asks} == {True}
 
 
-def test_lists_folders_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_directories_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "c"}]}}
     items = [{**pod, "metadata": {"name": name}} for name in "ab"]
     (tmp_path / "deep").mkdir()
@@ -323,7 +323,7 @@ def test_anything_anywhere_is_read_or_refused_in_one_line(
         assert len(said) < 600
 
 
-def test_a_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputError, match="cannot read standard input: it is closed"):
         load_pods(["-"], ["m"], 1, bound=True)

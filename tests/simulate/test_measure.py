@@ -102,7 +102,7 @@ def test_reserved_cpus_were_never_to_be_had() -> None:
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)
 
 
-def test_rows_tell_what_is_on_each_node(pod: Callable[..., Guest]) -> None:
+def test_rows_show_what_is_on_each_node(pod: Callable[..., Guest]) -> None:
     config = parse(
         "cpuManagerPolicy: static\nreservedSystemCPUs: 0,16\ntopologyManagerPolicy: restricted\n"
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]",

@@ -121,7 +121,7 @@ def test_what_is_spread_is_named(pod: MakePod) -> None:
     assert lines[-1] == "default/torn: spread on m: given something on NUMA nodes 0-1, 1 could hold it"
 
 
-def test_decisions_are_told(pod: MakePod) -> None:
+def test_decisions_are_reported(pod: MakePod) -> None:
     guests = [pod("a", cpu=2, memory="1Gi"), pod("b", cpu=2, memory="1Gi")]
     played, _ = play(STATIC, guests, explain="default/a")
     lines = explain_lines(played.results[0], 100)
@@ -132,7 +132,7 @@ def test_decisions_are_told(pod: MakePod) -> None:
     assert untold[1].startswith("  c: Guaranteed container with 2 whole CPUs")
 
 
-def test_a_refusal_is_told_once(pod: MakePod) -> None:
+def test_a_refusal_is_reported_once(pod: MakePod) -> None:
     config = RESTRICTED.replace("restricted", "single-numa-node")
     played, _ = play(config, [pod("a", cpu=14, memory="1Gi")], explain="default/a")
     lines = explain_lines(played.results[0], 200)
@@ -185,7 +185,7 @@ def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
     )
 
 
-def test_a_machine_that_is_not_there_is_no_shortage(pod: MakePod) -> None:
+def test_a_missing_machine_is_not_a_shortage(pod: MakePod) -> None:
     one = play(STATIC, [pod("a", host="gone")])
     assert "    no machine of that name   1" in report(*one, [], verbose=False)
     other = play(STATIC, [pod("a", host="m")])

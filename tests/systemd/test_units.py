@@ -31,7 +31,7 @@ def read(name: str) -> dict[str, dict[str, list[str]]]:
     return sections
 
 
-def test_the_service_tells_systemd_when_it_is_ready_and_alive() -> None:
+def test_the_service_notifies_systemd() -> None:
     service = read("topoproxy.service")["Service"]
     assert service["Type"] == ["notify"]
     assert service["NotifyAccess"] == ["main"]
@@ -61,12 +61,12 @@ def test_cgroups_stay_writable_and_the_rest_does_not() -> None:
     assert service["NoNewPrivileges"] == ["yes"]
 
 
-def test_large_answers_are_not_mapped_anew_each_time() -> None:
+def test_large_answers_are_not_mapped_each_time() -> None:
     words = read("topoproxy.service")["Service"]["Environment"][0].split()
     assert words == ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
 
 
-def test_folders_are_the_programs_own() -> None:
+def test_directories_are_those_of_the_program() -> None:
     service = read("topoproxy.service")["Service"]
     config = Config()
     assert Path("/run") / service["RuntimeDirectory"][0] == DEFAULT_FOLDER == config.listen.parent
@@ -86,13 +86,13 @@ def test_the_socket_is_the_one_that_the_program_adopts() -> None:
     assert read("topoproxy.service")["Install"]["Also"] == ["topoproxy.socket"]
 
 
-def test_a_takeover_may_write_kubelets_folder_and_nothing_else() -> None:
+def test_a_takeover_may_write_kubelets_directory_and_nothing_else() -> None:
     shipped = read("examples/topoproxy.service.d/20-takeover.conf")
     assert shipped == {"Service": {"ReadWritePaths": [str(Config().kubelet.state_dir)]}}
     assert "ReadWritePaths" not in read("topoproxy.service")["Service"]
 
 
-def test_the_folder_of_hooks_is_made_and_open_to_nobody_else() -> None:
+def test_the_directory_of_hooks_is_created_and_private() -> None:
     service, config = read("topoproxy.service")["Service"], Config()
     folders = [Path("/etc") / name for name in service["ConfigurationDirectory"][0].split()]
     assert folders == [config.hooks.directory.parent, config.hooks.directory]

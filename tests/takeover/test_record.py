@@ -37,7 +37,7 @@ def test_it_is_kept_and_read_back(record: Record) -> None:
 @pytest.mark.parametrize(
     "odd", [{}, {"stage": "begun"}, {"pending": {"step": "x"}}, {"old": {"a": {"x": "y"}}}, {"old": 1}]
 )
-def test_what_is_no_record(odd: dict[str, object]) -> None:
+def test_invalid_records(odd: dict[str, object]) -> None:
     whole = dump(STARTED) or {}
     assert load({**whole, **odd} if odd else {}) is None
 

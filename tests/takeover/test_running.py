@@ -43,7 +43,7 @@ def test_processes(root: Path) -> None:
     assert signs(root / "kubelet", root / "absent", NOWHERE) == ()
 
 
-def test_sockets_count_where_somebody_listens(root: Path) -> None:
+def test_sockets_count_where_a_process_listens(root: Path) -> None:
     path = root / "kubelet/pod-resources/kubelet.sock"
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as server:

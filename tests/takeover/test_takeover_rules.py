@@ -110,7 +110,7 @@ def test_a_start() -> None:
     assert start(record, scene(), 6.0).record == record
 
 
-def test_a_finish_needs_a_start_a_stopped_kubelet_and_old_pods_that_have_ended() -> None:
+def test_a_finish_needs_a_start_a_stopped_kubelet_and_no_old_pods() -> None:
     with pytest.raises(StepRefusedError, match="it has not started"):
         finish(Record(), scene(), "none", with_running=True, force=True)
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_a_finish_needs_a_start_a_stopped_kubelet_and_old_pods_that_have_ended()
     assert forced.record.pending.before == scene().file.text
 
 
-def test_a_finish_for_static_has_what_is_in_force() -> None:
+def test_a_finish_for_static_has_what_is_in_effect() -> None:
     new = Owning("c", "z", "ns/c/z", CpuSet([6]))
     found = scene({**HELD, "c": {"z": CpuSet([5])}}, owning=(*OWNING, new))
     done = finish(begun(), found, "static", with_running=True, force=False)
@@ -174,7 +174,7 @@ def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
     assert revert(dataclasses.replace(record, forced=False), running, force=False).record == Record()
 
 
-def test_the_truth_keeps_what_only_kubelet_knows_where_it_meets_nobody() -> None:
+def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None:
     coming = {"a": {"x": CpuSet([2, 3])}, "new": {"n": CpuSet([5])}, "lost": {"l": CpuSet([6])}}
     found = scene(coming, owning=(OWNING[0], Owning("c", "z", "ns/c/z", CpuSet([6]))))
     assert sets(truth(begun(), found, "static").text) == {
@@ -209,7 +209,7 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
     assert any("ns/a/x has CPUs 0-1" in words for words in told)
 
 
-def test_a_strict_reserve_is_remembered_where_kubelet_does_not_tell() -> None:
+def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> None:
     record = dataclasses.replace(begun(), strict=True)
     text = truth(record, scene(manager=CpuManager()), "static").text
     assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])

@@ -84,7 +84,7 @@ def start_kubelet(node: Any, policy: str) -> None:
     node.kubelet_runs(runs=True)
 
 
-def test_pipes_in_the_place_of_kubelets_files_hold_nobody_up(kubelet_node: Any) -> None:
+def test_pipes_in_place_of_kubelets_files_block_nothing(kubelet_node: Any) -> None:
     node = kubelet_node
     node.launch("old")
     text = node.kubelet.path.read_text()
@@ -243,7 +243,7 @@ def test_odd_questions(kubelet_node: Any) -> None:
     assert data(kubelet_node, "status")["stage"] == "none"
 
 
-def test_the_status_of_the_daemon_tells_of_a_takeover(kubelet_node: Any) -> None:
+def test_the_status_of_the_daemon_shows_a_takeover(kubelet_node: Any) -> None:
     admin = kubelet_node.proxy.admin
     page: Any = ask(admin, "/status", 60)
     assert "takeover" not in page
@@ -256,7 +256,7 @@ def test_the_status_of_the_daemon_tells_of_a_takeover(kubelet_node: Any) -> None
     assert page["settings"]["cpuManagerPolicy"] == "none"
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_no_daemon_answers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "proxy", "takeover", "status", "--admin", f"unix://{tmp_path}/no.sock"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "no process listens there" in done.stderr) == (69, True)

@@ -92,7 +92,7 @@ def test_nothing_is_written_where_the_record_cannot_be_kept(ledger: Any, folder:
     assert (writer.record, read_text(folder)) == (Record(), "before")
 
 
-def test_a_record_that_cannot_be_read_is_told(ledger: Any, folder: Path) -> None:
+def test_a_record_that_cannot_be_read_is_reported(ledger: Any, folder: Path) -> None:
     ledger.entries[KEY] = {"stage": "odd"}
     writer = Writer(ledger, folder, folder.parent / "ours")
     assert "cannot read the takeover's record" in writer.recover()
@@ -116,7 +116,9 @@ def test_what_was_under_way_is_settled_at_the_start(ledger: Any, folder: Path) -
     assert "it is no regular file" in Writer(ledger, folder, folder.parent / "ours").recover()
 
 
-def test_a_folder_that_cannot_be_written(ledger: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_written(
+    ledger: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert writer_of(ledger, folder).unwritable() == ""
     assert "No such file" in writer_of(ledger, folder / "absent").unwritable()
     monkeypatch.setattr(os, "access", lambda path, mode: False)

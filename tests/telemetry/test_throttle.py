@@ -24,7 +24,7 @@ class Said:
             self.say(key, f"line {number}")
 
 
-def test_the_first_few_are_written_then_one_a_minute_with_the_number_left_out():
+def test_the_first_few_are_written_then_one_a_minute_with_a_count():
     said = Said(burst=3)
     said.flood(1000)
     assert said.lines == ["line 0", "line 1", "line 2"]

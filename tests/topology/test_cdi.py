@@ -86,7 +86,7 @@ def test_a_device_without_device_files_is_known(folders: Folders) -> None:
     assert folders.paths("a.com/b=") is None
 
 
-def test_the_later_folder_wins(folders: Folders) -> None:
+def test_the_later_directory_wins(folders: Folders) -> None:
     (folders.dynamic / "z.json").write_text(spec(x="/dev/dynamic"))
     (folders.static / "a.json").write_text(spec(x="/dev/static", y="/dev/only"))
     assert folders.paths("a.com/b=x") == ("/dev/dynamic",)
@@ -96,7 +96,7 @@ def test_the_later_folder_wins(folders: Folders) -> None:
     assert folders.paths("a.com/b=x") == ("/dev/static",)
 
 
-def test_one_name_twice_in_a_folder_stands_for_nothing(folders: Folders) -> None:
+def test_a_name_twice_in_a_directory_counts_for_nothing(folders: Folders) -> None:
     (folders.static / "a.json").write_text(spec(x="/dev/a", y="/dev/y"))
     (folders.static / "b.json").write_text(spec(x="/dev/b"))
     (folders.static / "c.json").write_text(spec(x="/dev/c"))
@@ -152,7 +152,9 @@ NESTED_YAML = "kind: " + "[" * 300_000
         ("a.yaml", f"# {'x' * (1 << 20)}\n{YAML}", "larger than 1 MiB"),
     ],
 )
-def test_what_is_broken_is_told_once_and_left_out(folders: Folders, name: str, text: str, words: str) -> None:
+def test_a_broken_file_is_reported_once_and_left_out(
+    folders: Folders, name: str, text: str, words: str
+) -> None:
     file = folders.static / name
     file.write_bytes(text.encode(errors="surrogateescape"))
     (folders.static / "good.json").write_text(spec(x="/dev/a"))
@@ -176,7 +178,7 @@ def test_a_file_of_the_largest_size_is_read(folders: Folders) -> None:
     assert folders.paths("a.com/b=x") == ("/dev/a",)
 
 
-def test_what_is_no_spec_file_is_not_opened(folders: Folders) -> None:
+def test_other_files_are_not_opened(folders: Folders) -> None:
     (folders.static / "a.yml").write_text("{")
     (folders.static / "b.json.bak").write_text("{")
     (folders.static / "folder.json").mkdir()
@@ -186,7 +188,7 @@ def test_what_is_no_spec_file_is_not_opened(folders: Folders) -> None:
     assert folders.complaints == []
 
 
-def test_folders_may_be_missing_and_come_later(tmp_path: Path) -> None:
+def test_directories_may_be_missing_and_come_later(tmp_path: Path) -> None:
     specs = CdiSpecs((tmp_path / "a", tmp_path / "b"), lambda message, **keys: pytest.fail(message))
     assert specs.device("a.com/b=x") is None
     (tmp_path / "b").mkdir()

@@ -82,7 +82,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_the_nearest_folder_above_that_tells_a_node(host: Host) -> None:
+def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
     host.function(NIC, "1")
     host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
     devices: Hardware = host.devices()
@@ -115,7 +115,7 @@ def test_block_and_character_devices_of_one_number_are_two(host: Host) -> None:
         ("9" * 30, f"PCI device 0000:3b:00.0 has NUMA node '{'9' * 20}', which this machine does not have"),
     ],
 )
-def test_a_node_that_is_none(host: Host, text: str, words: str) -> None:
+def test_an_invalid_node(host: Host, text: str, words: str) -> None:
     host.function(GPU, text)
     host.device("dri/card1", 1, f"{GPU}/drm/card1")
     (near,) = host.devices().near(Given(paths=("/dev/dri/card1",)))
@@ -143,14 +143,14 @@ def test_what_is_not_there(host: Host) -> None:
     ]
 
 
-def test_names_that_say_nothing_are_no_entry(host: Host) -> None:
+def test_names_without_meaning_are_not_entries(host: Host) -> None:
     host.device("nvidiactl", 255)
     paths = ("/dev", "/dev/null", "/dev/nvidiactl", "/etc/passwd", "/sys/fs/cgroup", "")
     assert host.devices().near(Given(paths, (), paths)) == ()
     assert host.asked == []
 
 
-def test_a_folder_stands_for_the_device_files_in_it(host: Host) -> None:
+def test_a_directory_represents_its_device_files(host: Host) -> None:
     host.function(NIC, "1")
     host.function(GPU, "0")
     host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
@@ -173,7 +173,7 @@ def test_a_folder_stands_for_the_device_files_in_it(host: Host) -> None:
     )
 
 
-def test_a_folder_in_which_nothing_has_a_place_is_one_entry_or_none(host: Host) -> None:
+def test_a_directory_without_nodes_is_one_entry_or_none(host: Host) -> None:
     host.device("snd/pcm0", 1)
     host.device("snd/pcm1", 2)
     host.device("infiniband/rdma_cm", 3)
@@ -182,7 +182,7 @@ def test_a_folder_in_which_nothing_has_a_place_is_one_entry_or_none(host: Host) 
     assert near == Near("/dev/snd", "", None, "no device in it has a NUMA node")
 
 
-def test_a_folder_of_thousands_is_cut(host: Host) -> None:
+def test_a_directory_of_thousands_is_cut(host: Host) -> None:
     host.function(NIC, "1")
     for number in range(300):
         host.device(f"many/x{number:03}", number, f"{NIC}/x/x{number}")
@@ -300,7 +300,7 @@ def test_a_multipath_disk_is_where_its_controllers_are(host: Host) -> None:
     assert host.near("/dev/nvme3n1", "/dev/nvme3n1p2") == {"/dev/nvme3n1": "1", "/dev/nvme3n1p2": "1"}
 
 
-def test_a_folder_of_sysfs_is_the_device_that_it_is(host: Host) -> None:
+def test_a_directory_of_sysfs_is_its_device(host: Host) -> None:
     host.function(NIC, "1")
     host.link("class/net/eth0", f"{NIC}/net/eth0")
     host.link("class/net/lo", "devices/virtual/net/lo")

@@ -30,7 +30,7 @@ def test_masks(text: str, ids: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "g", "0-3", "1,", "1 0", "-1", "0x", "1_0", "123456789,00000000"])
-def test_what_is_no_mask_is_refused(text: str) -> None:
+def test_an_invalid_mask_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a bit mask"):
         parse_mask(text)
 

@@ -24,7 +24,7 @@ def test_groups_hold_only_cpus_that_said_something() -> None:
     assert partition({0: 0b111, 1: 0b111}) == {0: 0b11, 1: 0b11}
 
 
-def test_nothing_said_is_no_groups() -> None:
+def test_no_data_gives_no_groups() -> None:
     assert partition({}) == {}
     assert by_key({}) == {}
 

@@ -14,7 +14,7 @@ def node(number: int, **files: str) -> dict[str, str]:
     return {f"NODE/node{number}/{name}": text for name, text in files.items()}
 
 
-def test_no_node_folder_is_node_0_with_everything(sysfs) -> None:
+def test_no_node_directory_is_node_0_with_everything(sysfs) -> None:
     root = sysfs(BASE | {"kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "7"})
     (root.parent / "proc").mkdir()
     (root.parent / "proc/meminfo").write_text("MemFree: 1 kB\nMemTotal:       1000 kB\n")
@@ -62,7 +62,7 @@ def test_the_map_wins_over_a_stale_list_and_offline_cpus_are_left_out(sysfs) -> 
     assert str(machine.nodes[0].cpus) == "0-3"
 
 
-def test_links_tell_where_map_and_list_are_missing(sysfs) -> None:
+def test_links_are_used_where_map_and_list_are_missing(sysfs) -> None:
     machine = read_machine(sysfs(BASE | node(0, cpu0="", cpu1="") | node(1, cpu2="", cpu3="", cpufreq="")))
     assert [str(n.cpus) for n in machine.nodes] == ["0-1", "2-3"]
 
@@ -114,7 +114,7 @@ def test_huge_pages_of_a_node(sysfs) -> None:
     assert machine.nodes[0].hugepages == {2048: HugePages(5, 4, 1), 1048576: HugePages(2)}
 
 
-def test_nodes_that_hold_less_than_the_machine_are_told(sysfs) -> None:
+def test_nodes_that_hold_less_than_the_machine_are_reported(sysfs) -> None:
     root = sysfs(BASE | node(0, cpumap="f", meminfo="Node 0 MemTotal: 102400 kB"))
     (root.parent / "proc").mkdir()
     (root.parent / "proc/meminfo").write_text("MemTotal: 409600 kB\n")

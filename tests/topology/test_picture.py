@@ -187,7 +187,7 @@ def test_cpus_in_no_inner_part_are_still_drawn() -> None:
     ]
 
 
-def test_small_caches_are_no_parts() -> None:
+def test_small_caches_are_not_shown() -> None:
     machine = described(1, 1, 2, 1)
     small = {name: dataclasses.replace(cache, level=2) for name, cache in machine.caches.items()}
     assert "L2" not in render(dataclasses.replace(machine, caches=small))

@@ -62,7 +62,7 @@ def test_a_node_that_is_taken_out_is_seen(known: Machine, tmp_path: Path) -> Non
     assert not is_same(known, tmp_path)
 
 
-def test_a_machine_that_tells_no_nodes_is_only_its_cpus(tmp_path: Path) -> None:
+def test_a_machine_without_nodes_is_only_its_cpus(tmp_path: Path) -> None:
     cpu = tmp_path / "sys/devices/system/cpu"
     (cpu / "cpu0/topology").mkdir(parents=True)
     (cpu / "online").write_text("0\n")

@@ -38,7 +38,7 @@ def test_groups_and_cpu_lists(sysfs) -> None:
     assert [c.die for c in machine.cpus] == [None] * 4
 
 
-def test_offline_cpu_without_topology_folder_leaves_a_one_thread_core(sysfs) -> None:
+def test_offline_cpu_without_topology_directory_leaves_a_one_thread_core(sysfs) -> None:
     files = {name: text for name, text in two_by_two().items() if "/cpu1/" not in name}
     files |= {"CPU/online": "0,2-3", "CPU/cpu1/online": "0", "NODE/node0/cpumap": "f", "NODE/node0/cpu1": ""}
     machine = read_machine(sysfs(files))
@@ -47,7 +47,7 @@ def test_offline_cpu_without_topology_folder_leaves_a_one_thread_core(sysfs) -> 
     assert machine_to_json(machine)["cpus"]["offline"] == "1"
 
 
-def test_without_an_online_file_the_folders_tell(sysfs) -> None:
+def test_without_an_online_file_the_directories_are_used(sysfs) -> None:
     files = {name: text for name, text in two_by_two().items() if name not in ("CPU/online", "CPU/present")}
     files = {name: text for name, text in files.items() if "/cpu3/topology" not in name}
     files |= {"CPU/cpu1/online": "0", "CPU/cpu2/online": "1", "CPU/cpu3/online": "1"}
@@ -58,7 +58,7 @@ def test_without_an_online_file_the_folders_tell(sysfs) -> None:
     assert (facts["online_from"], facts["present"], facts["offline"]) == ("cpu directories", None, "1,3")
 
 
-def test_garbage_in_the_online_file_falls_back_to_the_folders_and_is_told(sysfs) -> None:
+def test_garbage_in_the_online_file_falls_back_to_directories(sysfs) -> None:
     machine = read_machine(sysfs(two_by_two() | {"CPU/online": "all of them"}))
     assert str(machine.online) == "0-3"
     assert "online: 'all of them' is not a list of ids" in machine.extra["problems"][0]
@@ -84,7 +84,7 @@ def test_missing_root_is_refused(tmp_path) -> None:
         read_machine(tmp_path / "nowhere")
 
 
-def test_the_folder_above_sys_is_taken_and_proc_is_found_beside(sysfs) -> None:
+def test_the_directory_above_sys_is_used_and_proc_is_beside_it(sysfs) -> None:
     root = sysfs(two_by_two())
     (root.parent / "proc").mkdir()
     (root.parent / "proc" / "meminfo").write_text("MemTotal:  2048 kB\n")
@@ -128,7 +128,7 @@ def test_without_sets_the_package_id_groups_minus_one_included(sysfs) -> None:
     assert groups(read_machine(sysfs(files)), "package") == {0: "0,2", 1: "1,3"}
 
 
-def test_nothing_told_is_one_package_and_null_in_json(sysfs) -> None:
+def test_no_facts_give_one_package_and_null_in_json(sysfs) -> None:
     machine = read_machine(sysfs({"CPU/online": "1-2"}))
     assert groups(machine, "package") == {1: "1-2"}
     assert groups(machine, "core") == {1: "1", 2: "2"}
@@ -159,7 +159,7 @@ def test_a_set_without_its_own_cpu_is_passed_over(sysfs) -> None:
     assert groups(read_machine(sysfs(files)), "core") == {0: "0", 1: "1"}
 
 
-def test_garbage_in_a_level_is_told_and_taken_for_missing(sysfs) -> None:
+def test_garbage_in_a_level_is_reported_and_counts_as_missing(sysfs) -> None:
     machine = read_machine(sysfs(two_by_two() | cpu(0, core_cpus="??") | cpu(1, core_cpus="??")))
     assert groups(machine, "core") == {0: "0", 1: "1", 2: "2-3"}
     assert [p.endswith("'??' is not a bit mask") for p in machine.extra["problems"]] == [True, True]
@@ -212,7 +212,7 @@ def test_hybrid_kinds(sysfs) -> None:
     }
 
 
-def test_hybrid_devices_tell_kinds_only_if_there_are_two(sysfs) -> None:
+def test_hybrid_devices_have_kinds_only_if_there_are_two(sysfs) -> None:
     assert read_machine(sysfs(two_by_two() | {"devices/cpu_core/cpus": "0-3"})).extra["kinds"] is None
 
 
@@ -236,7 +236,7 @@ def test_a_cpu_without_package_among_others_is_alone(sysfs) -> None:
         ({}, ""),
     ],
 )
-def test_the_architecture_is_told_by_the_kernel_or_by_its_cpus(sysfs, files, expected: str) -> None:
+def test_the_architecture_comes_from_the_kernel_or_its_cpus(sysfs, files, expected: str) -> None:
     root = sysfs(two_by_two())
     for name, text in files.items():
         path = root.parent / "proc" / name

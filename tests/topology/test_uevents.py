@@ -33,7 +33,7 @@ def test_what_matters(first: bytes, matters: bool) -> None:
     assert concerns(first + b"\0ACTION=x\0SEQNUM=1") is matters
 
 
-def test_the_kernel_tells_without_waiting() -> None:
+def test_the_kernel_reports_without_delay() -> None:
     told, lack = listen()
     if told is None:
         pytest.skip(lack)
@@ -73,7 +73,7 @@ def test_what_is_lost_may_have_mattered(monkeypatch: pytest.MonkeyPatch) -> None
         told.heard()
 
 
-def test_nobody_may_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listening_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 

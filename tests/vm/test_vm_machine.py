@@ -49,7 +49,7 @@ def test_memory_that_can_be_taken_out() -> None:
 @pytest.mark.parametrize(
     ("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0"), ("hybrid", "hierarchy=0")]
 )
-def test_systemd_is_told_the_cgroup_version(cgroup: str, word: str) -> None:
+def test_systemd_gets_the_cgroup_version(cgroup: str, word: str) -> None:
     assert word in Machine(cgroup=cgroup, driver="systemd").command_line()
     assert "systemd" not in Machine(cgroup=cgroup).command_line()
     legacy = "legacy_systemd_cgroup_controller=1" in Machine(cgroup=cgroup, driver="systemd").command_line()

@@ -111,7 +111,7 @@ def test_nothing_else_is_changed(through: Callable[..., Node], bed: Bed) -> None
     assert ours == plain
 
 
-def test_nobody_runs_anywhere_while_we_are_away(through: Callable[..., Node]) -> None:
+def test_no_container_runs_while_the_daemon_is_away(through: Callable[..., Node]) -> None:
     node = through()
     ls = node.spawn("ls")
     pod, late = node.pod("lse", LAST), node.pod("ls")

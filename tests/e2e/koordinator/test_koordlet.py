@@ -111,7 +111,7 @@ def test_it_sets_the_environment_and_nothing_is_lost(beside: Any, bed: Bed) -> N
     assert ours == plain  # oom_score_adj among it, which an answer without one would take away
 
 
-def test_it_cannot_give_away_what_somebody_owns(beside: Any, bed: Bed) -> None:
+def test_it_cannot_give_away_owned_cpus(beside: Any, bed: Bed) -> None:
     """Its pool is what it last heard from the cluster; an owner that it does not know of is safe."""
     daemon, _ = beside(str(LAST))
     with daemon.client() as cri:

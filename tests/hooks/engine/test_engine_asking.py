@@ -31,7 +31,7 @@ def envs(**values: str) -> Adjustment:
     return Adjustment(envs=values)
 
 
-def test_nothing_is_started_and_nobody_is_asked_without_hooks(scene: Any) -> None:
+def test_nothing_is_started_or_called_without_hooks(scene: Any) -> None:
     async def story() -> None:
         threads = threading.active_count()
         answers = scene.engine.ask(scene.create())
@@ -75,7 +75,7 @@ def test_hooks_are_asked_by_name_and_what_they_want_comes_together(scene: Any) -
     scene.run(story)
 
 
-def test_a_second_claim_of_a_field_leaves_out_all_of_the_later_answer_and_names_both(scene: Any) -> None:
+def test_a_second_claim_of_a_field_drops_the_later_answer(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
         outcome = await scene.ask()
@@ -95,7 +95,7 @@ def test_a_second_claim_of_a_field_leaves_out_all_of_the_later_answer_and_names_
 
 
 @BOTH
-def test_a_veto_refuses_whatever_the_policy_and_nobody_else_is_asked(scene: Any, policy: Policy) -> None:
+def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(scene: Any, policy: Policy) -> None:
     asked: list[int] = []
 
     async def story() -> None:
@@ -111,7 +111,7 @@ def test_a_veto_refuses_whatever_the_policy_and_nobody_else_is_asked(scene: Any,
     scene.run(story)
 
 
-def test_who_validates_sees_all_that_is_wanted_and_may_refuse_it(scene: Any) -> None:
+def test_a_validating_hook_sees_all_changes_and_may_refuse(scene: Any) -> None:
     seen: list[Any] = []
 
     def validate(event: Any) -> Veto | None:
@@ -132,7 +132,7 @@ def test_who_validates_sees_all_that_is_wanted_and_may_refuse_it(scene: Any) -> 
     scene.run(story)
 
 
-def test_who_only_validates_is_asked_of_calls_that_no_hook_adjusts(scene: Any) -> None:
+def test_a_hook_that_only_validates_is_called_although_none_adjusts(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("05-v", Veto("never"), VALIDATE))
         assert scene.engine.points == {PRE, VALIDATE}
@@ -177,7 +177,7 @@ FAULTS: dict[str, Any] = {
 @BOTH
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 @pytest.mark.parametrize("words", list(FAULTS))
-def test_a_failure_is_the_hooks_own_and_its_policy_says_what_becomes_of_the_call(
+def test_a_failed_hook_does_to_the_call_what_its_policy_says(
     scene: Any, policy: Policy, words: str, kind: str
 ) -> None:
     bad: Any = FAULTS[words]
@@ -203,7 +203,7 @@ def test_a_failure_is_the_hooks_own_and_its_policy_says_what_becomes_of_the_call
     scene.run(story)
 
 
-def test_what_cannot_be_refused_goes_on_whatever_fails(scene: Any) -> None:
+def test_a_call_that_cannot_be_refused_continues(scene: Any) -> None:
     async def story() -> None:
         event = scene.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
@@ -218,7 +218,7 @@ def test_what_cannot_be_refused_goes_on_whatever_fails(scene: Any) -> None:
 @pytest.mark.parametrize(
     "where", ["seats.Seat.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
 )
-def test_a_fault_of_our_own_is_told_and_refuses_where_a_hook_must_not_be_missed(
+def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
     scene: Any, monkeypatch: pytest.MonkeyPatch, policy: Policy, where: str
 ) -> None:
     def fault(*_: Any) -> None:
@@ -251,7 +251,7 @@ def test_a_hook_that_skips_a_pod_is_not_asked_about_it(scene: Any) -> None:
     scene.run(story)
 
 
-def test_who_echoes_is_told_what_hooks_before_it_want(scene: Any) -> None:
+def test_a_hook_that_echoes_gets_the_changes_of_earlier_hooks(scene: Any) -> None:
     def echo(event: Any, so_far: Any) -> Adjustment:
         return envs(SEEN=so_far.envs["A"])
 
@@ -302,7 +302,7 @@ def test_hooks_kept_keep_how_they_stand(scene: Any) -> None:
     scene.run(story)
 
 
-def test_who_was_quick_is_waited_for_at_once_and_who_was_slow_is_not_for_a_while(scene: Any) -> None:
+def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(scene: Any) -> None:
     slow = [0.0]
 
     def pre_create_container(event: Any) -> Adjustment:
@@ -344,7 +344,7 @@ def test_servers_and_coroutines_are_not_waited_for_at_once(scene: Any) -> None:
     scene.run(story)
 
 
-def test_answers_may_be_waited_for_by_several_and_by_nobody(scene: Any) -> None:
+def test_answers_may_have_several_waiters_or_none(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", lambda _: scene.gate.wait(30) and envs(A="1"), timeout=60.0))
         answers = scene.engine.ask(scene.create())
@@ -359,7 +359,7 @@ def test_answers_may_be_waited_for_by_several_and_by_nobody(scene: Any) -> None:
     scene.run(story)
 
 
-def test_nobody_is_asked_any_more_when_it_is_closed(scene: Any) -> None:
+def test_no_hook_is_called_after_closing(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", envs(A="1")))
         await scene.ask()
@@ -377,7 +377,7 @@ def test_nobody_is_asked_any_more_when_it_is_closed(scene: Any) -> None:
     scene.run(story)
 
 
-def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed(
+def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fault(*_: Any) -> None:
@@ -400,7 +400,7 @@ def test_a_fault_of_our_own_lets_the_call_pass_unless_a_hook_is_not_to_be_missed
     scene.run(story)
 
 
-def test_a_fault_of_our_own_while_others_validate_does_not_lose_who_is_not_to_be_missed(
+def test_an_internal_fault_in_validation_keeps_policy_fail(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = invoke.invoke

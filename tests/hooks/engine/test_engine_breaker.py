@@ -46,7 +46,7 @@ def test_three_failures_in_a_row_open_it_and_a_success_between_does_not() -> Non
     assert breaker.left(0.25) == pytest.approx(FIRST_S - 0.25)
 
 
-def test_after_the_pause_exactly_one_call_is_let_through_and_its_success_closes_it() -> None:
+def test_after_the_pause_one_call_is_let_through_and_may_close_it() -> None:
     breaker = opened()
     assert breaker.permit(FIRST_S - 0.01) == 0
     probe = breaker.permit(FIRST_S)
@@ -59,7 +59,7 @@ def test_after_the_pause_exactly_one_call_is_let_through_and_its_success_closes_
     assert breaker.failures == 0
 
 
-def test_each_probe_that_fails_doubles_the_pause_up_to_a_minute_and_a_success_forgets_that() -> None:
+def test_each_failed_probe_doubles_the_pause_up_to_a_minute() -> None:
     breaker, now, pauses = opened(), 0.0, []
     for _ in range(9):
         pauses.append(breaker.left(now))

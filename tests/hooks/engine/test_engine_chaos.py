@@ -140,7 +140,7 @@ def add(values: dict[str, Any], answer: Adjustment) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(specs=HOOKS)
-def test_a_call_always_ends_with_what_those_who_behave_want(scene: Any, specs: list[Any]) -> None:
+def test_a_call_always_ends_with_the_answers_of_good_hooks(scene: Any, specs: list[Any]) -> None:
     outcomes: list[Outcome] = []
     fresh = type(scene)()
 

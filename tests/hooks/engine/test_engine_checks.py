@@ -44,7 +44,7 @@ def test_only_an_adjustment_a_veto_or_nothing_is_an_answer(answer: object) -> No
     assert "it must be an Adjustment, a Veto or None" in refusal(answer)
 
 
-def test_a_coroutine_that_nobody_awaits_is_closed_and_refused() -> None:
+def test_a_coroutine_that_is_never_awaited_is_closed_and_refused() -> None:
     async def answer() -> None:
         return None
 
@@ -100,9 +100,7 @@ def test_each_value_can_be_cleared(field: str) -> None:
         ("unified", [{"memory.high": 1}, {"memory.high": None}]),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_with_its_field_and_its_container(
-    field: str, values: list[Any]
-) -> None:
+def test_an_invalid_value_is_refused_with_field_and_container(field: str, values: list[Any]) -> None:
     for value in values:
         words = refusal(Adjustment(**{field: value}))
         assert field in words
@@ -160,16 +158,14 @@ def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
         ("updates", "id", Update(unified=1)),  # type: ignore[arg-type]
     ],
 )
-def test_an_entry_that_cannot_be_is_refused_with_its_key_and_without_its_value(
-    field: str, key: Any, value: Any
-) -> None:
+def test_an_invalid_entry_is_refused_with_its_key_only(field: str, key: Any, value: Any) -> None:
     values: Any = {field: {key: value}}
     words = refusal(Adjustment(**values))
     assert words.startswith(f"cannot set {field}[")
     assert "xxx" not in words
 
 
-def test_what_kubelet_knows_its_own_by_may_be_said_again_and_the_rest_is_free() -> None:
+def test_keys_of_kubelet_may_be_repeated_and_others_are_free() -> None:
     keys = {"io.kubernetes.pod.uid": "u"}
     mine = {"io.kubernetes.container.hash": "h"}
     pod = PodFacts(namespace="ns", name="pod", labels=keys, annotations=mine)

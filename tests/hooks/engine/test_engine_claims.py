@@ -66,7 +66,7 @@ def test_owners_are_named_by_field_by_key_and_by_field_of_a_key() -> None:
     )
 
 
-def test_a_conflict_names_the_field_and_its_owner_and_takes_nothing_of_the_answer() -> None:
+def test_a_conflict_names_field_and_owner_and_drops_the_answer() -> None:
     claims, clashes = together(
         [("10-a", {"envs": {"A": "1"}}), ("20-b", {"cpus": CpuSet([1]), "envs": {"B": "2", "A": "1"}})]
     )
@@ -76,7 +76,7 @@ def test_a_conflict_names_the_field_and_its_owner_and_takes_nothing_of_the_answe
     assert dict(claims.owners) == {"envs[A]": "10-a"}
 
 
-def test_who_says_nothing_wants_nothing() -> None:
+def test_a_silent_hook_changes_nothing() -> None:
     assert Claims().merged() is NOTHING
 
 

@@ -124,7 +124,7 @@ def test_an_answer_that_comes_late_is_not_used(scene: Any) -> None:
     scene.run(story)
 
 
-def test_a_hook_that_hangs_delays_nobody_who_does_not_ask_it(scene: Any) -> None:
+def test_a_hook_that_hangs_delays_only_calls_that_use_it(scene: Any) -> None:
     async def story() -> None:
         scene.use(
             hook("10-a", scene.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
@@ -146,7 +146,7 @@ def test_a_hook_that_hangs_delays_nobody_who_does_not_ask_it(scene: Any) -> None
     scene.run(story)
 
 
-def test_who_fails_three_times_in_a_row_is_not_asked_until_a_probe_has_gone_well(scene: Any) -> None:
+def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(scene: Any) -> None:
     bad = [True]
 
     def sometimes(event: Any) -> Adjustment:
@@ -176,7 +176,7 @@ def test_who_fails_three_times_in_a_row_is_not_asked_until_a_probe_has_gone_well
     scene.run(story)
 
 
-def test_who_is_not_to_be_missed_refuses_while_it_is_not_asked_and_says_when_it_will_be(scene: Any) -> None:
+def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(scene: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError("away")
 
@@ -251,7 +251,7 @@ def test_all_hooks_of_a_call_together_have_a_bound(scene: Any, monkeypatch: pyte
     scene.run(story)
 
 
-def test_who_waits_for_a_place_does_not_wait_longer_than_the_call_may(
+def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -269,7 +269,7 @@ def test_who_waits_for_a_place_does_not_wait_longer_than_the_call_may(
     scene.run(story)
 
 
-def test_who_has_waited_for_a_place_asks_the_hooks_after_it_once(
+def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe that is asked for twice would never be made."""
@@ -316,7 +316,7 @@ def test_the_second_hook_of_a_call_has_its_own_deadline(scene: Any) -> None:
     scene.run(story)
 
 
-def test_a_server_is_given_a_little_more_for_its_own_error_and_is_never_thrown_at(scene: Any) -> None:
+def test_a_server_has_extra_time_for_its_own_error(scene: Any) -> None:
     def server(event: Any) -> None:
         time.sleep(SHORT_S + 0.01)
         raise OSError("deadline exceeded at koordlet.sock")
@@ -415,9 +415,7 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-def test_a_late_answer_is_not_used_though_the_loop_was_too_busy_to_see_that_it_is_late(
-    scene: Any, kind: str
-) -> None:
+def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(scene: Any, kind: str) -> None:
     def late(event: Any) -> Adjustment:
         time.sleep(2 * SHORT_S)
         return good(event)
@@ -449,7 +447,7 @@ def test_coroutines_that_are_cancelled_before_their_first_step_are_back(scene: A
     scene.run(story)
 
 
-def test_a_coroutine_whose_loop_has_gone_before_it_began_is_back() -> None:
+def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
     gone = threading.Event()
     looper = Looper("x", print, gone.set)
     looper.close()
@@ -459,7 +457,7 @@ def test_a_coroutine_whose_loop_has_gone_before_it_began_is_back() -> None:
     assert seat.report(0.0, 0).hung == 0
 
 
-def test_a_loop_that_has_heard_that_a_coroutine_is_cancelled_is_left_alone() -> None:
+def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
     looper = Looper("x", print, lambda: None)
     invoke._check_cancelled(DispatchContext(time.monotonic, print), HookTask(looper, reached=True))
     assert not looper.lost
@@ -497,7 +495,7 @@ def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
     assert gone.wait(30)
 
 
-def test_a_thread_that_never_comes_back_is_thrown_at_a_bounded_number_of_times(
+def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(invoke, "_PAUSES", Backoff(0.0, 5.0))

@@ -66,7 +66,7 @@ def test_an_exception_is_one_line_with_the_hooks_own_last_frame(handler: Any) ->
     assert "json/decoder" not in told.trace
 
 
-def test_what_a_server_has_raised_is_told_without_a_place(handler: Any) -> None:
+def test_an_error_of_a_server_is_reported_without_a_line(handler: Any) -> None:
     told = failure_of(raised(handler, "{"), of(handler, remote=True))
     assert told.text.startswith("Expecting property name")
     assert (".py" in told.text, told.trace) == (False, "")
@@ -84,7 +84,7 @@ def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
     assert "\x1b" not in failure_of(ValueError("\x1b[31m"), of(raised)).text
 
 
-def test_what_never_reached_the_hooks_file_is_told_with_where_it_was() -> None:
+def test_a_fault_outside_the_hooks_file_is_reported_with_its_place() -> None:
     told = failure_of(raised(json.loads, "{"), of(raised))
     assert "test_engine_errors.py" in told.text or "decoder.py" in told.text
 
@@ -138,7 +138,7 @@ def records(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_hook_files_are_loaded_under_the_name_that_their_records_are_taken_by(tmp_path: Path) -> None:
+def test_hook_files_are_loaded_under_the_name_that_their_log_uses(tmp_path: Path) -> None:
     file = tmp_path / "10-x.py"
     file.write_text("API_VERSION = 1\ndef pre_create_container(event):\n    return __name__\n")
     hook = loading.load_file(file, trusted=False).hook

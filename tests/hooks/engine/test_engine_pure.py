@@ -83,7 +83,7 @@ def spin_and_catch_once() -> None:
 
 
 @pytest.mark.parametrize("stay", [spin, sleep, wait, spin_and_catch_once])
-def test_one_that_stays_on_the_loop_is_interrupted_and_asked_again_in_a_thread(
+def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
     scene: Any, stay: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
@@ -109,7 +109,7 @@ def test_one_that_stays_on_the_loop_is_interrupted_and_asked_again_in_a_thread(
     scene.run(story)
 
 
-def test_a_hook_that_hangs_everywhere_costs_its_deadline_and_the_next_is_asked(
+def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
@@ -135,7 +135,7 @@ def test_a_hook_that_hangs_everywhere_costs_its_deadline_and_the_next_is_asked(
         (lambda event: Adjustment(envs={"ON": "conflict"}), "conflict"),
     ],
 )
-def test_failures_are_told_and_count_as_elsewhere(scene: Any, handler: Any, kind: str) -> None:
+def test_failures_are_reported_and_count_as_elsewhere(scene: Any, handler: Any, kind: str) -> None:
     async def story() -> None:
         scene.use(pure("10-a", good), pure("20-b", handler))
         assert on_loop(scene)
@@ -159,7 +159,7 @@ def test_three_failures_open_the_breaker(scene: Any) -> None:
     scene.run(story)
 
 
-def test_there_is_no_alarm_where_somebody_else_uses_the_signal_or_on_other_threads() -> None:
+def test_there_is_no_alarm_if_the_signal_is_used_or_on_other_threads() -> None:
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(alarm()))
     thread.start()
@@ -175,7 +175,7 @@ def test_there_is_no_alarm_where_somebody_else_uses_the_signal_or_on_other_threa
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
-def test_an_alarm_gives_what_the_function_gives_or_raises_and_rings_no_more_after_it(
+def test_an_alarm_passes_results_and_errors_and_is_off_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = Alarm()
@@ -193,7 +193,7 @@ def test_an_alarm_gives_what_the_function_gives_or_raises_and_rings_no_more_afte
     assert one.call(divmod, 7, 2) == (3, 1)
 
 
-def test_who_swallows_the_first_ring_is_rung_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_swallows_the_first_alarm_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
     one = Alarm()
     assert one.call(spin_and_catch_once) is None

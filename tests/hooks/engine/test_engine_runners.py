@@ -58,7 +58,7 @@ def house() -> Any:
     made.close()
 
 
-def test_a_runner_that_is_idle_is_used_again_and_a_second_one_only_when_it_is_busy(house: Runners) -> None:
+def test_an_idle_runner_is_used_again_and_a_second_one_only_if_busy(house: Runners) -> None:
     gate = threading.Event()
     for _ in range(20):
         work = Work(lambda: None)
@@ -73,7 +73,7 @@ def test_a_runner_that_is_idle_is_used_again_and_a_second_one_only_when_it_is_bu
     assert all(work.settled.wait(LIMIT_S) for work in held)
 
 
-def test_who_is_idle_for_long_ends_and_so_does_all_when_it_is_closed(
+def test_idle_runners_end_after_a_while_and_at_closing(
     house: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runners_module, "IDLE_S", 0.02)
@@ -120,7 +120,7 @@ def spin() -> None:
         pass
 
 
-def test_who_is_abandoned_is_thrown_out_and_ends(house: Runners) -> None:
+def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
     work = Work(spin, JobResult.LOST)
     house.start(work)
     until(lambda: work.runner is not None and work.runner.ident)
@@ -160,7 +160,7 @@ def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, 
     assert work.errors == []
 
 
-def test_nothing_is_thrown_into_who_is_back() -> None:
+def test_a_runner_that_has_returned_is_not_interrupted() -> None:
     class Back:
         ident = threading.get_ident()
         back = True
@@ -169,7 +169,7 @@ def test_nothing_is_thrown_into_who_is_back() -> None:
     assert sum(range(1000)) == 499500
 
 
-def test_turns_are_short_while_somebody_takes_long_and_then_as_they_were() -> None:
+def test_switch_intervals_are_short_only_during_long_calls() -> None:
     class Slow:
         ident = 0
         back = False

@@ -37,7 +37,7 @@ def shares(container: str, count: int) -> Adjustment:
     return Adjustment(updates={container: Update(cpu_shares=count)})
 
 
-def test_each_hook_is_told_in_order_and_a_slow_one_delays_only_itself(scene: Any) -> None:
+def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(scene: Any) -> None:
     quick: list[int] = []
     slow: list[int] = []
 
@@ -63,7 +63,9 @@ def test_each_hook_is_told_in_order_and_a_slow_one_delays_only_itself(scene: Any
     scene.run(story)
 
 
-def test_what_does_not_fit_is_lost_counted_and_told_once(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(telling, "MOST_WAITING", 5)
     told: list[int] = []
 
@@ -94,7 +96,7 @@ def test_what_they_want_is_handed_on_with_its_owner(scene: Any) -> None:
     scene.run(story)
 
 
-def test_two_that_want_the_same_of_one_event_are_a_conflict_and_of_two_events_are_not(scene: Any) -> None:
+def test_two_updates_conflict_within_one_event_only(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
         scene.engine.tell(scene.created())
@@ -109,7 +111,7 @@ def test_two_that_want_the_same_of_one_event_are_a_conflict_and_of_two_events_ar
     scene.run(story)
 
 
-def test_a_hook_that_fails_when_told_refuses_nothing_and_the_next_event_is_told(scene: Any) -> None:
+def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) -> None:
     told: list[int] = []
 
     def bad(event: Any) -> Adjustment:
@@ -131,7 +133,7 @@ def test_a_hook_that_fails_when_told_refuses_nothing_and_the_next_event_is_told(
     scene.run(story)
 
 
-def test_one_hook_is_told_alone_before_and_after_it_is_used_and_its_error_comes_back(scene: Any) -> None:
+def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
     told: list[str] = []
 
     def bad(event: Any) -> None:
@@ -163,7 +165,7 @@ def test_one_hook_is_told_alone_before_and_after_it_is_used_and_its_error_comes_
     scene.run(story)
 
 
-def test_what_happens_after_a_hook_has_been_told_all_is_told_to_it_before_it_is_used(scene: Any) -> None:
+def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> None:
     told: list[Any] = []
 
     def everything(event: Any) -> None:
@@ -200,7 +202,7 @@ def test_what_happens_after_a_hook_has_been_told_all_is_told_to_it_before_it_is_
     scene.run(story)
 
 
-def test_a_hook_that_never_comes_into_use_is_told_no_more_when_it_is_shut_down(scene: Any) -> None:
+def test_a_hook_that_is_shut_down_before_use_gets_no_events(scene: Any) -> None:
     told: list[Any] = []
 
     async def story() -> None:
@@ -216,7 +218,7 @@ def test_a_hook_that_never_comes_into_use_is_told_no_more_when_it_is_shut_down(s
     scene.run(story)
 
 
-def test_an_open_breaker_does_not_keep_a_hook_from_being_told_alone(scene: Any) -> None:
+def test_an_open_breaker_does_not_stop_single_notifications(scene: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError
 
@@ -233,7 +235,7 @@ def test_an_open_breaker_does_not_keep_a_hook_from_being_told_alone(scene: Any) 
     scene.run(story)
 
 
-def test_to_be_configured_takes_longer_than_an_answer_may_but_not_for_ever(
+def test_configuring_has_a_longer_deadline_than_an_answer(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "ALONE_S", 0.2)
@@ -246,7 +248,7 @@ def test_to_be_configured_takes_longer_than_an_answer_may_but_not_for_ever(
     scene.run(story)
 
 
-def test_a_hook_that_goes_is_not_told_what_still_waits(scene: Any) -> None:
+def test_a_removed_hook_does_not_get_waiting_events(scene: Any) -> None:
     told: list[str] = []
 
     def slowly(event: Any) -> None:
@@ -267,7 +269,7 @@ def test_a_hook_that_goes_is_not_told_what_still_waits(scene: Any) -> None:
     scene.run(story)
 
 
-def test_a_hook_is_told_that_it_ends_when_its_calls_have_ended_but_does_not_wait_for_ever(scene: Any) -> None:
+def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(scene: Any) -> None:
     story_of: list[str] = []
 
     def asked(event: Any) -> None:
@@ -316,7 +318,7 @@ def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
     scene.run(story)
 
 
-def test_a_task_that_a_coroutine_hook_leaves_running_goes_on_and_its_failure_is_told(scene: Any) -> None:
+def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(scene: Any) -> None:
     kept: list[Any] = []
 
     async def later() -> None:
@@ -338,7 +340,7 @@ def test_a_task_that_a_coroutine_hook_leaves_running_goes_on_and_its_failure_is_
     scene.run(story)
 
 
-def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_told(scene: Any) -> None:
+def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(scene: Any) -> None:
     async def exits() -> None:
         raise SystemExit
 

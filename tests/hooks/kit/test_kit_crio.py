@@ -28,7 +28,7 @@ from proxy.hooks.kit.crio import Wish, wish_of
         ({"cpu-shared.crio.io/main": "disable"}, Wish()),
     ],
 )
-def test_what_is_said(annotations: dict[str, str], wish: Wish) -> None:
+def test_what_hooks_receive(annotations: dict[str, str], wish: Wish) -> None:
     assert wish_of(annotations) == (wish, [])
 
 
@@ -46,7 +46,7 @@ def test_what_is_said(annotations: dict[str, str], wish: Wish) -> None:
         ("cpu-shared.crio.io/main", "enable"),
     ],
 )
-def test_what_cannot_be_followed_is_told_and_left(key: str, value: str) -> None:
+def test_settings_that_cannot_be_followed_are_reported_and_kept(key: str, value: str) -> None:
     wish, (problem,) = wish_of({key: value})
     assert wish == Wish()
     assert problem.startswith(key.partition(".")[0])

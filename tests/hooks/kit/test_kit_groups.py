@@ -62,7 +62,7 @@ def test_a_group_that_is_not_this_pods_alone_is_left(tmp_path: Path, parent: str
     assert {file.read_text() for file in files} == {"1\n"}
 
 
-def test_a_quota_that_cannot_be_written_is_an_error_but_not_of_a_pod_that_has_gone(tmp_path: Path) -> None:
+def test_a_quota_that_cannot_be_written_is_an_error_unless_the_pod_left(tmp_path: Path) -> None:
     make(tmp_path, f"cpu/kubepods/pod{UID}", cpu_cfs_quota_us="1")
 
     def fail(number: int) -> bool:
@@ -78,7 +78,7 @@ def test_a_quota_that_cannot_be_written_is_an_error_but_not_of_a_pod_that_has_go
         open_quota(tmp_path / "nothing", pod(f"/kubepods/pod{UID}"))
 
 
-def test_load_balancing_off_says_who_above_undoes_it(tmp_path: Path) -> None:
+def test_disabling_load_balancing_names_the_ancestor_that_undoes_it(tmp_path: Path) -> None:
     balance = {"cpuset_sched_load_balance": "1"}
     make(tmp_path, "cpuset", **balance)
     make(tmp_path, "cpuset/kubepods", cpuset_sched_load_balance="0")
@@ -96,7 +96,7 @@ def test_load_balancing_on_cgroup_v2_is_the_engines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("container_id", [ID, "", "..", "a/b"])
-def test_a_container_without_a_group_is_told(tmp_path: Path, container_id: str) -> None:
+def test_a_container_without_a_group_is_reported(tmp_path: Path, container_id: str) -> None:
     make(tmp_path, "cpuset/kubepods", cpuset_sched_load_balance="1")
     with pytest.raises(HookError, match="its cgroup was not found"):
         unbalance(tmp_path, pod("/kubepods"), container_id)

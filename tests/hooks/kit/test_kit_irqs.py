@@ -72,7 +72,7 @@ def test_claims_of_several_add_up(tree: Tree) -> None:
     assert [tree[n] for n in (1, 2, 3, 4)] == ["0-7", "2-3", "0,2", "6"]
 
 
-def test_what_irqbalance_has_moved_meanwhile_is_kept_off_again_and_then_left(tree: Tree) -> None:
+def test_irqs_that_irqbalance_moved_are_moved_again_then_left(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.state)
     irqs.claim("a", cpus("2-3"), ONLINE)
     (tree.proc / "irq/1/smp_affinity_list").write_text("3-4")

@@ -28,7 +28,7 @@ def held(files: dict[str, Path]) -> str:
     return "".join(path.read_text().strip() for path in files.values())
 
 
-def test_what_is_no_longer_wished_holds_its_own_again(files: dict[str, Path], state: Path) -> None:
+def test_a_value_that_is_no_longer_wanted_is_restored(files: dict[str, Path], state: Path) -> None:
     knobs = Knobs(state)
     assert knobs.hold({files["a"]: "1", files["b"]: "2"}).written == (files["a"], files["b"])
     assert held(files) == "12c"
@@ -54,7 +54,7 @@ def test_another_process_gives_back(files: dict[str, Path], state: Path) -> None
     assert held(files) == "abc"
 
 
-def test_what_somebody_else_has_written_stays(files: dict[str, Path], state: Path) -> None:
+def test_a_foreign_value_stays(files: dict[str, Path], state: Path) -> None:
     knobs = Knobs(state)
     knobs.hold({files["a"]: "1", files["b"]: "2"})
     files["a"].write_text("x")
@@ -91,9 +91,7 @@ def test_a_crash_anywhere_loses_nothing(files: dict[str, Path], state: Path) -> 
     assert held(files) == "abc"
 
 
-def test_a_value_that_the_kernel_writes_in_its_own_way_is_ours_all_the_same(
-    files: dict[str, Path], state: Path
-) -> None:
+def test_a_value_is_ours_in_the_spelling_of_the_kernel(files: dict[str, Path], state: Path) -> None:
     def shorten(path: Path, value: str) -> None:
         put(path, value.lstrip("0"))
 
@@ -106,7 +104,7 @@ def test_a_value_that_the_kernel_writes_in_its_own_way_is_ours_all_the_same(
     assert held(files) == "abc"
 
 
-def test_what_is_refused_is_told_and_not_taken_for_ours(files: dict[str, Path], state: Path) -> None:
+def test_a_refused_value_is_reported_and_not_ours(files: dict[str, Path], state: Path) -> None:
     def refuse(path: Path, value: str) -> None:
         if value == "no":
             raise OSError(errno.EIO, "no")

@@ -36,7 +36,7 @@ def after(there: Known, **pools: object) -> dict[str, tuple[str, str]]:
     return {one.name: (str(one.cpus), str(one.own)) for one in there.of_pod("u")}
 
 
-def test_what_is_told_of_a_container_itself_counts() -> None:
+def test_facts_about_a_container_itself_take_precedence() -> None:
     there = known()
     assert enter(there, testing.decision("shared", "0-7")) == 1
     assert enter(there, testing.decision("shared", "0-7"), point="post_start_container") == 0
@@ -45,14 +45,14 @@ def test_what_is_told_of_a_container_itself_counts() -> None:
     assert (one.cpus, one.own, one.pool, one.uid, one.name) == (cpus("2-3"), cpus("2-3"), "own", "u", "c1")
 
 
-def test_who_has_all_of_a_pool_goes_on_having_all_of_it() -> None:
+def test_a_container_with_a_whole_pool_keeps_the_whole_pool() -> None:
     there = known()
     enter(there, testing.decision("shared", "0-7"))
     enter(there, testing.decision("be", "4-7"), "c2")
     assert after(there, shared=cpus("0-5,9"), be=cpus("5")) == {"c1": ("0-5,9", ""), "c2": ("5", "")}
 
 
-def test_who_has_a_part_keeps_what_is_left_of_it_or_has_all() -> None:
+def test_a_container_with_a_part_keeps_its_rest_or_gets_all() -> None:
     there = known()
     enter(there, testing.decision("shared", "0-3"))
     assert after(there, shared=cpus("2-7"))["c1"] == ("2-3", "")
@@ -60,7 +60,7 @@ def test_who_has_a_part_keeps_what_is_left_of_it_or_has_all() -> None:
     assert after(there, shared=cpus("0-7"))["c1"] == ("0-3", "")
 
 
-def test_owners_are_told_by_their_id() -> None:
+def test_owners_are_identified_by_their_id() -> None:
     there = known()
     own = testing.decision("own", "0-3", own=cpus("0-1"))
     enter(there, own)
@@ -68,7 +68,7 @@ def test_owners_are_told_by_their_id() -> None:
     assert after(there, owned=cpus("5"))["c1"] == ("2-3,5", "5"), "not named: older than its create"
 
 
-def test_an_owner_whose_cpus_are_all_offline_shares_until_they_are_back() -> None:
+def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
     there = known()
     enter(there, testing.decision("own", "0-1"))
     pools = {"shared": cpus("4-7"), "owned": cpus("0-1")}
@@ -76,14 +76,14 @@ def test_an_owner_whose_cpus_are_all_offline_shares_until_they_are_back() -> Non
     assert after(there, owners={"c1": cpus("0-1")}, **pools)["c1"] == ("0-1", "0-1")
 
 
-def test_before_the_pools_are_known_everybody_has_all() -> None:
+def test_before_the_pools_are_known_every_container_has_all() -> None:
     there = Known()
     enter(there, testing.decision("shared", "0-3"))
     assert after(there, shared=cpus("0-1,6-7"))["c1"] == ("0-1,6-7", "")
 
 
 @pytest.mark.parametrize("end", ["post_stop_container", "post_remove_container"])
-def test_the_end_of_one_is_told_once(end: str) -> None:
+def test_each_end_is_reported_once(end: str) -> None:
     there = known()
     enter(there, testing.decision())
     gone = testing.event(end, pod=POD, container=samples.existing(container_id="c1"))

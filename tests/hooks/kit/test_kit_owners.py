@@ -52,7 +52,7 @@ def test_an_owner_comes_and_goes() -> None:
         assert known.all() == ()
 
 
-def test_who_owns_nothing_or_wishes_nothing_is_not_kept() -> None:
+def test_a_container_without_cpus_or_wishes_is_not_kept() -> None:
     known = owners()
     known.hear(PostCreateContainer(PodFacts(), dataclasses.replace(ONE, id="two"), OWN))
     known.hear(PostStartContainer(POD, ONE, samples.SHARED))

@@ -38,7 +38,7 @@ def held(sysfs: Path) -> list[tuple[str, str]]:
 SLOW, FAST = ("0", "powersave"), ("n/a", "performance")
 
 
-def test_owners_have_their_way_and_then_nobody(sysfs: Path, tmp_path: Path) -> None:
+def test_owners_set_the_latency_and_their_end_restores_it(sysfs: Path, tmp_path: Path) -> None:
     power = Power(sysfs, tmp_path / "state")
     power.hold([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), Wish(latency="7"))])
     assert held(sysfs) == [SLOW, FAST, FAST, ("7", "powersave")]
@@ -48,7 +48,7 @@ def test_owners_have_their_way_and_then_nobody(sysfs: Path, tmp_path: Path) -> N
     assert held(sysfs) == [SLOW] * 4
 
 
-def test_a_machine_that_cannot_is_told_and_does_the_rest(sysfs: Path, tmp_path: Path) -> None:
+def test_an_unable_machine_is_reported_and_the_rest_is_done(sysfs: Path, tmp_path: Path) -> None:
     (sysfs / "devices/system/cpu/cpu1/power/pm_qos_resume_latency_us").unlink()
     (sysfs / "devices/system/cpu/cpu2/cpufreq/scaling_available_governors").unlink()
     power = Power(sysfs, tmp_path / "state")

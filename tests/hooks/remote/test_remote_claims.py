@@ -104,13 +104,13 @@ def test_variables_are_wanted_one_by_one() -> None:
     assert not wanted(UPDATE, container_envs={"NEW": "1"})
 
 
-def test_variables_that_are_no_text_stay() -> None:
+def test_variables_that_are_not_text_stay() -> None:
     odd = dataclasses.replace(CONTAINER, envs={"ODD": "\udcff", "TZ": "UTC"})
     event = dataclasses.replace(CREATE, container=odd)
     assert wanted(event, container_envs={"NEW": "1"}) == Adjustment(envs={"NEW": "1", "TZ": CLEAR})
 
 
-def test_a_score_that_nobody_has_set_does_not_count() -> None:
+def test_a_score_that_is_not_set_does_not_count() -> None:
     """Koordinator's proxy lets it overwrite."""
     assert not wanted(CREATE, oom_score_adj=0)
     assert wanted(CREATE, oom_score_adj=-998) == Adjustment(oom_score_adj=-998)
@@ -167,7 +167,7 @@ def test_an_empty_set_takes_back_what_the_client_asked_for(event: Any) -> None:
 
 @pytest.mark.parametrize("name", ["cpuset_cpus", "cpuset_mems"])
 @pytest.mark.parametrize("text", ["all", "3-1", "-1", "99999999", "x" * 10_000])
-def test_a_list_that_is_none_fails_the_answer(name: str, text: str) -> None:
+def test_an_invalid_list_fails_the_answer(name: str, text: str) -> None:
     with pytest.raises(HookError, match=rf"^cannot use the answer of a hook server: {name} is '") as raised:
         answered(CREATE, NOTHING, **{name: text})
     assert len(str(raised.value)) < 200

@@ -89,7 +89,7 @@ def test_a_server_that_hangs_is_given_up_in_time(server: HookServer, hook_of: Ma
     assert time.monotonic() - started < 5
 
 
-def test_a_socket_that_nobody_answers_is_given_up_in_time(tmp_path: Path) -> None:
+def test_a_socket_without_answer_is_given_up_in_time(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(tmp_path / "deaf.sock"))
         deaf.listen(1)
@@ -155,7 +155,7 @@ def test_a_server_that_dies_while_it_is_asked(server: HookServer, hook_of: MakeH
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x0a\xff", b"\x1a\x01\xff"])
-def test_garbage_is_no_answer(server: HookServer, hook_of: MakeHook, content: bytes) -> None:
+def test_garbage_is_not_an_answer(server: HookServer, hook_of: MakeHook, content: bytes) -> None:
     server.answer = lambda _request: content
     with pytest.raises(HookError, match="cannot use the answer of a hook server: it cannot be decoded"):
         ask(hook_of(server.path))
@@ -224,7 +224,7 @@ def test_a_server_that_does_not_know_the_hook(server: HookServer) -> None:
     client.close()
 
 
-def test_a_shut_down_hook_asks_nobody_and_lets_calls_end(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_shut_down_hook_sends_nothing_and_lets_calls_end(server: HookServer, hook_of: MakeHook) -> None:
     hook = hook_of(server.path, timeout=30)
     entered, leave = threading.Event(), threading.Event()
 
@@ -255,7 +255,7 @@ def test_a_socket_with_an_unusual_name(servers: Callable[[str], HookServer], hoo
     assert ask(hook) is None
 
 
-def test_what_cannot_be_done_is_told_once(server: HookServer, hook_of: MakeHook) -> None:
+def test_what_cannot_be_done_is_reported_once(server: HookServer, hook_of: MakeHook) -> None:
     told: list[str] = []
     hook = hook_of(server.path, told=told)
     server.answer = changing(cpuset_cpus="2,4095", cpu_shares=9)

@@ -113,7 +113,7 @@ def test_a_container_with_what_hooks_before_have_set() -> None:
     assert (cleared.cpuset_cpus, cleared.cpuset_mems) == ("", "")
 
 
-def test_an_update_is_told_with_all_that_was_asked_before() -> None:
+def test_an_update_contains_all_earlier_requests() -> None:
     asked = Resources(cpu_shares=2, cpuset_cpus="7", unified={"memory.low": "1"}, oom_score_adj=5)
     event = PreUpdateContainerResources(POD, CONTAINER, Decision(), asked, {"new": "1"})
     told = container_request(event)
@@ -126,7 +126,7 @@ def test_an_update_is_told_with_all_that_was_asked_before() -> None:
 
 
 @pytest.mark.parametrize("odd", ["\udcff", "a\udc80b"])
-def test_what_is_no_text_is_not_told(odd: str) -> None:
+def test_fields_that_are_not_text_are_not_sent(odd: str) -> None:
     envs = {"A": "1", "ODD": odd, "é": "ü", odd: "x", "Z": "2"}
     told = container_request(
         PreCreateContainer(POD, dataclasses.replace(CONTAINER, envs=envs), Decision()),

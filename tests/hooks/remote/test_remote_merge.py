@@ -47,7 +47,7 @@ def test_only_values_above_zero_count(name: str) -> None:
 
 
 @pytest.mark.parametrize(("quota", "kept"), [(7, 7), (-1, -1), (0, 200_000)])
-def test_a_quota_counts_if_it_is_said(quota: int, kept: int) -> None:
+def test_a_quota_counts_if_it_is_present(quota: int, kept: int) -> None:
     assert merged(cpu_quota=quota).cpu_quota == kept
     assert updated(cpu_quota=quota).cpu_quota == kept
 

@@ -161,7 +161,7 @@ def test_a_socket_that_is_known_is_not_connected_to_again(
         peer.lack(1)
 
 
-def test_what_is_no_socket_is_not_asked(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_called(tmp_path: Path) -> None:
     (tmp_path / "hook.sock").write_text("")
     client = Client(tmp_path / "hook.sock", 2)
     assert asked(client) == "it is no socket"
@@ -223,7 +223,7 @@ def test_check_config_and_validate_report_it(
 
 
 @pytest.mark.parametrize("value", ["root", "[root]", "[-1]", "[4294967295]", "{1: 2}", "[[1]]"])
-def test_users_that_are_no_numbers_are_refused(value: str) -> None:
+def test_users_that_are_not_numbers_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"hooks\.serverUsers"):
         parse(f"hooks: {{serverUsers: {value}}}", "f")
 

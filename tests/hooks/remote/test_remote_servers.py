@@ -73,7 +73,7 @@ def test_all_hooks_of_koordinator() -> None:
     assert not told
 
 
-def test_unknown_hooks_are_told_and_left_out() -> None:
+def test_unknown_hooks_are_reported_and_left_out() -> None:
     told: list[str] = []
     hook = made(changed(runtime_hooks=["PreDance", "PostStopContainer", "precreatecontainer"]), told=told)
     assert set(hook.handlers) == {"post_stop_container", "shutdown"}
@@ -105,7 +105,7 @@ def test_settings_go_before_the_file() -> None:
     assert (hook.timeout, hook.policy) == (0.5, Policy.IGNORE)
 
 
-def test_who_has_nobody_to_tell_reads_it_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_notifier_faults_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("proxy.logs.Log.warning", lambda _log, line, **keys: report(lines)(line, **keys))
     server_of("koordlet", FILE, json.dumps(changed(failure_policy="fail")).encode(), HooksConfig())

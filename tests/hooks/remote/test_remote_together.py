@@ -143,7 +143,7 @@ def test_a_server_that_floods_costs_its_answer(
     assert len(complaints[0]) < 1000
 
 
-def test_pods_with_the_label_are_not_told_to_servers(server: HookServer, hook_of: MakeHook) -> None:
+def test_pods_with_the_label_are_hidden_from_servers(server: HookServer, hook_of: MakeHook) -> None:
     """The pods of the servers themselves: their servers could not answer yet."""
     event: Any = EVENT
     label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
@@ -167,7 +167,7 @@ def test_pods_with_the_label_are_not_told_to_servers(server: HookServer, hook_of
         ("kube-system", (), 1),
     ],
 )
-def test_the_label_that_hides_a_pod_from_servers_counts_in_listed_namespaces_only(
+def test_the_label_hides_pods_from_servers_in_listed_namespaces_only(
     server: HookServer, hook_of: MakeHook, namespace: str, listed: tuple[str, ...] | None, count: int
 ) -> None:
     event: Any = EVENT
@@ -256,7 +256,9 @@ def test_files_come_change_break_and_go(servers: Callable[[str], HookServer], tm
     asyncio.run(main())
 
 
-def test_what_cannot_be_done_is_told_to_people(servers: Callable[[str], HookServer], tmp_path: Path) -> None:
+def test_refused_actions_are_reported_to_the_user(
+    servers: Callable[[str], HookServer], tmp_path: Path
+) -> None:
     one = servers("one")
     one.answer = changing(cpuset_cpus="2,99")
     (tmp_path / "d").mkdir(mode=0o755)

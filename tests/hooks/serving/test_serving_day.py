@@ -38,7 +38,7 @@ def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[...
     live(day)
 
 
-def test_everybody_else_gets_a_pool(live: Callable[..., None], beside: Any) -> None:
+def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         await beside(node.peer.launch, PodSpec("lsr", "LSR", cpuset="4-5", cpus=2))
         for qos, kube, cpus in (
@@ -108,7 +108,7 @@ def test_a_container_that_is_not_started_is_found_in_the_list(live: Callable[...
     live(day)
 
 
-def test_a_set_that_is_old_is_told_before_the_start(live: Callable[..., None], beside: Any) -> None:
+def test_an_outdated_set_is_sent_before_the_start(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         ls = await beside(node.peer.run_pod, PodSpec("ls", "LS"))
         created = await beside(node.peer.create, ls)
@@ -143,7 +143,7 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_what_somebody_changes_after_us_is_put_right_before_the_start(
+def test_a_foreign_change_is_corrected_before_the_start(
     live: Callable[..., None], beside: Any, listed: bool
 ) -> None:
     async def day(node: Any) -> None:

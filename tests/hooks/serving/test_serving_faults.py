@@ -67,7 +67,7 @@ def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[...
     live(day)
 
 
-def test_a_create_that_nobody_repeats_is_given_up(
+def test_a_create_that_is_not_repeated_is_given_up(
     live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_way, "CREATE_PATIENCE_S", 0.0)
@@ -177,7 +177,7 @@ def test_a_failed_stop_keeps_the_containers_cpus(live: Callable[..., None], besi
     live(day)
 
 
-def test_a_start_that_nobody_tells_the_end_of_is_found(live: Callable[..., None], beside: Any) -> None:
+def test_a_start_without_a_reported_end_is_found(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         node.peer.skips.add("PostStartContainer")
         lse = await beside(node.peer.launch, LSE)
@@ -211,7 +211,7 @@ def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None
     ["PreStartContainer", "PostStartContainer", "PreUpdateContainerResources", "PostStopContainer"],
 )
 @pytest.mark.parametrize("container_id", ["", "unknown", "x" * 5000])
-def test_containers_that_nobody_knows_are_left_as_they_are(
+def test_unknown_containers_are_not_changed(
     live: Callable[..., None], beside: Any, stage: str, container_id: str
 ) -> None:
     async def day(node: Any) -> None:
@@ -259,7 +259,7 @@ def test_garbage_is_refused_and_the_next_question_answered(live: Callable[..., N
 # -- who does not answer, and who does not wait ---------------------------------------------------------
 
 
-def test_a_runtime_that_hangs_holds_nobody_up_for_ever(live: Callable[..., None], beside: Any) -> None:
+def test_a_runtime_that_hangs_blocks_no_call_for_ever(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
@@ -309,7 +309,7 @@ def test_of_calls_that_are_under_way_the_oldest_are_lost_first(monkeypatch: pyte
     assert ("b" in calls, "c" in calls) == (True, True)
 
 
-def test_a_runtime_that_does_not_tell_is_compared_with_soon() -> None:
+def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
     async def fails(*_: Any) -> None:
         raise UnavailableError("cannot reach it")
 
@@ -326,7 +326,7 @@ def test_a_runtime_that_does_not_tell_is_compared_with_soon() -> None:
     assert keeper.attention.is_set()
 
 
-def test_who_waits_no_more_has_nothing_taken_for_it(live: Callable[..., None], beside: Any) -> None:
+def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         ls = await beside(node.peer.launch, PodSpec("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
@@ -385,7 +385,7 @@ def _register_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in-time", "before-it-is-watched"])
-def test_who_goes_away_has_nothing_taken_for_it(
+def test_a_caller_that_goes_away_reserves_nothing(
     live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     if late:
@@ -416,7 +416,7 @@ def test_who_goes_away_has_nothing_taken_for_it(
     live(day)
 
 
-def test_a_sandbox_that_is_made_anew_is_the_one(live: Callable[..., None], beside: Any) -> None:
+def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], beside: Any) -> None:
     async def day(node: Any) -> None:
         pod = await beside(node.peer.launch, PodSpec("ls", "LS"))
         with CriClient(str(node.folder / "runtime.sock")) as behind:

@@ -61,7 +61,7 @@ def pods(draw: Any) -> pb.PodSandboxHookRequest:
 
 
 @given(containers())
-def test_a_create_that_nobody_changes_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
+def test_an_unchanged_create_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
     sent = messages.create_request(asked, "s", 3)
     assert (sent.pod_sandbox_id, sent.sandbox_config.metadata.attempt) == ("s", 3)
     assert sent.sandbox_config.metadata.uid == asked.pod_meta.uid
@@ -101,13 +101,13 @@ def test_an_erased_set_is_erased(asked: pb.ContainerResourceHookRequest) -> None
 
 
 @given(containers())
-def test_an_update_that_nobody_decides_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
+def test_an_undecided_update_is_echoed(asked: pb.ContainerResourceHookRequest) -> None:
     body = messages.update_request(asked, quota=False).SerializeToString()
     assert messages.update_answer(asked, body, body) == messages.container_echo(asked)
 
 
 @given(pods())
-def test_a_sandbox_that_nobody_changes_is_echoed(asked: pb.PodSandboxHookRequest) -> None:
+def test_an_unchanged_sandbox_is_echoed(asked: pb.PodSandboxHookRequest) -> None:
     sent = messages.run_request(asked)
     assert (sent.runtime_handler, sent.config.metadata.attempt) == (
         asked.runtime_handler,

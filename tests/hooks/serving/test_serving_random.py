@@ -90,7 +90,7 @@ def judged(node: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_owned_cpus_are_nobody_elses(live: Callable[..., None], beside: Any, seed: int) -> None:
+def test_owned_cpus_have_one_owner(live: Callable[..., None], beside: Any, seed: int) -> None:
     async def day(node: Any) -> None:
         clients = RandomDay(node, seed)
         for _ in range(STEPS):

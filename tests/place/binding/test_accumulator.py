@@ -181,7 +181,7 @@ def test_exactly_n_of_what_is_free_and_always_the_same(
 
 
 @given(requests())
-def test_nobody_is_met_where_a_node_has_room_for_all(
+def test_no_pod_is_met_where_a_node_has_room_for_all(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
     topo, free, n, wish, taken = request

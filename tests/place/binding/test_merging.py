@@ -76,7 +76,7 @@ def test_policies_keep_their_word(lists: list[list[ScoredHint]], tenancy: Tenanc
         assert done.hint.affinity
 
 
-def test_who_may_meet() -> None:
+def test_pods_that_may_meet() -> None:
     status = {0: NodeStatus.SHARED, 1: NodeStatus.SINGLE}
     required = Tenancy(NumaExclusive.REQUIRED, status)
     shown = {nodes: allowed(Mask.parse(nodes), required) for nodes in ("0", "1", "2", "0-1", "0,2", "1-2")}

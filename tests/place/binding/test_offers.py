@@ -29,7 +29,7 @@ NONE, BEST, RESTRICTED, SINGLE = NumaPolicy
         (RESTRICTED, RESTRICTED, Policy.RESTRICTED),
     ],
 )
-def test_the_policy_of_whoever_has_one(pod: NumaPolicy, node: NumaPolicy, expected: Policy) -> None:
+def test_the_policy_of_a_pod_that_has_one(pod: NumaPolicy, node: NumaPolicy, expected: Policy) -> None:
     assert policy_of(pod, node) is expected
 
 
@@ -154,9 +154,7 @@ ROOMS = st.lists(st.integers(0, 9), min_size=ALL_SETS + 1, max_size=11)
 
 
 @given(ROOMS, st.integers(1, 60), st.sampled_from([1, 10, 50]))
-def test_what_fits_on_few_nodes_is_found_on_as_few_however_few_sets_are_tried(
-    rooms: list[int], amount: int, most: int
-) -> None:
+def test_few_nodes_are_found_however_few_sets_are_tried(rooms: list[int], amount: int, most: int) -> None:
     available = {3 * at: {"cpu": room} for at, room in enumerate(rooms)}
 
     def fit(nodes: Mask) -> bool:

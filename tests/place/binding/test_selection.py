@@ -55,7 +55,7 @@ def test_the_policy_that_holds(wishes: dict[str, object], prescribed: NodeBindPo
     assert cpus(dataclasses.replace(NODE, bind=prescribed), 4, **wishes) == expected
 
 
-def test_who_is_not_aligned_fills_one_node_before_the_next() -> None:
+def test_a_pod_without_alignment_fills_one_node_before_the_next() -> None:
     node = dataclasses.replace(NODE, policy=Policy.BEST_EFFORT)
     given = CpuSet.parse(cpus(node, 12, bind_required=FULL))
     assert sorted(len(given & each.cpus) for each in MACHINE.nodes) == [4, 8]
@@ -91,7 +91,7 @@ def test_the_nodes_strategy_says_which_numa_node_is_filled(strategy: NumaStrateg
     assert str(plan.container.placement.own) == expected
 
 
-def test_pods_that_shun_each_other_share_no_core_as_long_as_there_are_others() -> None:
+def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
     shy = {"bind_preferred": SPREAD, "exclusive": ExclusivePolicy.PCPU_LEVEL}
     state = NodeState.empty(NODE)
     for uid, expected in (("a", "0-1"), ("b", "2-3")):

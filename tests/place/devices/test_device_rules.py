@@ -92,7 +92,7 @@ def test_pods_of_two_that_share_no_device() -> None:
     assert not state.has_topology("vendor/unknown")
 
 
-def test_what_is_let_go() -> None:
+def test_released_memory() -> None:
     state = DeviceState().register(R, devices(a=0, b=0)).register(S, devices(x=0))
     full = state.give("p", "c", R, frozenset("a")).give("p", "c", S, frozenset("x"))
     full = full.give("p", "d", R, frozenset("b")).give("q", "c", R, frozenset())
@@ -109,7 +109,7 @@ def test_what_is_let_go() -> None:
     assert S in unregistered(full, S).registered
 
 
-def test_reusable_is_what_init_containers_held_and_nobody_kept() -> None:
+def test_devices_of_init_containers_are_reusable_unless_kept() -> None:
     state = DeviceState().register(R, devices(a=0, b=0, c=0, d=1))
     state = state.give("p", "c0", R, frozenset("ab")).give("p", "c1", R, frozenset("bd"))
     state = state.give("p", "c2", R, frozenset("d"))

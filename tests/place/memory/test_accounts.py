@@ -132,7 +132,7 @@ def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> Non
         (EXITED, False, True, False),
     ],
 )
-def test_who_has_ended_holds_on_while_its_pod_may_bring_it_back(
+def test_ended_containers_keep_their_cpus_while_they_may_return(
     phase: Phase, *, known: bool, sandbox: bool, counts: bool
 ) -> None:
     pod = POD if known else dataclasses.replace(POD, asks=None)
@@ -153,7 +153,7 @@ def test_of_several_attempts_the_newest_counts() -> None:
         assert reserved(NodeState.of(NODE, [POD], containers)) == (0, 60)
 
 
-def test_more_than_there_is_may_run_already_and_nobody_loses_by_it() -> None:
+def test_an_overcommitted_node_takes_no_memory_from_containers() -> None:
     state = NodeState.empty(NODE)
     for uid in "ab":
         pod = Pod(f"s-{uid}", uid, "ns", uid)
@@ -178,7 +178,7 @@ def test_a_group_beside_single_nodes_may_run_already() -> None:
         assert alone.memory == NodeState.of(NODE, (), [containers[1]]).memory
 
 
-def test_memory_on_a_node_that_is_gone_is_borne_by_the_others_of_its_group() -> None:
+def test_memory_of_a_lost_node_is_counted_on_its_group() -> None:
     a, b, c = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "abc")
     blocks = [holding(a, "c", 40, (0, 7)), holding(b, "c", 50), holding(c, "c", 30, (7,))]
     state = NodeState.of(NODE, (), blocks)
@@ -212,7 +212,7 @@ def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
     assert reserved(whole.without_pod("s-p")) == (0, 0)
 
 
-def test_only_ordinary_init_containers_before_a_started_one_let_go() -> None:
+def test_only_init_containers_before_a_started_one_have_released() -> None:
     pod = asking(
         "p", ("i", Kind.INIT, 10), ("s", Kind.SIDECAR, 10), ("j", Kind.INIT, 10), ("a", Kind.APP, 10)
     )
@@ -245,7 +245,7 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
     assert not any(isinstance(each, DeviceProvider) for each in providers), "a node without devices"
 
 
-def test_a_part_ends_with_its_container_whatever_class_that_turns_out_to_have() -> None:
+def test_a_part_ends_with_its_container_whatever_its_class() -> None:
     """kubelet's word and the cgroup parent may contradict each other."""
     pod = dataclasses.replace(POD, kube_qos=KubeQos.BEST_EFFORT, aside=aside(("init", 20), ("app", 60)))
     state = NodeState.empty(NODE).with_pod(pod)

@@ -67,7 +67,7 @@ def test_reserves_that_do_not_fit() -> None:
         (PodAsk("p", (Ask("c", requests={"cpu": 1000}),)), "asks for no memory"),
     ],
 )
-def test_who_gets_no_memory_of_its_own(pod: PodAsk, why: str) -> None:
+def test_a_container_without_memory_of_its_own(pod: PodAsk, why: str) -> None:
     state = initial(nodes(4), KEPT)
     granted = allocate(state, pod, "c", OPEN)
     assert (granted.state, granted.blocks, granted.mems) == (state, (), None)

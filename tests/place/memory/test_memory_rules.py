@@ -102,7 +102,7 @@ def test_what_is_gone_is_passed_over() -> None:
     assert state.discharged(block) == state, "nothing was charged"
 
 
-def test_a_mask_needs_what_its_nodes_may_give_at_all() -> None:
+def test_a_mask_needs_what_its_nodes_may_give() -> None:
     """What init containers leave counts as free, but not beyond what is allocatable."""
     pod = PodAsk("p", (app("i", 9, Kind.INIT), app("c", 5)))
     empty = initial(nodes(5, 5, 4), KEPT)
@@ -133,7 +133,7 @@ def test_exactly_what_a_node_has_is_enough() -> None:
     }
 
 
-def test_nodes_of_two_minds_are_no_group() -> None:
+def test_nodes_of_two_groups_are_not_a_group() -> None:
     """A state in which a node serves a group and also itself, as kubelet can leave it behind."""
     state = initial(nodes(5, 4, 4), KEPT).charged(Block(Mask([0, 1]), "memory", GI), GI)
     state = state.charged(Block(Mask([0]), "memory", GI), GI)
@@ -151,12 +151,12 @@ def test_nothing_asked_and_nothing_there() -> None:
     assert container_hints(state, one(0), "c") == {"memory": (at(0, preferred=True),)}
 
 
-def test_a_container_beside_one_that_asks_for_nothing_is_no_pod_of_its_own() -> None:
+def test_a_container_beside_an_empty_one_is_not_a_pod_of_its_own() -> None:
     pod = PodAsk("p", (app("a", 4), Ask("b")))
     assert pod_hints(initial(nodes(5), KEPT), pod) == {"memory": (at(0, preferred=True),)}
 
 
-def test_blocks_of_one_resource_twice_are_no_preference() -> None:
+def test_blocks_of_one_resource_twice_are_not_a_preference() -> None:
     block = Block(Mask([0]), "memory", GI)
     state = MemoryState(initial(nodes(4), KEPT).nodes, {"p": {"c": (block, block)}})
     assert container_hints(state, one(1), "c") is None

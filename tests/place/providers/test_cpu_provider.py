@@ -152,7 +152,7 @@ def test_the_pod_as_a_whole_sees_what_its_containers_own() -> None:
     assert (str(got.default), got.assigned) == ("2-3,6-15", {"p": {"a": CpuSet.parse("0-1")}})
 
 
-def test_what_kubelet_holds_for_a_pod_is_no_obstacle_to_the_pod() -> None:
+def test_kubelets_reservation_for_a_pod_does_not_block_that_pod() -> None:
     """It gives CPUs before the sandbox is made; a pod that is decided as one gets these, or others."""
     other = owning("c", "4-15", pod=OTHER)
     state = NodeState.of(NODE, [BARE], [other], {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}})
@@ -166,7 +166,7 @@ def test_what_kubelet_holds_for_a_pod_is_no_obstacle_to_the_pod() -> None:
     assert (str(got.default), got.assigned) == ("0", {"p": {"a": CpuSet((1, 2)), "": CpuSet((3,))}})
 
 
-def test_an_init_container_that_nobody_saw_end_is_not_doubled() -> None:
+def test_an_init_container_without_a_seen_end_is_not_counted_twice() -> None:
     state = NodeState.of(NODE, [POD], [owning("i", "0-3")])
     request = Request(2048, 200_000, 100_000)
     plan = place(state, POD, "a", 0, request, "t")

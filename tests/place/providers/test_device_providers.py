@@ -56,7 +56,7 @@ NEAR2 = dataclasses.replace(GPU0, least=1), dataclasses.replace(GPU1, least=1)
         ((Near("/dev/a", nodes=Mask([7])),), {}),
     ],
 )
-def test_devices_that_somebody_gave_are_where_they_are(
+def test_devices_assigned_by_kubelet_determine_their_nodes(
     near: tuple[Near, ...], hints: dict[str, tuple[Mask, bool]]
 ) -> None:
     assert assigned_hints(near, Mask([0, 1])) == {r: (TopologyHint(*h),) for r, h in hints.items()}
