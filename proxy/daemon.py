@@ -1,7 +1,8 @@
 """The composition root: the one place where rooms are wired together.
 
 Start-up is ordered so that the socket is there as early as can be: configuration, machine, lock and socket
-first; then what takes longer to import, while the kernel queues connections. The comparison with the runtime
+first; then what takes longer to import, while the kernel queues connections. That is why the relay, the
+wiring, the ledger and the pages are imported in functions here. The comparison with the runtime
 runs beside; calls that need a decision wait for it, all others pass at once.
 """
 
@@ -13,7 +14,7 @@ import errno
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from proxy import lean
+from proxy import lean, logs
 from proxy.config.checks import check_start
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
@@ -21,9 +22,12 @@ from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
 from proxy.keeper.ending import CLOSE_S, Ending
 from proxy.keeper.tending import tended
+from proxy.keeper.turns import Turns
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import Notifier
+from proxy.release.making import Leaving
+from proxy.takeover.making import Late
 from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
@@ -39,8 +43,6 @@ if TYPE_CHECKING:
     from proxy.keeper.sync import Sync
     from proxy.model.machine import Machine
     from proxy.pages import Pages
-    from proxy.release.making import Leaving
-    from proxy.takeover.making import Late
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -119,7 +121,6 @@ class Daemon:
         machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
         away = check_start(config, machine)
         self._listener = open_listener(config.listen, config.runtime)
-        from proxy import logs
         from proxy.cri.wire import Front
 
         self._telemetry = telemetry = logs.telemetry()
@@ -142,9 +143,6 @@ class Daemon:
     async def _wire(self, machine: Machine, away: list[str], telemetry: Telemetry) -> Front:
         from proxy.cri.interceptors import METHODS, Interceptors
         from proxy.cri.wire import Front
-        from proxy.keeper.turns import Turns
-        from proxy.release.making import Leaving
-        from proxy.takeover.making import Late
         from proxy.wiring import keeper_of, suppression_of
 
         config = self.config
@@ -218,8 +216,6 @@ class Daemon:
     async def _start_admin(self) -> None:
         from proxy.admin.server import AdminServer
         from proxy.pages import Pages
-        from proxy.release.making import Leaving
-        from proxy.takeover.making import Late
 
         takeover = self._takeover or Late(self.config, None, None)
         leaving = self._leaving or Leaving(self.config, None, None)
@@ -282,8 +278,6 @@ class Daemon:
             begin -= 1
 
     async def _watchdog(self) -> None:
-        from proxy import logs
-
         health = self.keeper.health if self.keeper is not None else None
         said: list[str] = []
         while self._notifier.interval is not None:
@@ -331,8 +325,6 @@ class Daemon:
 
     async def _undo(self, seconds: float = STOP_S) -> None:
         """End everything, in so many seconds; what hangs is left behind."""
-        from proxy import logs
-
         telemetry = self._telemetry or logs.telemetry()
         ending = Ending(max(seconds, STOP_S), telemetry.warning)
         for task in self._tasks:

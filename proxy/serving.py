@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from proxy import logs
 from proxy.config.schema import Config
 from proxy.daemon import Daemon
 from proxy.model.errors import TopoproxyError
@@ -35,22 +36,16 @@ def _end_within(seconds: float) -> None:
 
 
 def _say_overdue(seconds: float) -> None:
-    from proxy.logs import log
-
-    log.error("cannot stop in time: the process ends without waiting any longer", seconds=seconds)
+    logs.log.error("cannot stop in time: the process ends without waiting any longer", seconds=seconds)
 
 
 def _pass_over(number: signal.Signals) -> None:
-    from proxy.logs import log
-
-    log.warning("a signal was ignored: restart to apply a changed configuration", signal=number.name)
+    logs.log.warning("a signal was ignored: restart to apply a changed configuration", signal=number.name)
 
 
 def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    from proxy.logs import log
-
     what, error = str(context.get("message")), repr(context.get("exception"))
-    log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
+    logs.log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
 
 
 async def _serve(daemon: Daemon, ending: Callable[[], None] = lambda: None) -> None:
@@ -82,8 +77,6 @@ def run(config: Config) -> int:
     Raises:
         TopoproxyError: The daemon cannot start.
     """
-    from proxy import logs
-
     logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
     asyncio.run(_serve(Daemon(config), lambda: _end_within(config.drain_timeout + END_S)))
     return 0
@@ -103,7 +96,5 @@ def run_to_end(config: Config) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001  the log is where a daemon's last words belong
-        from proxy.logs import log
-
-        log.exception("cannot go on: a fault of our own")
+        logs.log.exception("cannot go on: a fault of our own")
         return 1

@@ -1,7 +1,8 @@
 """From configuration to keeper: what the daemon puts together before anything runs.
 
-Everything is imported when it is called for: the daemon listens first, and what it does not use (asking
-kubelet) need not be in memory.
+The daemon imports this module after its socket is there, so what every node needs is imported at the top.
+What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported
+where it is called for, and is in memory on those alone.
 """
 
 from __future__ import annotations
@@ -12,26 +13,40 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.apply.cpu_groups import KernelCpuGroups, open_cpu_groups
+from proxy.apply.displaced import KernelDisplaced
+from proxy.apply.events import ContainerdEvents
+from proxy.apply.fences import KernelFences
+from proxy.apply.inotify import InotifyWrites
+from proxy.apply.kernel import KernelCgroups, open_cgroups
+from proxy.apply.locate import Locator
+from proxy.apply.memory import KernelMemory, open_memory
+from proxy.apply.runtime import GrpcRuntime
+from proxy.apply.units import SystemdUnits
 from proxy.config.schema import Config, Mode, OnError, Partitions
+from proxy.keeper.keeper import Keeper, Ports
+from proxy.keeper.machine.hotplug import NO_UEVENTS
+from proxy.keeper.node import node_of
+from proxy.keeper.options import Options
+from proxy.kubelet.beside import KubeletBeside
+from proxy.kubelet.settings import KubeletSettings
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
+from proxy.topology.devices import SysfsDevices
 from proxy.topology.presence import is_same
 from proxy.topology.reader import read_machine
+from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
-    from proxy.apply.memory import KernelMemory
     from proxy.keeper.be.suppression import Suppression
     from proxy.keeper.context import NodeContext
     from proxy.keeper.drift.ports import Writes
-    from proxy.keeper.keeper import Keeper, Ports
     from proxy.keeper.kernel_ports import Cgroups, CpuGroups, Places
-    from proxy.keeper.options import Options
     from proxy.keeper.partitions.ports import Partitions as KernelPartitions
     from proxy.keeper.ports import Beside, Displaced, Hardware, Kubelet, Ledger, MachineEvents, NodeObject
     from proxy.keeper.systemd.ports import Fences, Units
-    from proxy.kubelet.settings import KubeletSettings
     from proxy.telemetry.port import Telemetry
 
 
@@ -56,11 +71,6 @@ def keeper_of(
         reread: Whether the machine is looked at again now and then; one that is described never changes.
         telemetry: Where to log, count and report problems.
     """
-    from proxy.apply.kernel import open_cgroups
-    from proxy.apply.runtime import GrpcRuntime
-    from proxy.keeper.keeper import Keeper
-    from proxy.keeper.node import node_of
-
     groups, lack = _cpu_groups(config, cgroups)
     node = node_of(config, machine)
     tree = cgroups or open_cgroups(config.cgroup_root)
@@ -98,10 +108,6 @@ def _ports(
     reread: bool,
 ) -> Ports:
     """Make what a node may have beside cpusets, a runtime and a ledger."""
-    from proxy.apply.events import ContainerdEvents
-    from proxy.apply.memory import open_memory
-    from proxy.keeper.keeper import Ports
-
     cgroups = context.enforcer.cgroups
     memory = open_memory(root) if root is not None else None
     partitions, kind = _partitions(config, cgroups, entries)
@@ -129,8 +135,6 @@ def _ports(
 
 def _writes(context: NodeContext) -> Writes | None:
     """Have the kernel report writes to cpusets, where it can."""
-    from proxy.apply.inotify import InotifyWrites
-
     root = getattr(context.enforcer.cgroups, "root", None)
     if not context.store.mode.enforces or not isinstance(root, Path):
         return None
@@ -168,11 +172,6 @@ def _places(
     config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
 ) -> Places | None:
     """Make who finds a container's group by what the runtime tells of it."""
-    from proxy.apply.cpu_groups import KernelCpuGroups
-    from proxy.apply.kernel import KernelCgroups
-    from proxy.apply.locate import Locator
-    from proxy.apply.memory import KernelMemory
-
     if not isinstance(cgroups, KernelCgroups):
         return None
     others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
@@ -181,10 +180,6 @@ def _places(
 
 def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
     """Give systemd, whose scopes containers may be on cgroup v2, and what narrows its slices."""
-    from proxy.apply.fences import KernelFences
-    from proxy.apply.kernel import KernelCgroups
-    from proxy.apply.units import SystemdUnits
-
     if isinstance(cgroups, KernelCgroups) and cgroups.version == 2:
         return SystemdUnits(), KernelFences(cgroups.root)
     return None, None
@@ -192,8 +187,6 @@ def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
     """Find the cpu controller's tree beside that of the cpuset controller; None, and why there is none."""
-    from proxy.apply.cpu_groups import open_cpu_groups
-
     root = _root_of(config, cgroups)
     if root is None:
         return None, "the cpu controller's tree is not known"
@@ -214,7 +207,6 @@ def suppression_of(config: Config, keeper: Keeper, record: Mapping[str, object] 
     asked = config.be_suppress
     if config.mode is not Mode.ENFORCE or (asked.mode is SuppressMode.OFF and not record):
         return None
-    from proxy.apply.cpu_groups import open_cpu_groups
     from proxy.apply.usage import open_usage
     from proxy.keeper.be.quota import BeQuota
     from proxy.keeper.be.suppression import Settings, Suppression
@@ -242,7 +234,6 @@ def _node_object(config: Config) -> NodeObject | None:
 
 
 def _options(config: Config) -> Options:
-    from proxy.keeper.options import Options
 
     return Options(
         mode=NodeMode(config.mode.value),
@@ -266,15 +257,11 @@ def _kubelet(config: Config, context: NodeContext) -> Kubelet | None:
 
 def _devices(config: Config, context: NodeContext) -> Hardware:
     """Find out where devices are, by sysfs."""
-    from proxy.topology.devices import SysfsDevices
-
     return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
 
 
 def _beside(config: Config, context: NodeContext) -> Beside:
     """Find out what kubelet's CPU manager does."""
-    from proxy.kubelet.beside import KubeletBeside
-
     asked = config.kubelet
     return KubeletBeside(
         _kubelet_settings(config),
@@ -285,7 +272,6 @@ def _beside(config: Config, context: NodeContext) -> Beside:
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:
-    from proxy.kubelet.settings import KubeletSettings
 
     asked = config.kubelet
     return KubeletSettings(
@@ -304,9 +290,6 @@ def _kubelet_settings(config: Config) -> KubeletSettings:
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:
     """Have the kernel report CPUs and memory that come or go, where it can."""
-    from proxy.keeper.machine.hotplug import NO_UEVENTS
-    from proxy.topology.uevents import listen
-
     events, lack = listen()
     if lack:
         context.telemetry.problem(NO_UEVENTS, err=lack)
@@ -315,9 +298,6 @@ def _machine_events(context: NodeContext) -> MachineEvents | None:
 
 def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:
     """Make who brings tasks back that the kernel has moved away, as it does on cgroup v1."""
-    from proxy.apply.displaced import KernelDisplaced
-    from proxy.apply.kernel import KernelCgroups
-
     if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
         return None
     return KernelDisplaced(cgroups.root, config.procfs_root)

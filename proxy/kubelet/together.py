@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 
 from proxy.kubelet.manager_settings import ManagerSettings
 from proxy.kubelet.state_files import Seen
+from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
+from proxy.model.options import CpuOptions, parse_cpu_options
+from proxy.place.cpu_policy import CpuPolicy, CpuStateError
 
 if TYPE_CHECKING:
     from proxy.kubelet.checkpoints import Checkpoint
@@ -123,10 +126,6 @@ def _reserved(
         return settings.reserved, reported.source, ""
     if not settings.reserved_milli or policy != STATIC:
         return CpuSet(), "", ""
-    from proxy.model.errors import ConfigError
-    from proxy.model.options import CpuOptions, parse_cpu_options
-    from proxy.place.cpu_policy import CpuPolicy, CpuStateError
-
     amount = -(-settings.reserved_milli // 1000)
     try:
         options = parse_cpu_options(settings.options)

@@ -40,6 +40,7 @@ from proxy.hooks.events import (
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.keeper.onlooker import Change, Onlooker
 from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.pools.facts import pod_facts as facts_of_pod
 
 if TYPE_CHECKING:
     from proxy.hooks.hook import Asking
@@ -132,14 +133,12 @@ class Following(Onlooker):
             pods: A ListPodSandboxResponse.
             containers: A ListContainersResponse.
         """
-        from proxy.pools.facts import pod_facts as read
-
         sandboxes = _entries(pb.PodSandbox, pods)
         self.memory.listed(sandboxes, _entries(pb.Container, containers))
         for one in sandboxes:
             if one.state == pb.SANDBOX_NOTREADY and self.find_pod(one.id) is None:
                 meta = one.metadata
-                self.stopped[one.id] = read(
+                self.stopped[one.id] = facts_of_pod(
                     one.id, meta.uid, meta.namespace, meta.name, meta.attempt, one.labels, one.annotations, ""
                 )
 
