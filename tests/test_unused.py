@@ -22,8 +22,9 @@ ENTRIES = (
     *(f"proxy.cli.{name.replace('-', '_')}" for name in COMMANDS),
     "proxy.hooks.api",
     "proxy.hooks.testing",
+    "proxy.telemetry.reference",
 )
-"""What pyproject.toml and the command line name, and what authors of hooks import."""
+"""What pyproject.toml, the command line and ``make metrics`` name, and what authors of hooks import."""
 CALLED_BY_NAME = ("proxy.demo.engine.Engine._",)
 """What is called by a name that is put together: the method of an RPC."""
 UNDER_WAY = (

@@ -64,11 +64,6 @@ class Registry:
         with self._lock:
             return dict(self._counts.get(metric, {}))
 
-    def observed(self, metric: Histogram) -> int:
-        """Return how many durations were counted."""
-        with self._lock:
-            return int(sum(sum(row[:-1]) for row in self._observed.get(metric, {}).values()))
-
     def page(self) -> dict[str, int]:
         """Return all that was counted by key of the status; what was renamed under both keys."""
         with self._lock:

@@ -46,10 +46,6 @@ class Shown(Protocol):
         """Host paths below /dev or /sys."""
 
 
-def _silent(_message: str) -> None:
-    return
-
-
 class SysfsDevices:
     """Finds devices in sysfs.
 

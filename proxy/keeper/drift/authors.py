@@ -23,9 +23,6 @@ from enum import StrEnum
 
 from proxy.model.idset import CpuSet
 
-COUNTER = "drift_by_"
-"""What the names of the counters of repairs by author begin with; the author follows."""
-
 
 class Author(StrEnum):
     """Who writes cpusets on a node beside us."""
