@@ -7,7 +7,7 @@ in that one for each container, its sandbox among them. With the systemd driver 
 whose names spell out their ancestors and have underscores where a pod's uid has dashes; containers are
 scopes.
 
-``proxy.apply.names`` finds a container from what the CRI says of it. Pure: names in, names out.
+``proxy.apply.names`` finds a container by its CRI request. Pure: names in, names out.
 """
 
 from __future__ import annotations

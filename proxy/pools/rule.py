@@ -1,8 +1,8 @@
 """The node's pools, as Koordinator's reporter passes them to its hooks.
 
 Theory (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). The reporter writes
-pools and kubelet's policy into annotations of the node's NodeResourceTopology; whoever sets CPUs reads them
-from there. The same texts are written by ``proxy.report.koordinator``.
+pools and kubelet's policy into annotations of the node's NodeResourceTopology; hooks read them from there.
+``proxy.report.koordinator`` writes the same texts.
 """
 
 from __future__ import annotations
