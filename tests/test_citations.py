@@ -26,8 +26,6 @@ OUTSIDE = re.compile(
     """,
     re.VERBOSE,
 )
-PENDING = ("proxy/plan/", "proxy/place/")
-"""Packages whose citations are still of the old form."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -85,7 +83,6 @@ def test_no_text_cites_a_page_outside_the_repository() -> None:
     wrong = [
         f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
         for path, text in texts()
-        if not path.startswith(PENDING)
         for match in OUTSIDE.finditer(text)
     ]
     assert wrong == []
