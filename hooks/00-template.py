@@ -24,7 +24,7 @@ from proxy.hooks.api import Adjustment, Configure, PreCreateContainer, Veto
 # The version of the interface that this file is written for. It must be there.
 API_VERSION = 1
 
-# Seconds that one answer may take, and what becomes of a call when this hook fails ("Ignore" or "Fail"). Both
+# Seconds that one answer may take, and what happens to a call when this hook fails ("Ignore" or "Fail"). Both
 # may be left out; what is configured for this hook wins.
 TIMEOUT = 0.2
 FAILURE_POLICY = "Ignore"

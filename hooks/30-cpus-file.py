@@ -65,7 +65,7 @@ TIMEOUT = 2.0
 
 FILE = "cpus"
 GRACE_S = 120.0
-"""A directory without a container is left alone for so long: its create may be on its way."""
+"""A directory without a container is kept for this time: its create may be in progress."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 _writing = threading.Lock()
 

@@ -50,7 +50,7 @@ API_VERSION = 1
 TIMEOUT = 10.0  # a machine may have thousands of interrupts
 
 AGAIN_S = 30.0
-"""After so long, files are compared again although the owners are the same."""
+"""After this time files are compared again although the owners are the same."""
 
 
 @dataclass(frozen=True)

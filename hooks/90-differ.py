@@ -118,7 +118,7 @@ def _of_others(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
 
 
 def _entry(name: str, value: object) -> str:
-    """Say what a key of a map gets, as far as that may be said."""
+    """Return the value that a key of a map gets, unless it may be a secret."""
     if value is CLEAR:
         return " cleared"
     if name in _SECRET and not _settings.values:

@@ -59,7 +59,7 @@ class ContainerdEvents:
     """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
-        """Take note of the runtime; nothing is dialled before ``listen``.
+        """Store the address of the runtime; nothing is dialled before ``listen``.
 
         Args:
             path: Path of its unix socket, with or without ``unix://``.

@@ -3,7 +3,7 @@
 As seen on Linux 6.12 (the theory is in ``proxy.apply.partitions``), without exclusive sets as on 6.1:
 
 * any write of ``root`` or ``isolated`` is taken; what came of it is in the file, with the reason;
-* a partition takes its CPUs out of the effective sets of everybody outside;
+* a partition takes its CPUs out of the effective sets of all groups outside;
 * a sibling that comes to name one of them makes it invalid, without a reason; the CPUs stay withheld, and
   with the next write of its list it runs where the others do; until ``member`` is written nothing helps;
 * an exclusive set may not overlap a sibling's, nor hold all of a sibling's list (EINVAL);

@@ -52,7 +52,7 @@ class GrpcRuntime:
     """
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
-        """Take note of the runtime; nothing is dialled before the first call.
+        """Store the address of the runtime; nothing is dialled before the first call.
 
         Args:
             path: Path of its unix socket, with or without ``unix://``.

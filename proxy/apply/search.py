@@ -15,7 +15,7 @@ from proxy.apply import names
 from proxy.apply.files import Files
 
 GROUPS_LIMIT = 4096
-"""A search ends after so many groups (about 15 ms)."""
+"""A search ends after this many groups (about 15 ms)."""
 
 _REMEMBERED = 1024
 _TOPS = 4

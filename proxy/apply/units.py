@@ -64,7 +64,7 @@ class SystemdUnits:
     """Implements ``proxy.keeper.systemd.ports.Units``."""
 
     def __init__(self, addresses: Callable[[], Sequence[str]] = sockets, timeout_s: float = 10.0) -> None:
-        """Take note of where systemd is; nothing is dialled before ``watch``.
+        """Store the address of systemd; nothing is dialled before ``watch``.
 
         Args:
             addresses: Gives the sockets to try, the best first; the bus's is known by its file name.

@@ -19,7 +19,7 @@ RUNS = "systemctl status topoproxy shows whether it runs"
 
 
 def asking_options(timeout: float = 5.0) -> Callable[[F], F]:
-    """Add ``--config``, ``--admin`` and ``--timeout``; by default so many seconds are waited."""
+    """Add ``--config``, ``--admin`` and ``--timeout``; the argument is the default of the last."""
 
     def add(command: F) -> F:
         for option in (

@@ -40,7 +40,7 @@ _PAUSE = 1.5
     metavar="SECONDS",
     default=None,
     show_default=f"{_PAUSE} in a terminal, else 0",
-    help="Wait so long after each step.",
+    help="Seconds to wait after each step.",
 )
 @click.option("--fast", is_flag=True, help="Do not wait between steps.")
 @click.option("--no-color", is_flag=True, help="No colours; NO_COLOR=1 does the same.")

@@ -115,8 +115,8 @@ def simulate(
         topoproxy simulate - --anywhere --machine big.json --nodes 10 \\
           --config old.yaml --compare new.yaml
 
-    Ends with 0 whatever becomes of the pods (but see --fail-on-refused), with 65 where a manifest, a machine
-    or a device file is not what it should be, with 78 where a configuration is refused. See
+    Ends with 0 whatever the outcome for the pods (but see --fail-on-refused), with 65 where a manifest, a
+    machine or a device file is not what it should be, with 78 where a configuration is refused. See
     docs/simulate.md.
     """  # noqa: D301 - click wants the real backspace
     named = _machines(machines, sysfs_root, nodes, file)

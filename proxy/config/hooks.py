@@ -28,10 +28,10 @@ class HookSettings:
     """What is set for one hook.
 
     Attributes:
-        timeout: Seconds for one answer; None where it is not said.
-        policy: None where it is not said.
+        timeout: Seconds for one answer; None where it is not set.
+        policy: None where it is not set.
         config: The hook's own keys, with plain values: texts, numbers, truths, tuples and ``Fixed``. None
-            where it is not said.
+            where it is not set.
     """
 
     timeout: float | None = None
@@ -121,7 +121,7 @@ class HooksConfig:
     Attributes:
         server_directory: None where no remote servers are looked for.
         timeout: Seconds for one answer, where a hook's settings do not say it.
-        policy: What becomes of a call when a hook fails, where the hook's settings do not say it.
+        policy: What happens to a call when a hook fails, unless the hook's settings say otherwise.
         skip_label: ``key=value``, or empty.
         skip_namespaces: Where the label counts.
         serve: None where Koordinator's hook protocol is not served.
@@ -205,6 +205,6 @@ class HooksConfig:
             "settings",
             SETTINGS,
             "What is set for single hooks, by name: {10-quota: {timeout: 1s, failurePolicy: Fail, config: "
-            "{...}}}. What config may hold is said by the hook.",
+            "{...}}}. The hook defines what config may hold.",
         ),
     )

@@ -35,10 +35,10 @@ class ReserveConfig:
     """
 
     cpu: int | None = field(
-        default=None, metadata=key("cpu", CPU_AMOUNT, "CPUs, such as 500m or 2; empty: not said.")
+        default=None, metadata=key("cpu", CPU_AMOUNT, "CPUs, such as 500m or 2; empty: not set.")
     )
     memory: int | None = field(
-        default=None, metadata=key("memory", BYTES, "Bytes, such as 1Gi; empty: not said.")
+        default=None, metadata=key("memory", BYTES, "Bytes, such as 1Gi; empty: not set.")
     )
     ephemeral_storage: int | None = field(
         default=None, metadata=key("ephemeral-storage", BYTES, "Taken as kubelet does, and not used here.")
@@ -160,7 +160,7 @@ class KoordinatorConfig:
         metadata=key(
             "numaAllocateStrategy",
             choice(NumaStrategy),
-            "NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. Empty: not said.",
+            "NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. Empty: not set.",
         ),
     )
 
@@ -220,7 +220,7 @@ class BeSuppressConfig:
     min_percent: int = field(
         default=0,
         metadata=key(
-            "minPercent", whole(0, 100), "Percent of the node's CPUs that BE has in any case; 0: not said."
+            "minPercent", whole(0, 100), "Percent of the node's CPUs that BE has in any case; 0: not set."
         ),
     )
     period: float = field(
@@ -257,7 +257,7 @@ class SettleConfig:
     )
     per_second: int = field(
         default=10,
-        metadata=key("perSecond", whole(1, 1000), "At most so many of these updates in a second."),
+        metadata=key("perSecond", whole(1, 1000), "The most of these updates in a second."),
     )
 
 

@@ -50,7 +50,7 @@ class Partitions(enum.StrEnum):
 
 
 class FailurePolicy(enum.StrEnum):
-    """What becomes of a call when a hook fails: it is refused, or goes on without that hook.
+    """What happens to a call when a hook fails: it is refused, or goes on without that hook.
 
     The words are Koordinator's.
     """

@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 
 _BIG = 4
-"""From so many cores on, all owners are on the node at the same time."""
+"""From this number of cores on, all owners are on the node at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ CLASS_COLOURS = {
     "BE": "36",
     "BestEffort": "36",
 }
-"""ANSI colours by class: CPUs of one's own magenta, yellow, blue; shared pool green; BE pool cyan."""
+"""ANSI colours by class: exclusive CPUs magenta, yellow, blue; shared pool green; BE pool cyan."""
 
 
 class Screen:

@@ -62,7 +62,7 @@ class Troubles:
         raise DemoError(f"{spec.name} was created, it should have been refused")
 
     def failed(self) -> Step:
-        """A create fails at the runtime, and everybody is put back."""
+        """A create fails at the runtime, and all containers get their CPUs back."""
         cpus = self._parts.failed
 
         def act() -> list[str]:

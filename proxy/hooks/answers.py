@@ -71,7 +71,7 @@ class Adjustment:
         cgroup_parent: The pod's cgroup, in RunPodSandbox; later it is too late.
         updates: Runtime's id of another container to what is to change for it.
 
-    Which of them a point takes is said there: what the CRI cannot change there is refused.
+    Each point lists the fields that it takes: what the CRI cannot change there is refused.
     """
 
     cpus: CpuSet | _None = LEAVE

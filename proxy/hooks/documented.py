@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """A class: its prose in paragraphs, its fields in the docstring's order, and what is said after them."""
+    """A class: its prose in paragraphs, its fields in the docstring's order, and the text after them."""
 
     name: str
     prose: tuple[str, ...]

@@ -80,9 +80,9 @@ class Resources:
     """What a request says about CPUs and memory, as in the CRI's LinuxContainerResources.
 
     Attributes:
-        cpu_period, cpu_quota: Microseconds; quota -1 for no limit, 0 for not said.
-        cpu_shares: Relative weight; 0 for not said.
-        memory_limit, memory_swap_limit: Bytes; 0 for not said.
+        cpu_period, cpu_quota: Microseconds; quota -1 for no limit, 0 for not set.
+        cpu_shares: Relative weight; 0 for not set.
+        memory_limit, memory_swap_limit: Bytes; 0 for not set.
         oom_score_adj: -1000 to 1000.
         cpuset_cpus, cpuset_mems: What the client asked for, verbatim; see ``Decision`` for what it gets.
         hugepage_limits: Page size (``2MB``) and bytes.

@@ -19,7 +19,7 @@ call two minutes."""
 
 
 class Policy(enum.StrEnum):
-    """What becomes of a call when a hook fails: it is refused, or goes on without that hook."""
+    """What happens to a call when a hook fails: it is refused, or continues without that hook."""
 
     FAIL = "Fail"
     IGNORE = "Ignore"
@@ -34,7 +34,7 @@ class Hook:
         source: Where it came from, for people: a path, or a path and a socket.
         handlers: Point to what answers. A handler is called in a thread, or awaited on the hooks' own loop if
             it is a coroutine function. It answers an ``Answer``, or anything, if it lies.
-        policy: What becomes of a call when it fails.
+        policy: What happens to a call when it fails.
         timeout: Seconds for one answer.
         remote: It is a server: a traceback does not help, and exceptions are its gRPC errors.
         echoes: It receives the fields that hooks before it have set (Koordinator's servers do: they answer
@@ -65,7 +65,7 @@ class Outcome:
         adjustment: What they want together.
         owners: Field to the hook that has set it; maps by key: ``envs[NAME]``, ``updates[id].cpus``.
         refusal: Why the call is refused, with the hook's name; empty if it goes on.
-        firm: Some of it was said by a hook without which the call must not go on (policy Fail).
+        firm: Some of it was set by a hook without which the call must not continue (policy Fail).
     """
 
     adjustment: Adjustment = NOTHING

@@ -51,7 +51,7 @@ _THREADS: Final = 4
 
 @dataclass(slots=True)
 class _Known:
-    """What became of a file: as it was when it was looked at; ``again``: when it is tried again."""
+    """The state of a file at the last scan; ``again``: when it is tried again."""
 
     candidate: Candidate
     state: State = State.WAITING
@@ -105,7 +105,7 @@ class Library:
 
     @property
     def entries(self) -> list[Entry]:
-        """What became of each file, by name; those that do not count behind those that do."""
+        """The state of each file, by name; files that do not count come last."""
         entries = [self._entry(name, known) for name, known in self._known.items()]
         entries += [
             Entry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)

@@ -24,7 +24,7 @@ def hooks_page(entries: Iterable[Entry], reports: Iterable[HookReport]) -> list[
     """Put together what is known of each hook.
 
     Args:
-        entries: What became of each file, in the order in which hooks are asked.
+        entries: The state of each file, in the order in which hooks are called.
         reports: How those do that are in use.
 
     Returns:

@@ -36,7 +36,7 @@ class UnixChannel:
     """A channel that is opened when it is needed; safe to use from several threads."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
-        """Take note of the socket; nothing is dialled before the first call.
+        """Store the socket; nothing is dialled before the first call.
 
         Args:
             path: Path of the socket, with or without ``unix://``.

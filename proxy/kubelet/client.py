@@ -169,6 +169,6 @@ class SourceErrorLog:
         self._complain("cannot use a source of kubelet", source=source, reason=cause)
 
     def clear(self, source: str) -> None:
-        """Take note that a source works."""
+        """Record that a source works."""
         with self._lock:
             self._reported.pop(source, None)

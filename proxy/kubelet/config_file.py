@@ -18,7 +18,7 @@ class ConfigFile:
     """Kubelet's configuration file; read again when it has changed."""
 
     def __init__(self, path: str) -> None:
-        """Take note of the path; nothing is opened."""
+        """Store the path; nothing is opened yet."""
         self.path = path
         self._seen: Stamp | None = None
         self._settings: ManagerSettings | None = None

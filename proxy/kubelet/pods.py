@@ -40,7 +40,7 @@ class PodList:
     """Kubelet's list of pods, read when it is needed; safe to use from several threads."""
 
     def __init__(self, fetch: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
-        """Take note of how the list is read.
+        """Store how the list is read.
 
         Args:
             fetch: Gives the list as JSON, in bounded time; raises KubeletError.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from proxy.model.backoff import Backoff
 
 REST, LONGEST_REST_S = 10, 30.0
-"""A source that hangs is left alone for so many times what one exchange may cost, but not for longer."""
+"""A hanging source is not asked for this multiple of the time that one exchange may take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class StateFile:
         pause: Callable[[float], None] = time.sleep,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Take note of the path; nothing is opened.
+        """Store the path; nothing is opened yet.
 
         Args:
             path: The file.

@@ -118,7 +118,8 @@ def _dump(value: object) -> bytes:
     """Return a value as JSON, as short as can be.
 
     Raises:
-        TypeError, ValueError, RecursionError: It cannot be said (NaN included: no reader would agree on it).
+        TypeError, ValueError, RecursionError: It cannot be written as JSON (NaN included: no reader would
+            agree on it).
     """
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     try:

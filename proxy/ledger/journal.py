@@ -28,7 +28,7 @@ _COMPACT_BYTES = 64 * 1024
 _COMPACT_FACTOR = 4
 """A file is compacted when it is this many times as long as after the last compaction."""
 SIZE_LIMIT = 256 * 1024 * 1024
-"""No ledger is so long; the file is something else and is not read into memory."""
+"""No ledger is this long: a longer file is something else and is not read into memory."""
 _CLOSE_S = 1.0
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -20,7 +20,7 @@ class ResourceStatusMode(enum.StrEnum):
 
 
 class BeyondLimit(enum.StrEnum):
-    """What becomes of a pod that claims more than it may."""
+    """What happens to a pod that claims more than it may."""
 
     REJECT = "reject"
     SHARE = "share"
@@ -104,7 +104,7 @@ class AdmissionRules:
         pod_limit, namespace_limit, node_limit: Most exclusive CPUs; None for no limit.
         floor: Least CPUs of the shared pool; None for a share of the machine (``proxy.pools.floors``).
         numa_floor: The same on each NUMA node.
-        beyond: What becomes of a pod that claims more.
+        beyond: What happens to a pod that claims more.
         name_others: Whether what a client is answered may name other pods.
     """
 

@@ -25,8 +25,8 @@ class Backoff:
     Attributes:
         first: The first delay.
         longest: The longest delay.
-        steady: An attempt that lasted so long counts as a success: the delay after it is the first again.
-        tolerated: So many failures in a row cost no delay but the least.
+        steady: An attempt that lasted this long counts as a success: the delay after it is the first again.
+        tolerated: This many failures in a row cost no more than the first delay.
         least: The shortest delay, also of a tolerated failure.
     """
 
@@ -37,7 +37,7 @@ class Backoff:
     least: float = 0.0
 
     def delay(self, failures: int) -> float:
-        """Give the delay after so many failures in a row (at least one)."""
+        """Return the delay after a number of failures in a row (at least one)."""
         doublings = failures - self.tolerated - 1
         if doublings < 0:
             return self.least

@@ -104,7 +104,7 @@ class Moved:
 class Lack:
     """What some nodes had too little of for a refused request.
 
-    Had all that is said of one set of nodes been there, the request would have been admitted.
+    If one of these sets of nodes had what it lacks, the request would have been admitted.
 
     Attributes:
         resource: ``cpu``, ``memory``, ``hugepages-*`` or the name of a device's resource.

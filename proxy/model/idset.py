@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NARROW = 1024
 """Up to this many ids a set is handled by shifts, whose cost is then bounded and small."""
 _FEW = 64
-"""Up to so many ranges are joined by shifts."""
+"""Up to this many ranges are joined by shifts."""
 _LONGEST = 6
 """Characters that a list may have for each id that there can be: five digits and a comma."""
 _LONGEST_WRITE = 64 << 10

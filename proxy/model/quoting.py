@@ -31,7 +31,7 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str, limit: int = SENTENCE) -> str:
-    """Make a text fit for a message: escaped, and cut to so many characters."""
+    """Make a text fit for a message: escaped, and truncated."""
     if len(text) <= limit and text.isprintable():
         return text
     head = text[: limit - len(_CUT)]

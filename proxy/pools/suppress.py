@@ -9,7 +9,7 @@ where the system is what the node uses beyond pods and host applications, and wh
 of capacity - allocatable and the node's reservation. A smallest share of the capacity can be set. So BE pods
 live on what others leave, up to the threshold.
 
-The budget is put into force in one of two ways. As a CPU set: at least two CPUs; it shrinks at once, for
+The budget is applied in one of two ways. As a CPU set: at least two CPUs; it shrinks at once, for
 others wait, and grows by a tenth of the machine at a time, for what is free now may be wanted again soon. As
 a CFS quota of the group above all BE pods: the same, in a tenth of the machine's time, and changes below a
 hundredth are not worth a write.

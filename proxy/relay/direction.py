@@ -126,7 +126,7 @@ class Direction(Walker):
         raise NotImplementedError
 
     def on_promise(self) -> None:
-        """Take note of a PUSH_PROMISE; its block follows with END_STREAM cleared."""
+        """Record a PUSH_PROMISE; its block follows with END_STREAM cleared."""
         raise NotImplementedError
 
     def on_window(self, stream: int, increment: int) -> int:

@@ -7,8 +7,8 @@ the runtime grants. So for the request direction the proxy keeps the connection-
 * ``client``: what the client may still send us = 65,535 + all that we granted - all DATA that came;
 * ``server``: what we may still send the runtime = 65,535 + all that it granted - all DATA that left.
 
-One rule keeps everybody alive: *when ``server`` is above ``client``, grant the difference.* From it follows,
-without further state, what is easily done wrong:
+One rule keeps all streams going: *when ``server`` is above ``client``, grant the difference.* From it
+follows, without further state, what is easily done wrong:
 
 * DATA that is held is granted back, for ``server`` did not move. It is granted as soon as the client has less
   than half of the 65,535 bytes left, whichever streams it spent them on (a threshold for each stream would

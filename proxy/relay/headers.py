@@ -73,7 +73,7 @@ class Follower:
         self.changes = 0
 
     def allow(self, size: int) -> None:
-        """Take note that the receiver announced SETTINGS_HEADER_TABLE_SIZE ``size``."""
+        """Record that the receiver announced SETTINGS_HEADER_TABLE_SIZE ``size``."""
         self.cap = max(self.cap, min(size, MAX_TABLE_SIZE))
 
     def skim(self, block: bytes) -> None:

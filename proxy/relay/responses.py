@@ -38,7 +38,7 @@ class Responses(Direction):
         self.streams = streams
 
     def client_settings(self, key: int, value: int) -> None:
-        """Take note of what the client allows the runtime."""
+        """Record what the client allows the runtime."""
         if key == frames.HEADER_TABLE_SIZE:
             self.follower.allow(value)
         elif key == frames.MAX_FRAME_SIZE:

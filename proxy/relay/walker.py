@@ -225,7 +225,7 @@ class Walker:
         raise NotImplementedError
 
     def on_headers(self, flags: int, stream: int) -> int:
-        """Take note that a header begins."""
+        """Record that a header begins."""
         raise NotImplementedError
 
     def on_block(self, flags: int, stream: int, block: bytes) -> None:

@@ -121,7 +121,7 @@ class Release:
             self._start()
 
     async def undo(self) -> None:
-        """Take over again, as at a start: calls wait until everybody is compared.
+        """Take over again, as at a start: calls wait until all containers are reconciled.
 
         Raises:
             InputError: There is nothing to undo.
@@ -175,7 +175,7 @@ class Release:
         await asyncio.sleep(1 / (per_second if per_second > 0 else PER_SECOND))
 
     async def finish(self, limit: float) -> bool:
-        """Return back without pauses, for at most so many seconds; for a stop.
+        """Restore without pauses, within a time limit; for a stop.
 
         Returns:
             True when all is done.

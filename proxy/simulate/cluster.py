@@ -30,7 +30,7 @@ NO_SUCH_MACHINE = "NoSuchMachine"
 
 
 class Fate(enum.StrEnum):
-    """What became of a pod."""
+    """The outcome for a pod."""
 
     PLACED = "placed"
     REFUSED = "refused"
@@ -39,11 +39,11 @@ class Fate(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one pod.
+    """The result for one pod.
 
     Attributes:
         guest: The pod.
-        fate: What became of it.
+        fate: The outcome.
         host: Where it runs, or was refused last; empty where no machine fits.
         reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``, ``NoSuchMachine``);
             empty when placed.

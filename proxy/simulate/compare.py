@@ -24,7 +24,7 @@ class Difference:
     """A pod of which something else became.
 
     Attributes:
-        one, other: What became of it.
+        one, other: The results.
         one_word, other_word: The same, short: equal for pods that fared alike.
         one_text, other_text: The same in full.
         changes: Which of ``fate``, ``reason`` and ``together`` differ.

@@ -101,7 +101,7 @@ def reserve_of(config: Config) -> Reserve:
     """Return what kubelet would keep off the scheduler under a configuration.
 
     Source: kubelet's node allocatable: kubeReserved, systemReserved and the hard eviction threshold; a list
-    of reserved CPUs wins over the amounts. Where no amount of memory is said, the memory manager's counts.
+    of reserved CPUs wins over the amounts. Where no amount of memory is set, the memory manager's counts.
     """
     parts = (config.kube_reserved, config.system_reserved)
     milli = sum(part.cpu or 0 for part in parts)

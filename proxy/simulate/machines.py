@@ -64,7 +64,7 @@ def sysfs_machine(root: Path, procfs: Path | None) -> Named:
 
 
 def copies(machines: Sequence[Named], count: int) -> list[Named]:
-    """Return so many machines of each kind, ``NAME-1`` and on where there are several.
+    """Return the machines of each kind, ``NAME-1`` and on where there are several.
 
     Raises:
         InputError: Two machines would have one name, or there would be too many.

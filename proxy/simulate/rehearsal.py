@@ -43,7 +43,7 @@ class Rehearsal:
     Attributes:
         config: The configuration that was in effect.
         hosts: The machines, with the engine's state of each at the end.
-        results: What became of each pod, in their order.
+        results: The result for each pod, in their order.
     """
 
     config: Config

@@ -14,7 +14,7 @@ from proxy.simulate.rehearsal import Rehearsal
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A rehearsal in a few numbers; pods unless something else is said.
+    """A rehearsal in a few numbers; numbers of pods unless stated otherwise.
 
     Attributes:
         machines, pods: How many there were.

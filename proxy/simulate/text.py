@@ -93,7 +93,7 @@ def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
 
 
 def fate_text(result: Result) -> str:
-    """Return what became of a pod in one line."""
+    """Return the result for a pod in one line."""
     if result.fate is Fate.PLACED:
         return f"placed on {clean(result.host)}"
     if result.fate is Fate.UNSCHEDULABLE:

@@ -30,7 +30,7 @@ class Truth:
 
     Attributes:
         text: The text.
-        left_out: Containers that cannot be said in it, one sentence each.
+        left_out: Containers that it cannot express, one sentence each.
     """
 
     text: str

@@ -43,7 +43,7 @@ class Writer:
         pause: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take note of where everything is; nothing is touched.
+        """Store the paths; nothing is touched.
 
         Args:
             ledger: Where the record is kept; None where nothing is.

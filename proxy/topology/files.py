@@ -69,7 +69,7 @@ class Tree:
 
         Args:
             path: The file.
-            most: So many bytes are enough.
+            most: The number of bytes that is read.
         """
         try:
             # O_NONBLOCK: whatever lies there, a FIFO included, must not stop us.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class State(enum.StrEnum):
-    """What became of a file."""
+    """The state of a file."""
 
     RUNNING = "running"
     OLD = "old version running"
@@ -25,7 +25,7 @@ class Entry:
     Attributes:
         name: The hook's name.
         path: The file.
-        state: What became of it.
+        state: Its state.
         error: Why it is not in use, or not in use as it is now; empty if it is.
         points: What the version in use handles, sorted.
         policy: ``Fail`` or ``Ignore``; empty where no version is in use.

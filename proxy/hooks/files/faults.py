@@ -1,4 +1,4 @@
-"""What is said of exceptions that a hook raises, and how its threads are given one."""
+"""Messages for exceptions that a hook raises, and raising one in its threads."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def load_file(path: Path, config: HooksConfig | None = None, *, trusted: bool = 
 
 
 class Attempt:
-    """A file being run in its thread. ``future`` has what becomes of it: a ``Loaded``, or a HookError."""
+    """A file being run in its thread. ``future`` has the result: a ``Loaded``, or a HookError."""
 
     def __init__(self, name: str, path: Path, data: bytes, config: HooksConfig) -> None:
         self.future: Future[Loaded] = Future()

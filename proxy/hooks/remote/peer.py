@@ -36,7 +36,7 @@ class Peer:
     """The socket of a hook server, as it was when it was last found good; several threads may use it."""
 
     def __init__(self, path: Path, users: Collection[int] = ()) -> None:
-        """Take note of the socket; it is looked at by ``lack``.
+        """Store the socket; ``lack`` checks it.
 
         Args:
             path: Of the socket.

@@ -89,7 +89,7 @@ class ForeignCall:
             self._end(None)
             self._outcome.set_exception(HookCallRefusedError(code, message))
 
-    # -- what became of it --------------------------------------------------------------------------------
+    # -- the outcome -------------------------------------------------------------------------------------
 
     def answered(self, message: bytes) -> None:
         """The runtime has done it, and this is its answer."""

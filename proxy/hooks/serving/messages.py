@@ -139,7 +139,7 @@ def create_answer(
     """Answer with what was changed in a CreateContainer, from ``sent`` to ``body``.
 
     Returns:
-        The answer, and the names of what was changed and cannot be said in it.
+        The answer, and the names of changed fields that it has no place for.
     """
     before, after = (cri.CreateContainerRequest.FromString(each) for each in (sent, body))
     old, new = before.config, after.config

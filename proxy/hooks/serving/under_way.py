@@ -34,7 +34,7 @@ LOOKS = Backoff(0.3, 2.0)
 """Seconds between two looks at the runtime's list."""
 BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 LIMIT = 512
-"""So many of a kind are remembered; the oldest are lost first."""
+"""The number of calls of a kind that are remembered; the oldest are lost first."""
 
 K = TypeVar("K")
 
