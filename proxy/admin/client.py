@@ -1,4 +1,4 @@
-"""Asking the daemon from a command: plain sockets, no event loop."""
+"""The client of the admin socket for commands: plain sockets, no event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the status page that says which hooks run, and what is wrong with them."""
+"""The part of the status page with the hooks and their errors."""
 
 from __future__ import annotations
 

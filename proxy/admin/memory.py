@@ -1,4 +1,4 @@
-"""Where the memory of containers is, as a page for people: did it move?"""
+"""The location of containers' memory as text: did it move?"""
 
 from __future__ import annotations
 

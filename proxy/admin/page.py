@@ -1,4 +1,4 @@
-"""The status of a daemon as a page for people.
+"""The status of a daemon as text for the terminal.
 
 The daemon's answer may come from an older or a newer version, so every part
 may be missing or be something else than expected; then it is left out.

@@ -1,4 +1,4 @@
-"""The part of the status page that says which owned CPUs are partitions, and why others are none."""
+"""The part of the status page with owned CPUs that are partitions, and why others are not."""
 
 from __future__ import annotations
 

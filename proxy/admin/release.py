@@ -1,4 +1,4 @@
-"""A node that is left, on the page of ``topoproxy status``."""
+"""A released node on the page of ``topoproxy status``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BE suppression on the status page.
+"""BE (best effort) suppression on the status page.
 
 As everywhere on that page, a part that is missing or something else than expected is left out.
 """

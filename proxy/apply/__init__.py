@@ -1,1 +1,1 @@
-"""From wanted cpusets to the kernel and the runtime, with read-back."""
+"""Applying cpusets to the kernel and the runtime, with read-back."""

@@ -1,4 +1,4 @@
-"""The few file operations that the cpuset tree is made of.
+"""The file operations on the cpuset tree.
 
 The rules of finding, writing and widening are the same on the kernel's tree and on a directory that imitates
 it; they see the world through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;

@@ -1,4 +1,4 @@
-"""The cpuset controller, v1 and v2: find a container's group, read it, write it so that it holds.
+"""The cpuset controller, v1 and v2: finding, reading and writing a container's group.
 
 Theory of writing.
 

@@ -1,4 +1,4 @@
-"""The two lists of a cpuset group: their files, their types, and what is in them."""
+"""The two lists of a cpuset group: their files, their types, and their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where cgroup hierarchies are mounted, and which group a process is in, by the kernel's own account.
+"""Mount points of the cgroup hierarchies, and the group of a process, from the kernel's tables.
 
 Theory (cgroups(7), cgroup_namespaces(7), proc_pid_mountinfo(5)). ``/proc/self/mountinfo`` has a line for each
 mount: a v1 hierarchy is of type ``cgroup`` and names its controllers among its super options, v2 is of type

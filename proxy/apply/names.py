@@ -1,4 +1,4 @@
-"""Where a container's cgroup lies, by the names that runtimes give.
+"""The path of a container's cgroup, from the names that runtimes give.
 
 Theory. Two things decide the place: the parent that kubelet sends with the pod and the runtime's cgroup
 driver.

@@ -1,4 +1,4 @@
-"""Groups above and below the one that is written: on cgroup v1 none may stick out of the one above it.
+"""Groups above and below the one that is written: on cgroup v1 each must lie within its parent.
 
 Theory. The kernel refuses a list that one of the group's children does not fit into (EBUSY), and one that
 does not fit into the parent's (EACCES); so sets grow from the top and shrink from the bottom. On v2 nothing

@@ -1,4 +1,4 @@
-"""Calls that we make ourselves at the container runtime, over a gRPC channel of our own.
+"""Our own calls to the container runtime, over our own gRPC channel.
 
 Nothing here is on the way of a client's request. Importing grpc takes longer than everything else at start,
 so it is imported with the first call. A runtime that does not know ``runtime.v1`` is asked by

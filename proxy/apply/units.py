@@ -1,4 +1,4 @@
-"""systemd's units: which CPUs and memory nodes a scope is to have, and when all are loaded again.
+"""systemd's units: the CPUs and memory nodes of a scope, and daemon-reload notifications.
 
 Theory. On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties
 ``AllowedCPUs`` and ``AllowedMemoryNodes`` whenever it has reason to: a daemon-reload, or any change of any

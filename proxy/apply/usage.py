@@ -1,4 +1,4 @@
-"""How much CPU time the node and its pods have used, from the kernel's counters.
+"""CPU time of the node and its pods, from the kernel's counters.
 
 Theory. The kernel adds up the time of every group: ``cpuacct.usage`` on v1 (nanoseconds), ``usage_usec`` in
 ``cpu.stat`` on v2, where it is there without any controller. A group's figure holds that of all groups that

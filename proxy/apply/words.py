@@ -1,4 +1,4 @@
-"""What an error of the cpuset controller means, in words that say what to do.
+"""Messages for errors of the cpuset controller, with advice.
 
 Each number was seen on a real cpuset mount (kernel 6.18, v1) and, for v2, in a virtual machine; the contract
 test checks them again wherever it may.

@@ -1,4 +1,4 @@
-"""``topoproxy demo``: the whole thing at work."""
+"""``topoproxy demo``: a demonstration of the main job."""
 
 from __future__ import annotations
 

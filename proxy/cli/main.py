@@ -1,4 +1,4 @@
-"""The command ``topoproxy``: finds the subcommand, and turns every end into words and an exit code.
+"""The command ``topoproxy``: finds the subcommand, and turns errors into messages and exit codes.
 
 A subcommand is a module of this package that holds a click command of its own
 name. It is imported when it is called, so that ``version`` does not pay for

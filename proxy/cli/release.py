@@ -1,4 +1,4 @@
-"""``topoproxy release``: leaving a node, so that every container has what it would have had without us."""
+"""``topoproxy release``: every container gets what it would have without topoproxy."""
 
 from __future__ import annotations
 

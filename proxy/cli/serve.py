@@ -1,4 +1,4 @@
-"""``topoproxy serve``: reads what the daemon shall do; ``proxy.__main__`` then runs it."""
+"""``topoproxy serve``: reads the configuration; ``proxy.__main__`` then runs the daemon."""
 
 from __future__ import annotations
 

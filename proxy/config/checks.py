@@ -1,4 +1,4 @@
-"""Values that are right one by one and impossible together, or on this machine."""
+"""Checks of values that are valid one by one but impossible together, or on this machine."""
 
 from __future__ import annotations
 

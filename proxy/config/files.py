@@ -1,4 +1,4 @@
-"""The files that a configuration names: what is secret in them, and what others could change.
+"""The files that a configuration names: which are secret, and which other users could change.
 
 They are written by other programs (a token is renewed, kubelet rewrites its configuration), so a file that is
 open to other users is reported and used. Only the configuration itself is refused (``load``).

@@ -1,4 +1,4 @@
-"""Mappings that never change."""
+"""Immutable mappings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of hooks: where they are found, and what is set for each of them."""
+"""The section of hooks: their directories, and the settings of each."""
 
 from __future__ import annotations
 

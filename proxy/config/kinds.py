@@ -1,4 +1,4 @@
-"""Kinds of settings: how a word of YAML or of the command line becomes a value, and back.
+"""Kinds of settings: converting a text of YAML or of the command line to a value, and back.
 
 A value is always read from the text that the user wrote, never from what YAML
 makes of it: so ``none``, ``off``, ``1`` and ``010`` stay what they look like,

@@ -1,4 +1,4 @@
-"""What a key of the configuration file is, and how the fields of a frozen value carry their keys."""
+"""Keys of the configuration file, and how the fields of a dataclass carry them."""
 
 from __future__ import annotations
 

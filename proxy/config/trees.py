@@ -1,4 +1,4 @@
-"""Values of a key that are more than a text: lists, and keys with values, each piece with its line.
+"""Structured values: lists and mappings, each piece with its line in the file.
 
 The pieces are looked at one by one and the first fault ends it: a file whose aliases multiply into
 billions of pieces costs no more than the pieces up to that fault.

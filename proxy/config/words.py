@@ -1,4 +1,4 @@
-"""Settings that are one of a few words; where kubelet has the setting, its words."""
+"""Enumerations: settings with a fixed set of values; where kubelet has the setting, its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the interface that the demonstration makes and answers, and how one is refused."""
+"""The CRI calls that the demonstration makes and answers, and errors of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CPUs the story of the demonstration is about."""
+"""The CPUs of the demonstration's story."""
 
 from __future__ import annotations
 

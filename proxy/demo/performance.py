@@ -1,4 +1,4 @@
-"""How one step is performed: look, act, look again, compare, show."""
+"""Performing one step: look, act, look again, compare, show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stand-in runtime knows of its pods and containers.
+"""The stand-in runtime's records of pods and containers.
 
 The saved spec of a container follows containerd: UpdateContainerResources lays the fields that the
 request sets over the saved ones, and it is the whole merged spec, not the request, that goes to runc.

@@ -1,4 +1,4 @@
-"""Words and colours on a terminal: plain ANSI, none of it where it is not wanted."""
+"""Text and colours on a terminal: plain ANSI, none of it where it is not wanted."""
 
 from __future__ import annotations
 

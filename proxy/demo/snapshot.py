@@ -1,4 +1,4 @@
-"""The node as the kernel's files say it is, and what must hold for it at any moment.
+"""The state of the node according to the kernel's files, and its invariants.
 
 Nothing here asks the proxy: a claim of the demonstration is compared with the cgroup files alone.
 """

@@ -1,4 +1,4 @@
-"""What a performance stands on: a runtime, a cgroup tree, a machine, and the real proxy between.
+"""The environment of the demonstration: a runtime, a cgroup tree, a machine, and the real proxy between.
 
 The two stages differ in what is imitated. On the stand-in stage the machine, the kernel's cgroup tree and the
 runtime are; on the containerd stage nothing is. The proxy is ``topoproxy serve`` on both.

@@ -1,4 +1,4 @@
-"""The part of the story in which things go wrong."""
+"""The steps in which things go wrong."""
 
 from __future__ import annotations
 

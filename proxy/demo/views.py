@@ -1,4 +1,4 @@
-"""Records as the messages that the interface wants."""
+"""Records as CRI messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dataclasses say of themselves in their docstrings, taken apart.
+"""The docstrings of dataclasses, parsed into prose and one entry for each field.
 
 A docstring is prose, then a section ``Attributes:`` with one entry for one or several fields
 (``cpu_period, cpu_quota: Microseconds; ...``), then perhaps more prose. A field that no entry names is an

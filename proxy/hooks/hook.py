@@ -1,4 +1,4 @@
-"""A hook as the engine sees it, whatever it is made of: a file of Python, or a server behind a socket."""
+"""A hook as the engine sees it: a Python file or a server behind a socket."""
 
 from __future__ import annotations
 

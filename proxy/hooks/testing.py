@@ -1,4 +1,4 @@
-'''For tests of hooks: load a file, make events, ask it, look at what came of it.
+'''Tests of hooks: load a file, make events, call it, check the outcome.
 
 A hook is asked by the engine that the daemon has, so its deadline, the checks of its answer, conflicts with
 other hooks and its vetoes are the real ones. No daemon, no root and no cgroup is needed, and nothing is

@@ -1,1 +1,1 @@
-"""What kubelet knows: its checkpoints."""
+"""Everything that is read from kubelet: state files, configuration, pods, devices, the Node object."""

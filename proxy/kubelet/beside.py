@@ -1,4 +1,4 @@
-"""Finding out what kubelet's CPU manager does: asking when it is due, and looking at its state file."""
+"""Determining kubelet's CPU manager settings and allocations: polling ``/configz`` and its state file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls at a gRPC service of kubelet on a unix socket.
+"""Calls to a gRPC service of kubelet on a unix socket.
 
 grpc is imported with the first call. Answers are decoded here and not by grpc, which would write what it
 cannot decode to a log of its own.

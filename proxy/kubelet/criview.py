@@ -1,4 +1,4 @@
-"""What kubelet sends over the CRI for a pod: the view that is left of requests, limits and QoS class.
+"""The part of a pod that kubelet sends over the CRI: what is left of requests, limits and QoS class.
 
 Theory (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, calculateLinuxResources;
 pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). Requests do not go over the wire; CPU shares stand for

@@ -1,4 +1,4 @@
-"""What goes wrong when kubelet is asked."""
+"""Errors of requests to kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking kubelet's pods API for one pod (kubelet 1.36, gate PodsAPI; KEP-4188).
+"""One pod from kubelet's pods API (kubelet 1.36, gate PodsAPI; KEP-4188).
 
 It returns one pod where the list has all of them, and needs no token, so it is preferred where it exists. The
 answer is converted to the form of the JSON list, and read as such.

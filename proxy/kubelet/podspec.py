@@ -1,4 +1,4 @@
-"""A Pod object of Kubernetes, as JSON or YAML holds it, turned into what its containers ask for.
+"""A Pod object of Kubernetes, from JSON or YAML, converted to the resources of its containers.
 
 Theory. What reaches kubelet was defaulted and checked by the API server, a file was not, so both is done
 here again; for an object that went through it already nothing changes.

@@ -1,4 +1,4 @@
-"""Where and how kubelet is asked."""
+"""How kubelet is reached: paths, addresses, timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading small files that others write, without ever waiting for them."""
+"""Reading small files that other processes write, without ever blocking on them."""
 
 from __future__ import annotations
 

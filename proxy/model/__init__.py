@@ -1,1 +1,1 @@
-"""Values that every room speaks in. Imports nothing of ours."""
+"""Values that all packages share. Imports nothing else of topoproxy."""

@@ -1,4 +1,4 @@
-"""What the containers of a pod ask for, as Kubernetes counts it: requests and limits by resource."""
+"""The resources of a pod's containers, as Kubernetes counts them: requests and limits by resource."""
 
 from __future__ import annotations
 

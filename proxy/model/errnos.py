@@ -1,4 +1,4 @@
-"""Groups of error numbers that mean one thing where they are met."""
+"""Groups of error numbers that are handled alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Koordinator's words for how CPUs are bound: what pods ask for and what nodes prescribe.
+"""Koordinator's CPU bind policies: what pods request and what nodes prescribe.
 
 The values are the texts of labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go). The
 document that the orchestration was asked for in has more of them than Koordinator's code:

@@ -1,4 +1,4 @@
-"""What a Node object of Kubernetes says, as far as it matters on the node itself."""
+"""The part of a Kubernetes Node object that matters on the node itself."""
 
 from __future__ import annotations
 

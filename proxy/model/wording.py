@@ -1,4 +1,4 @@
-"""Numbers, CPUs and NUMA nodes in a sentence, the same everywhere."""
+"""Formatting numbers, CPUs and NUMA nodes in sentences, the same everywhere."""
 
 from __future__ import annotations
 

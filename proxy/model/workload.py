@@ -1,4 +1,4 @@
-"""Pods, containers, and what was decided for them."""
+"""Pods, containers, and their placements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class KubeQos(enum.StrEnum):
 
 
 class QosClass(enum.StrEnum):
-    """Koordinator's QoS class, from the pod label ``koordinator.sh/qosClass``."""
+    """Koordinator's QoS class, from the pod label ``koordinator.sh/qosClass``.
+
+    LSE is latency-sensitive exclusive, LSR latency-sensitive reserved, LS latency-sensitive, BE best effort;
+    SYSTEM is for the node's own services.
+    """
 
     LSE = "LSE"
     LSR = "LSR"

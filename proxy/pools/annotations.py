@@ -1,4 +1,4 @@
-"""What a pod's annotations say about its CPUs.
+"""Reading a pod's annotations about its CPUs.
 
 See Koordinator v1.8.0 apis/extension/numa_aware.go and Volcano v1.12
 pkg/scheduler/plugins/numaaware/numaaware.go.

@@ -1,9 +1,10 @@
-"""What a container may claim: CPUs of its own, or a place in a pool.
+"""What a container may claim: exclusive CPUs, or a pool.
 
 Koordinator's decision table (``rows``) says which; this is what its rows come to on a node whose pools are
 ours, with Kubernetes' own classes beside it:
 
-1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Only LSE
+1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
+classes (``proxy.pools``) only LSE
    takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod. A BE pod owns nothing by it: it
    runs on those of its CPUs that are in the BE pool.
 2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. Where only

@@ -1,4 +1,4 @@
-"""In which order the cgroups of BE pods are written, from the group above them all down to containers.
+"""The order in which the cgroups of BE (best effort) pods are written: parents, pods, containers.
 
 Theory (Koordinator v1.8.0 pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch). On cgroup v1 a
 group must lie within its parent at every moment. So groups that hold others are first widened, from the top,

@@ -1,4 +1,4 @@
-"""What a node's labels and annotations say (Koordinator v1.8.0 apis/extension/numa_aware.go).
+"""Reading a node's labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
 
 Each reader gives a value and what is wrong, in words, and never raises. Where Koordinator's document spells a
 label otherwise than its code, both are read, the code's first. What is written is written as Koordinator's

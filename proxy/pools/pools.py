@@ -8,7 +8,7 @@
 Usable is what is online, without the node's reservation and the CPUs that are SYSTEM's alone.
 So the BE pool always holds the shared pool, and an empty shared pool is the first sign of exhaustion
 (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go; kubelet's reserved CPUs
-stay in both, so that small pods always have a CPU).
+stay in both, so that small pods always have a CPU). ``proxy.pools`` spells out the QoS classes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 See Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet.
 
-The first row that fits decides.
+The first row that fits decides; ``proxy.pools`` spells out the QoS classes.
 
     1  resource-status names CPUs, whatever the class        those
     2  the pools are not known                               leave what the request says
@@ -14,8 +14,7 @@ The first row that fits decides.
     8  kubelet's policy is static                            leave what the request says
     9  all others                                            all shared pools
 
-``decision`` says what each row writes, as Koordinator's hook would; ``claims`` what it entitles to on a node
-whose pools are ours.
+``claims`` says what each row entitles a container to on a node whose pools are ours.
 """
 
 from __future__ import annotations

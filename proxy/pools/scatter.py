@@ -1,4 +1,4 @@
-"""Picking CPUs for BE pods: spread over the machine, but on whole cores.
+"""Picking CPUs for BE (best effort) pods: spread over the machine, but on whole cores.
 
 See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go,
 calculateBESuppressCPUSetPolicy.

@@ -1,4 +1,4 @@
-"""Where each CPU is, in the four numbers in which Koordinator speaks of it: CPU, core, socket, NUMA node.
+"""The location of each CPU as Koordinator writes it: CPU, core, socket, NUMA node.
 
 Cores and sockets are numbered from 0 by their lowest CPU, as ``lscpu`` does, which Koordinator asks; so
 numbers are unique on the machine, and the same whatever the firmware calls its packages. NUMA nodes keep the

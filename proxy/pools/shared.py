@@ -12,7 +12,7 @@ which nothing is left has no pool at all; one that the reservation empties keeps
 published without a CPU list.
 
 A pool is a group of CPUs of one socket *and* one node. The two go together on all but odd machines; a node
-that spans sockets has a pool for each.
+that spans sockets has a pool for each. ``proxy.pools`` spells out the QoS classes.
 """
 
 from __future__ import annotations

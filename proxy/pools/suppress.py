@@ -1,4 +1,4 @@
-"""How much CPU is left for BE pods, and which CPUs that are.
+"""The CPU budget of BE (best effort) pods, and the CPUs for it.
 
 See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go, calculateBESuppressCPU.
 

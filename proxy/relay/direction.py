@@ -1,4 +1,4 @@
-"""The frames of one direction, checked as far as their meaning is needed here.
+"""The frames of one direction, validated as far as their meaning is needed here.
 
 A frame that is wrong in itself (size, stream, an increment of 0, a header in the wrong place) ends the
 connection with RelayError. An open header block is gathered until it is complete; its size is checked before

@@ -1,4 +1,4 @@
-"""The books of flow control in the request direction (RFC 9113, 5.2).
+"""Flow control accounting of the request direction (RFC 9113, 5.2).
 
 Theory. While the body of a request is held, the runtime sees none of it and grants nothing, so the proxy must
 grant window to the client itself; later it sends a body, perhaps of another length, out of a window that only

@@ -1,4 +1,4 @@
-"""Following an HPACK table just far enough to know one field (RFC 7541).
+"""Tracking an HPACK table just far enough to read one field (RFC 7541).
 
 Theory: a header block is a program for the receiver's dynamic table. To understand an index in a later block
 one must have executed every earlier block of the same direction, but for finding *one* field it is enough to

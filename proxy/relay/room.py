@@ -1,4 +1,4 @@
-"""The room for request bodies that are held, on all connections together.
+"""The memory limit for request bodies that are held, over all connections.
 
 Theory. Each connection has a limit of its own, but connections are many. Beyond the sum one held request is
 refused. Which one decides whether an honest client goes on while another one fills the room:

@@ -1,4 +1,4 @@
-"""What is kept of one intercepted stream; what may happen to it stands in ``streams``."""
+"""The state of one intercepted stream; ``streams`` has its transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The intercepted streams of one connection, and what may happen to each.
+"""The intercepted streams of one connection, and the transitions of each.
 
 Theory of operation. A stream is tracked from the HEADERS of an intercepted method until its end. Its request
 goes through

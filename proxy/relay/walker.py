@@ -1,4 +1,4 @@
-"""Walking one direction of a connection, frame by frame, without copying what only passes.
+"""Cutting one direction of a connection into frames, without copying what only passes.
 
 Theory of operation. ``feed`` takes bytes as they were read and appends what must leave to ``out``. It looks
 at the 9 leading bytes of each frame and decides:

@@ -1,1 +1,1 @@
-"""Leaving: every container gets back the cpuset that it would have had without us."""
+"""Release: every container gets the cpuset that it would have without topoproxy."""

@@ -1,9 +1,9 @@
 """Restoring cpusets in the kernel: from the top, and only wider. Runs in the kernel worker's thread.
 
 A group's set lies within its parent's on cgroup v1, so ancestors are written first: the group of class
-BestEffort, those of its pods and what is in them, where they hold the BE pool (``beCpuset: erase``), then
-sandboxes, monitors and containers. A container's target set is added to its current one. On v2 a group
-without its own list has that of its parent already, and is left so.
+BestEffort, those of its pods and what is in them, where they hold the BE (best effort) pool (``beCpuset:
+erase``), then sandboxes, monitors and containers. A container's target set is added to its current one. On v2
+a group without its own list has that of its parent already, and is left so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A daemon's release, made when it is asked for, when the ledger has one, or at a stop."""
+"""The release of a daemon, loaded on demand, when the ledger has one, or at a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each container would have had without us.
+"""The cpuset that each container would have without topoproxy.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/cpu_manager.go, reconcileState; runc v1.1). Three sides say
 where a container runs without topoproxy between kubelet and the runtime:

@@ -1,1 +1,1 @@
-"""A rehearsal without a node: machines from files, pods from manifests, and the engine of ``serve``."""
+"""Simulation without a node: machines from files, pods from manifests, and the engine of ``serve``."""

@@ -1,4 +1,4 @@
-"""Pods arrive one after the other at some machines.
+"""Placing pods one after the other on some machines.
 
 Theory. Two parts decide, as in a real cluster. First a scheduler that knows sums only: it leaves out machines
 that lack CPU, memory, huge pages, devices or room for one more pod by requests (if the pod names a machine,

@@ -1,4 +1,4 @@
-"""Two rehearsals of the same pods on the same machines, side by side."""
+"""Two simulations of the same pods on the same machines, side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rehearsal as plain data that JSON can hold. The names of the fields are in docs/simulate.md."""
+"""A simulation as plain data that JSON can hold. The names of the fields are in docs/simulate.md."""
 
 from __future__ import annotations
 

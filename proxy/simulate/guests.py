@@ -1,4 +1,4 @@
-"""A pod that looks for a machine: what a scheduler counts, and what the machine's engine is asked."""
+"""A pod to be placed: what a scheduler counts, and the request to the machine's engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machines of a rehearsal: what each offers, what is left, and the engine's state of each.
+"""The machines of a simulation: what each offers, what is left, and the engine's state of each.
 
 What a machine offers is what kubelet would report to the scheduler: capacity less what is reserved, huge
 pages taken off the memory, healthy devices of the simulated plugins.

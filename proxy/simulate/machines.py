@@ -1,4 +1,4 @@
-"""The machines that a user names: described in JSON files, as sysfs trees, or this one."""
+"""The machines of the command line: described in JSON files, as sysfs trees, or this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods from the manifests that users have: Pods, lists of them, and the templates of workloads.
+"""Pods from users' manifests: Pods, lists of them, and the templates of workloads.
 
 Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
 bound to a machine (``nodeName``) asks for that machine. A workload stands for the pods that it would make.

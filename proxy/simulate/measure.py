@@ -1,4 +1,4 @@
-"""How good a rehearsal ended: what lies together, and what is still left in one piece.
+"""The quality of a simulation's result: what is aligned, and how fragmented the rest is.
 
 Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, lies *together* when it
 touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is *spread*. The

@@ -1,4 +1,4 @@
-"""Machines at the end of a rehearsal, as a picture: NUMA nodes as rows, CPUs as a bar."""
+"""Machines at the end of a simulation, as a picture: NUMA nodes as rows, CPUs as a bar."""
 
 from __future__ import annotations
 

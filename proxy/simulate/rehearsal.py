@@ -1,4 +1,4 @@
-"""One rehearsal: a configuration, machines, pods; and what comes of them."""
+"""One simulation: a configuration, machines, pods; and the results."""
 
 from __future__ import annotations
 

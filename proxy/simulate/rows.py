@@ -1,4 +1,4 @@
-"""What is on each NUMA node of a machine at the end of a rehearsal."""
+"""The use of each NUMA node of a machine at the end of a simulation."""
 
 from __future__ import annotations
 

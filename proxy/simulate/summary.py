@@ -1,4 +1,4 @@
-"""A rehearsal in a few numbers."""
+"""A simulation in a few numbers."""
 
 from __future__ import annotations
 

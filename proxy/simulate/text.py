@@ -1,4 +1,4 @@
-"""A rehearsal in words for a terminal."""
+"""A simulation as text for the terminal."""
 
 from __future__ import annotations
 

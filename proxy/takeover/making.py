@@ -1,4 +1,4 @@
-"""A daemon's takeover, made when it is asked for or when the ledger has one: most nodes never do."""
+"""The takeover of a daemon, loaded on demand or when the ledger has one: most nodes never do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a takeover: how far it has come, and the write that is under way.
+"""The record of a takeover: its phase, and a write that is under way.
 
 Theory. A takeover is a value with three phases:
 

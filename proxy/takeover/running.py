@@ -1,4 +1,4 @@
-"""Finding out whether kubelet runs: it writes its state file from memory, so it must not while we do.
+"""Detecting whether kubelet runs: it writes its state file from memory, so it must not run while we write.
 
 Three signs, each of which can fail: a process of that name (kubelet may run inside another program), a
 process that listens at its sockets (a dead kubelet leaves them behind, so one connects), and its health port

@@ -1,4 +1,4 @@
-"""A takeover as a page for people.
+"""A takeover as text for the terminal.
 
 The daemon's answer may come from another version, so what is missing in it is left out.
 """

@@ -1,4 +1,4 @@
-"""Taking the steps: the record in the ledger, and kubelet's file, in an order that a crash cannot break.
+"""Performing the steps: the record in the ledger and kubelet's file, in a crash-safe order.
 
 Everything here may block and runs in one worker thread. The order of a step that writes the file:
 

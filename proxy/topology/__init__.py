@@ -1,4 +1,4 @@
-"""sysfs to ``Machine``, and back to people: the only reader of sysfs, from a root path given to it.
+"""sysfs to ``Machine``, and to pictures and JSON: the only reader of sysfs, from a given root.
 
 Import from the modules: the daemon needs the reader alone.
 """

@@ -1,4 +1,4 @@
-"""The innermost part of the picture: cores and their threads.
+"""The innermost part of the machine's picture: cores and their threads.
 
 Without owners, alike cores at even steps make a run, ``[0 32] [1 33] … [15 47]``: brackets hold the
 threads of one core. A run ends where the number of threads, the step, the kind of core or its isolation

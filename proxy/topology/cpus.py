@@ -1,4 +1,4 @@
-"""Which CPUs there are, and which core, package, die and cluster each is in.
+"""The online CPUs, and the core, package, die and cluster of each.
 
 A CPU counts when it is online. ``cpu/online`` says so; kernels without that file are asked CPU by CPU: the
 directory ``cpuN`` has ``topology/`` (it is gone while the CPU is offline), and the file ``online`` in it, if

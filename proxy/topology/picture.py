@@ -1,4 +1,4 @@
-"""The machine as a picture in the terminal.
+"""The machine as a text picture for the terminal.
 
 Theory. The parts of a machine (sockets, dies, NUMA nodes, L3 groups) are sets of CPUs, and which of two
 levels is the larger differs from machine to machine: an L3 can be part of a NUMA node or span several, one

@@ -1,4 +1,4 @@
-"""Numbers and sets in words for the picture: short, rounded, within the width of a terminal."""
+"""Formatting numbers and sets for the machine's picture: short, rounded, within the terminal's width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events that ``topoproxy hooks run`` asks hooks about."""
+"""The events that ``topoproxy hooks run`` sends to hooks."""
 
 from __future__ import annotations
 

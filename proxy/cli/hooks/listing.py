@@ -1,4 +1,4 @@
-"""``topoproxy hooks list``: which hooks there are, and how they do."""
+"""``topoproxy hooks list``: the hooks and their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon would make of the directories of hooks, found out without one."""
+"""The state of the hook directories, determined without a daemon."""
 
 from __future__ import annotations
 

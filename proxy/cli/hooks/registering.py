@@ -1,4 +1,4 @@
-"""``topoproxy hooks registration``: what names us to Koordinator's runtime proxy."""
+"""``topoproxy hooks registration``: the file that registers us with Koordinator's runtime proxy."""
 
 from __future__ import annotations
 

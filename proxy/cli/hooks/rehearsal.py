@@ -1,4 +1,4 @@
-"""Hooks asked by the real engine, outside of a daemon."""
+"""Hooks called by the real engine, without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands write data."""
+"""Writing data in commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking hooks: in order, in time, and so that none can hurt the node or another hook."""
+"""The hook engine: calls hooks in order, within deadlines, and isolated from the node and from each other."""
 
 from proxy.hooks.engine.engine import Engine
 from proxy.hooks.engine.stats import HookReport

@@ -1,4 +1,4 @@
-"""What a hook file must have, and what it may say of itself."""
+"""The required and optional definitions of a hook file."""
 
 from __future__ import annotations
 

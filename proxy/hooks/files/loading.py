@@ -1,4 +1,4 @@
-"""From the text of a hook file to a hook.
+"""Loading a hook file: from its text to a hook.
 
 A file is run in a thread of its own, with a deadline: what hangs in it costs nothing but itself, as far as
 Python lets that be (a thread cannot be ended from outside while it waits in C; it is left behind, at most one

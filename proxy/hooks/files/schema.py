@@ -1,4 +1,4 @@
-"""A hook's own settings: a dataclass ``Settings`` in its file says what may be configured.
+"""A hook's own settings: the dataclass ``Settings`` in its file defines what may be configured.
 
 Its fields are keys of ``hooks.settings.NAME.config``; a field without a default must be there, and
 ``metadata={"help": "..."}`` explains it. What the types mean::

@@ -1,1 +1,1 @@
-"""Pieces that several shipped hooks need, each hook being one file; other hooks may use them too."""
+"""Code that several shipped hooks share (each hook is one file); other hooks may use it too."""

@@ -1,4 +1,4 @@
-"""What CRI-O's annotations for low latency say (crio.conf(5); its high-performance runtime handler hooks)."""
+"""CRI-O's annotations for low latency (crio.conf(5); its high-performance runtime handler hooks)."""
 
 from __future__ import annotations
 

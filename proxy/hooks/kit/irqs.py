@@ -1,4 +1,4 @@
-"""Interrupts away from some CPUs: ``/proc/irq/*/smp_affinity_list`` and ``/proc/irq/default_smp_affinity``.
+"""Moving interrupts off CPUs: ``/proc/irq/*/smp_affinity_list`` and ``/proc/irq/default_smp_affinity``.
 
 Theory. The kernel may deliver an interrupt to any CPU of its affinity. It is kept off CPUs by taking them out
 of that; where nothing would be left, it may go to all online CPUs but those. Interrupts that come later (a

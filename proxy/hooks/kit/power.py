@@ -1,4 +1,4 @@
-"""How deep CPUs may sleep and how they choose their frequency, while a container owns them.
+"""Idle states and frequency governors of CPUs while a container owns them.
 
 The kernel's files (``/sys/devices/system/cpu/cpuN``): ``power/pm_qos_resume_latency_us`` holds the longest
 time to wake up, 0 for no limit and ``n/a`` for none at all; ``cpufreq/scaling_governor`` one of those that

@@ -1,4 +1,4 @@
-"""The seven questions of Koordinator's protocol, answered on the event loop.
+"""The seven requests of Koordinator's protocol, answered on the event loop.
 
 Each becomes the CRI call that it is about, and is decided as if that call passed through us, by the same
 code: so all that holds for those holds here. Questions before a call may be refused; those after one only

@@ -1,4 +1,4 @@
-"""Which sandbox, which container: what the peer's questions do not say, asked at the runtime."""
+"""Finding the sandbox or container of a request in the runtime, where the request does not name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between Koordinator's hook messages and the CRI's.
+"""Conversion between Koordinator's hook messages and the CRI's.
 
 A hook request becomes the CRI request that it was made from, as far as it carries that. An answer is the
 request again, with what was changed in the CRI request since: a server that leaves something out would have

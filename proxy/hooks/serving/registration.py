@@ -1,4 +1,4 @@
-"""What names us to a koord-runtime-proxy: a file in its directory ``/etc/runtime/hookserver.d``."""
+"""The file that registers us with a koord-runtime-proxy, in its directory ``/etc/runtime/hookserver.d``."""
 
 from __future__ import annotations
 

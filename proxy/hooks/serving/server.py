@@ -1,4 +1,4 @@
-"""The gRPC server: a few threads that read and write, and have the loop answer.
+"""The gRPC server: a few threads that read and write; the event loop computes the answers.
 
 Nothing of gRPC is on the event loop: a thread hands each question over and waits, no longer than the client
 does, and never longer than hooks of one call may take together. A client that goes away while its question is

@@ -1,4 +1,4 @@
-"""Serving, put together: what the daemon runs and stops."""
+"""The hook server as the daemon starts and stops it."""
 
 from __future__ import annotations
 
