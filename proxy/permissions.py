@@ -68,7 +68,7 @@ class Trust:
     def regular(self, path: Path, found: os.stat_result) -> str:
         """As ``file``, of the file alone, by its stat."""
         if not stat.S_ISREG(found.st_mode):
-            return f"{path} is no regular file"
+            return f"{path} is not a regular file"
         return self.written(path, found)
 
     def written(self, path: Path, found: os.stat_result) -> str:

@@ -104,7 +104,7 @@ def test_a_directory_reached_through_a_link_is_the_real_one(file: Path, tmp_path
 
 def test_only_regular_files_are_trusted(folder: Path) -> None:
     os.mkfifo(folder / "10-a.py", 0o600)
-    assert Trust().file(folder / "10-a.py") == f"{folder}/10-a.py is no regular file"
+    assert Trust().file(folder / "10-a.py") == f"{folder}/10-a.py is not a regular file"
 
 
 def test_links_in_a_ring_end(folder: Path) -> None:

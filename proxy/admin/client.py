@@ -59,7 +59,7 @@ def ask(
     head, gap, body = data.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is no admin socket")
+        raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is not an admin socket")
     if words[1] in (b"400", b"414"):
         raise InputError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
     if words[1] == b"403":

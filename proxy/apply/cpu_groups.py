@@ -84,14 +84,16 @@ class KernelCpuGroups:
         try:
             return max(UNLIMITED, int(text))
         except ValueError:
-            raise CgroupError(f"cannot read the CFS quota of cgroup /{path}: {text!r} is no number") from None
+            raise CgroupError(
+                f"cannot read the CFS quota of cgroup /{path}: {text!r} is not a number"
+            ) from None
 
     def set_quota(self, path: str, quota: int) -> bool:
         """Set a group's quota and read it back; see ``proxy.keeper.kernel_ports.CpuGroups.set_quota``."""
         if not path.strip("/"):
             raise CgroupError("cannot set the CFS quota of the root cgroup: it has none", errno.EACCES)
         if quota != UNLIMITED and quota <= 0:
-            raise CgroupError(f"cannot set the CFS quota of cgroup /{path} to {quota}: it is no time")
+            raise CgroupError(f"cannot set the CFS quota of cgroup /{path} to {quota}: it is not a time")
         if self.quota(path) == quota:
             return False
         try:

@@ -146,7 +146,7 @@ def read_whole(file: Path) -> str:
     """Read a file of any length, without waiting for anything; see the head of this module.
 
     Raises:
-        OSError: It cannot be read, or is no file.
+        OSError: It cannot be read, or is not a file.
     """
     fd = os.open(file, os.O_RDONLY | _HOW)
     try:

@@ -41,4 +41,4 @@ def pod_uid(driver: Driver, name: str) -> str:
         if name.startswith(stem) and name.endswith(end) and len(name) > len(stem) + len(end):
             uid = name[len(stem) : len(name) - len(end)]
             return uid if driver is Driver.CGROUPFS else uid.replace("_", "-")
-    raise CgroupError(f"cannot find the pod of cgroup {name!r}: this is no pod's")
+    raise CgroupError(f"cannot find the pod of cgroup {name!r}: this is not a pod's")

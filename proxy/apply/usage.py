@@ -146,7 +146,7 @@ class CgroupUsage:
                 return self._parse(text)
             except ValueError:
                 raise CgroupError(
-                    f"cannot read the CPU time of cgroup /{path}: {text[:40]!r} is no number"
+                    f"cannot read the CPU time of cgroup /{path}: {text[:40]!r} is not a number"
                 ) from None
         return None
 

@@ -20,8 +20,8 @@ _WORDS = {
     errno.EOPNOTSUPP: "the cpuset controller is not enabled here (see cgroup.subtree_control of the parents)",
     errno.ENOENT: "the group is gone",
     errno.ENODEV: "the group is gone",
-    errno.ENXIO: "what is at its path is no file of the kernel",
-    errno.ESPIPE: "what is at its path is no file of the kernel",
+    errno.ENXIO: "what is at its path is not a kernel file",
+    errno.ESPIPE: "what is at its path is not a kernel file",
 }
 
 

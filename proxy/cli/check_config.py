@@ -79,7 +79,7 @@ def _runtime(config: Config) -> str:
         found = config.runtime.stat()
     except OSError as error:
         return f"note: the runtime's socket {config.runtime}: {error.strerror}"
-    return "" if stat.S_ISSOCK(found.st_mode) else f"note: {config.runtime} is no socket"
+    return "" if stat.S_ISSOCK(found.st_mode) else f"note: {config.runtime} is not a socket"
 
 
 def _files(file: Path | None, config: Config) -> Iterator[str]:

@@ -45,7 +45,7 @@ def _read_namespaces(tree: Tree) -> Namespaces:
     for entry in tree.members("a list of namespaces"):
         name = entry.text("the name of a namespace, or a pattern such as team-*", _NUMBER_TAGS)
         if not _PATTERN.fullmatch(name):
-            raise entry.fault(f"{name[:80]!r} is no name of a namespace, and no pattern such as team-*")
+            raise entry.fault(f"{name[:80]!r} is not a name of a namespace, and no pattern such as team-*")
         found[name] = None
         if len(found) > _MOST_PATTERNS:
             raise entry.fault(f"there are more than {_MOST_PATTERNS} namespaces")

@@ -36,7 +36,7 @@ class Lock:
 
         Raises:
             LockedError: Another process holds it; nothing was changed.
-            CannotCreateError: The file cannot be made, or it is no regular file.
+            CannotCreateError: The file cannot be made, or it is not a regular file.
             PermissionDeniedError: The file may not be made or opened.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

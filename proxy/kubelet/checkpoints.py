@@ -118,7 +118,7 @@ def _checksum(raw: object) -> int:
     try:
         return int(raw or 0)  # type: ignore[call-overload, no-any-return]
     except (ValueError, TypeError, ArithmeticError):
-        raise ValueError("its checksum is no number") from None
+        raise ValueError("its checksum is not a number") from None
 
 
 def lower(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes
 
     deadline = time.monotonic() + settings.timeout
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueError("this is no http or https address")
+        raise ValueError("this is not an http or https address")
     headers = {"Accept": "application/json", "Connection": "close", **_authorization(settings, url.scheme)}
     secure = _security(settings) if url.scheme == "https" else None
     port = url.port or (443 if secure else 80)

@@ -93,11 +93,11 @@ def _one_of(value: object, known: tuple[str, ...]) -> str | None:
 
 def _options(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{_shown(value)} is no list of options")  # noqa: TRY004 - as all bad input here
+        raise ValueError(f"{_shown(value)} is not a list of options")  # noqa: TRY004 - as all bad input here
     found: dict[str, str] = {}
     for name, on in value.items():
         if not isinstance(name, str) or not isinstance(on, str | bool | int):
-            raise ValueError(f"{_shown(on)} is no value of {_shown(name)}")  # noqa: TRY004 - the same
+            raise ValueError(f"{_shown(on)} is not a value of {_shown(name)}")  # noqa: TRY004 - the same
         found[name] = str(on).lower() if isinstance(on, bool) else str(on)
     return found
 
@@ -106,7 +106,7 @@ def _cpus(value: object) -> CpuSet | None:
     if not isinstance(value, str):
         # A single CPU without quotes is a number to a reader with types.
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{_shown(value)} is no list of CPUs")  # noqa: TRY004 - the same
+            raise ValueError(f"{_shown(value)} is not a list of CPUs")  # noqa: TRY004 - the same
         value = str(value)
     cpus = CpuSet.parse(value)
     if cpus and cpus.bits.bit_length() > _MOST_CPUS:
@@ -116,7 +116,7 @@ def _cpus(value: object) -> CpuSet | None:
 
 def _cpu(value: object) -> int | None:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{_shown(value)} is no list of amounts")  # noqa: TRY004 - as all bad input here
+        raise ValueError(f"{_shown(value)} is not a list of amounts")  # noqa: TRY004 - as all bad input here
     amount = value.get("cpu")
     if amount is None:
         return None

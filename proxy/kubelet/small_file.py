@@ -47,14 +47,14 @@ def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
 
     Raises:
         OSError: It cannot be read, or would let us wait (some files of the kernel's own).
-        ValueError: It is no regular file, or is larger.
+        ValueError: It is not a regular file, or is larger.
     """
     # A pipe without a writer, or a device, may never reach an end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         content, large = b"", status.st_size > largest
         while not large and (part := os.read(descriptor, largest + 1 - len(content))):
             content += part

@@ -8,7 +8,7 @@ from typing import Final
 GONE: Final = (errno.ENOENT, errno.ENODEV)
 """A cgroup has been removed: before its file was opened, or since."""
 ABSENT: Final = (*GONE, errno.ENOTDIR)
-"""The same, also where a part of the path is no directory."""
+"""The same, also where a part of the path is not a directory."""
 DENIED: Final = (errno.EACCES, errno.EPERM)
 """This process may not do that."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)

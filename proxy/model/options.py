@@ -204,13 +204,13 @@ def _go_bool(where: str, name: str, value: object) -> bool:
         return True
     if text in _FALSE or value is False:
         return False
-    raise ConfigError(f"cannot use {where}: {name} is {value!r}, which is no boolean (true or false)")
+    raise ConfigError(f"cannot use {where}: {name} is {value!r}, which is not a boolean (true or false)")
 
 
 def _go_int(where: str, name: str, value: object) -> int:
     text = _text(value)
     if text is None or not _GO_INT.fullmatch(text):
-        raise ConfigError(f"cannot use {where}: {name} is {value!r}, which is no whole number")
+        raise ConfigError(f"cannot use {where}: {name} is {value!r}, which is not a whole number")
     return int(text)
 
 

@@ -85,7 +85,7 @@ def _scale(text: str, suffix: str) -> tuple[int, int]:
         return max(-_FAR, min(_FAR, int(exponent[1]))), 0
     near = {name.lower(): name for name in (*_TWOS, *_TENS)}.get(suffix.lower())
     hint = f"; did you mean {near}?" if near else f" (known: {' '.join(s for s in (*_TENS, *_TWOS) if s)})"
-    raise ValueError(f"{quoted(text)} is not an amount: {quoted(suffix)} is no suffix{hint}")
+    raise ValueError(f"{quoted(text)} is not an amount: {quoted(suffix)} is not a suffix{hint}")
 
 
 def _round_up(size: int, tens: int) -> int:

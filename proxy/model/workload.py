@@ -147,7 +147,7 @@ class Pod:
 
     @property
     def ref(self) -> str:
-        """``namespace/name``, as users write it; escaped and cut where that is no name of Kubernetes."""
+        """``namespace/name``, as users write it; escaped and cut where that is not a name of Kubernetes."""
         return printable(f"{self.namespace}/{self.name}", LONGEST_REF)
 
     @property

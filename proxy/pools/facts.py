@@ -149,7 +149,7 @@ def _path(cgroup_parent: str) -> str:
 def _no_class(label: str) -> InputDefect:
     known = ", ".join(each for each in QosClass if each)
     return InputDefect(
-        short(f"label {QOS_LABEL}: {quoted(label)} is no class ({known}), so the pod has none"),
+        short(f"label {QOS_LABEL}: {quoted(label)} is not a class ({known}), so the pod has none"),
         DefectKind.QOS_CLASS,
     )
 

@@ -81,7 +81,7 @@ def _depth(text: str) -> int:
 
 
 def _refuse(name: str) -> object:
-    raise _NoNumberError(f"{name} is no number")
+    raise _NoNumberError(f"{name} is not a number")
 
 
 def short(text: str) -> str:

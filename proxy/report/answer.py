@@ -30,7 +30,7 @@ def history_page(
         records there are in all.
 
     Raises:
-        InputError: A parameter is unknown, or the limit is no number.
+        InputError: A parameter is unknown, or the limit is not a number.
     """
     for name in params:
         if name not in ("query", "limit"):

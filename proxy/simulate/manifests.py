@@ -93,7 +93,7 @@ class _Reader:
         """Take a document, or an item of a list."""
         where = document.where(raw) + at
         if not isinstance(raw, dict):
-            raise InputError(f"cannot read the pod {where}: it is no object with a kind")
+            raise InputError(f"cannot read the pod {where}: it is not an object with a kind")
         kind = raw.get("kind")
         if kind in _LISTS:
             items = raw.get("items")

@@ -39,7 +39,7 @@ def load_plugins(path: Path) -> dict[str, dict[str, RegisteredDevice]]:
     plugins: dict[str, dict[str, RegisteredDevice]] = {}
     for resource, listed in found[0].value.items():
         if not _NAME.fullmatch(resource):
-            _fail(document, None, f"{resource!r} is no name of a device resource, such as nvidia.com/gpu")
+            _fail(document, None, f"{resource!r} is not a name of a device resource, such as nvidia.com/gpu")
         if not isinstance(listed, list):
             _fail(document, None, f"{resource} must be a list of devices")
         devices = [_device(document, resource, entry) for entry in listed]

@@ -267,8 +267,8 @@ class TestClient:
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
-            (b"", "what answers there is no admin socket"),
-            (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "what answers there is no admin socket"),
+            (b"", "what answers there is not an admin socket"),
+            (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "what answers there is not an admin socket"),
             (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{", "cut off or no JSON"),
             (b"HTTP/1.1 500 Oops\r\n\r\nno page\n", "for /status: no page"),
         ],

@@ -71,7 +71,7 @@ def test_names_that_are_not_containers(name: str) -> None:
     ],
 )
 def test_names_that_are_not_pods(driver: Driver, name: str) -> None:
-    with pytest.raises(CgroupError, match="this is no pod's"):
+    with pytest.raises(CgroupError, match="this is not a pod's"):
         pod_uid(driver, name)
 
 

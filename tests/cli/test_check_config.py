@@ -77,7 +77,7 @@ def test_the_runtimes_socket_is_checked(tmp_path: Path, machine: Path) -> None:
         "--config", file, "--sysfs-root", machine
     )
     (tmp_path / "r.sock").write_text("")
-    assert f"# note: {tmp_path}/r.sock is no socket" in run("--config", file, "--sysfs-root", machine)
+    assert f"# note: {tmp_path}/r.sock is not a socket" in run("--config", file, "--sysfs-root", machine)
     (tmp_path / "r.sock").unlink()
     with socket.socket(socket.AF_UNIX) as runtime:
         runtime.bind(f"{tmp_path}/r.sock")

@@ -85,7 +85,7 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
         (["50-mine", "--from", "nothing"], 2, "cannot use nothing: there is no such hook"),
         (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
         (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),
-        (["50-mine", "--folder", "/dev/null"], 73, "50-mine.py: /dev/null is no directory"),
+        (["50-mine", "--folder", "/dev/null"], 73, "50-mine.py: /dev/null is not a directory"),
         (["50-mine", "--folder", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_directory_of_its_name_is_not_a_hook(node: Node) -> None:
     (node.folder / "10-quota.py").mkdir(parents=True)
     code, said = node.run("enable", "10-quota")
     assert code == 1
-    assert said.endswith("10-quota.py is no file; remove it, or rename it\n")
+    assert said.endswith("10-quota.py is not a file; remove it, or rename it\n")
 
 
 def test_what_is_ones_own_is_not_touched(node: Node) -> None:

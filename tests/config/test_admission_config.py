@@ -67,9 +67,9 @@ admission:
     [
         ("resourceStatus: bound", r"admission.resourceStatus: 'bound' is not bounded, follow or ignore"),
         ("namespaces: team-a", "admission.namespaces: wants a list of namespaces"),
-        ("namespaces: [Team]", r"admission.namespaces\[0\]: 'Team' is no name of a namespace"),
-        ("namespaces: ['a,b']", "is no name of a namespace"),
-        ("namespaces: ['[ab]']", "is no name of a namespace"),
+        ("namespaces: [Team]", r"admission.namespaces\[0\]: 'Team' is not a name of a namespace"),
+        ("namespaces: ['a,b']", "is not a name of a namespace"),
+        ("namespaces: ['[ab]']", "is not a name of a namespace"),
         ("systemNamespaces: [{labels: {}}]", r"systemNamespaces\[0\]: wants the name of a namespace"),
         ("namespaces: [x, ~]", r"namespaces\[1\]: has no value"),
         ("maxCPUsPerPod: -1", "'-1' is not a whole number"),

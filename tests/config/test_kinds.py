@@ -117,7 +117,7 @@ def test_amounts_may_be_empty_and_not_negative() -> None:
     for kind in (CPU_AMOUNT, BYTES):
         with pytest.raises(ValueError, match=r"^-1 is less than nothing$"):
             kind.read("-1")
-        with pytest.raises(ValueError, match="'1gi' is not an amount: 'gi' is no suffix; did you mean Gi"):
+        with pytest.raises(ValueError, match="'1gi' is not an amount: 'gi' is not a suffix; did you mean Gi"):
             kind.read("1gi")
 
 

@@ -148,7 +148,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ("kubeReserved: {cpu: -1}", "line 1: kubeReserved.cpu: -1 is less than nothing"),
         (
             "kubeReserved: {memory: 1GB}",
-            "line 1: kubeReserved.memory: '1GB' is not an amount: 'GB' is no suffix",
+            "line 1: kubeReserved.memory: '1GB' is not an amount: 'GB' is not a suffix",
         ),
         (
             "kubeReserved: {memory: true}",
@@ -176,7 +176,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ),
         (
             "reservedMemory:\n- numaNode: 0\n  limits:\n    memory: 1gi",
-            "line 4: reservedMemory[0].limits.memory: '1gi' is not an amount: 'gi' is no suffix; did",
+            "line 4: reservedMemory[0].limits.memory: '1gi' is not an amount: 'gi' is not a suffix; did",
         ),
         (
             "reservedMemory: [{numaNode: 0, limits: {memory: 0}}]",

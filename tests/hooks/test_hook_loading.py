@@ -139,10 +139,10 @@ def test_its_settings_are_made_of_the_configuration() -> None:
         (f"{HEAD}def configure(*, event): pass\n", "configure(*, event) cannot be called with one argum"),
         (f"{HEAD}def configure(event): yield\n", "configure has a yield in it: a handler returns its answer"),
         (f"{HEAD}async def configure(event): yield\n", "configure has a yield in it: a handler returns its"),
-        (f"{HEAD}def pre_create_containers(e): pass\n", "pre_create_containers is no hook point; did you m"),
-        (f"{HEAD}def pre_create(e): pass\n", "pre_create is no hook point; did you mean pre_"),
-        (f"{HEAD}def PreCreateContainer(e): pass\n", "PreCreateContainer is no hook point; did you mean pr"),
-        (f"{HEAD}def synchronise(e): pass\n", "synchronise is no hook point; did you mean synchronize? (a"),
+        (f"{HEAD}def pre_create_containers(e): pass\n", "pre_create_containers is not a hook point; did you"),
+        (f"{HEAD}def pre_create(e): pass\n", "pre_create is not a hook point; did you mean pre_"),
+        (f"{HEAD}def PreCreateContainer(e): pass\n", "PreCreateContainer is not a hook point; did you"),
+        (f"{HEAD}def synchronise(e): pass\n", "synchronise is not a hook point; did you mean synchronize?"),
         (f"{HEAD}{HANDLER}TIMEOUT = 0\n", "its TIMEOUT is 0, not seconds from 0.001 to 100"),
         (f"{HEAD}{HANDLER}TIMEOUT = 101\n", "its TIMEOUT is 101, not seconds from 0.001 to 100"),
         (f"{HEAD}{HANDLER}TIMEOUT = '1s'\n", "its TIMEOUT is '1s', not seconds from 0.001 to 100"),
@@ -150,7 +150,7 @@ def test_its_settings_are_made_of_the_configuration() -> None:
         (f"{HEAD}{HANDLER}TIMEOUT = True\n", "its TIMEOUT is True, not seconds from 0.001 to 100"),
         (f"{HEAD}{HANDLER}FAILURE_POLICY = 'fail'\n", "its FAILURE_POLICY is 'fail', not Fail or Ignore"),
         (f"{HEAD}{HANDLER}FAILURE_POLICY = []\n", "its FAILURE_POLICY is [], not Fail or Ignore"),
-        (f"{HEAD}{HANDLER}Settings = 5\n", "Settings is no dataclass: put @dataclass above it"),
+        (f"{HEAD}{HANDLER}Settings = 5\n", "Settings is not a dataclass: put @dataclass above it"),
     ],
 )  # fmt: skip
 def test_every_refusal_says_its_cause(text: str, words: str) -> None:

@@ -172,8 +172,8 @@ class Unknown:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (NoDataclass, "Settings is no dataclass: put @dataclass above it"),
-        (Settings(1), "Settings is no dataclass: put @dataclass above it"),
+        (NoDataclass, "Settings is not a dataclass: put @dataclass above it"),
+        (Settings(1), "Settings is not a dataclass: put @dataclass above it"),
         (Sets, "Settings.a is a set[str]; it can be bool, int, float, str, list[str], "),
         (Both, "Settings.a is a int | str; it can be bool"),
         (WrongDefault, "the default of Settings.a: wants a whole number, not text ('1')"),

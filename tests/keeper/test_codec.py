@@ -138,7 +138,7 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
     assert load_container(json.loads(json.dumps(dump(container)))) == container
     wrong = dump(container)
     wrong["placement"]["shares"] = [["l3", "l3-ways", "2", None]]  # type: ignore[index]
-    assert load_container(wrong) is None, "an amount that is no number"
+    assert load_container(wrong) is None, "an amount that is not a number"
 
 
 def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:

@@ -110,9 +110,9 @@ def test_a_memory_state() -> None:
         ("9" * 5000, "not JSON: a number in it has thousands of digits"),
         ("[]", "it is not a JSON object"),
         ("null", "it is not a JSON object"),
-        ('{"checksum": "x"}', "its checksum is no number"),
-        ('{"checksum": [1]}', "its checksum is no number"),
-        ('{"checksum": 1e999}', "its checksum is no number"),
+        ('{"checksum": "x"}', "its checksum is not a number"),
+        ('{"checksum": [1]}', "its checksum is not a number"),
+        ('{"checksum": 1e999}', "its checksum is not a number"),
     ],
     ids=["empty", "torn", "deep", "digits", "list", "null", "text", "array", "infinite"],
 )

@@ -92,7 +92,7 @@ def test_an_invalid_file_is_reported_as_often_as_it_is_requested(
 def test_a_missing_file_costs_no_time(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(KubeletError, match="it is no regular file"):
+        with pytest.raises(KubeletError, match="it is not a regular file"):
             ConfigFile(str(path)).read()
     (tmp_path / "plain").write_text("x")
     with pytest.raises(KubeletError, match="Not a directory"):

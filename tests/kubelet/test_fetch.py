@@ -56,9 +56,9 @@ def test_the_token_is_read_for_each_exchange(
     ("make", "cause"),
     [
         (lambda path: None, "No such file or directory"),
-        (lambda path: path.mkdir(), "it is no regular file"),
-        (os.mkfifo, "it is no regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
+        (lambda path: path.mkdir(), "it is not a regular file"),
+        (os.mkfifo, "it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
         (lambda path: path.write_text("x" * (1 << 16) + "x"), "it is larger than 64 KiB"),
         (lambda path: path.write_bytes(b"\xff"), "'ascii' codec can't decode"),
     ],
@@ -253,9 +253,9 @@ def test_a_port_without_a_listener() -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://127.0.0.1", "ftp://127.0.0.1: this is no http or https address"),
-        ("127.0.0.1:10250", "this is no http or https address"),
-        ("https://", "https://: this is no http or https address"),
+        ("ftp://127.0.0.1", "ftp://127.0.0.1: this is not an http or https address"),
+        ("127.0.0.1:10250", "this is not an http or https address"),
+        ("https://", "https://: this is not an http or https address"),
         ("http://a:b", "'http://a:b': Port could not be cast"),
         ("http://[::1", "'http://[::1': Invalid IPv6 URL"),
     ],

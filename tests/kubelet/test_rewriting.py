@@ -133,11 +133,11 @@ def test_no_file_and_no_readable_file(tmp_path: Path, monkeypatch: pytest.Monkey
         read_text(tmp_path)
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot read .*: it is no regular file"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
         read_text(tmp_path)
     (tmp_path / NAME).rmdir()
     os.mkfifo(tmp_path / NAME)
-    with pytest.raises(CheckpointError, match=r"cannot read .*: it is no regular file"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*: it is not a regular file"):
         read_text(tmp_path)  # and not wait until somebody writes to it
 
 

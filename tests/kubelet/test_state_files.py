@@ -94,7 +94,7 @@ TORN = [
     (content(2).replace('"2"', '"3"'), "its checksum does not match what it says"),
     (json.dumps({**json.loads(content(2)), "checksum": 0}), "it has no checksum"),
     ("[]", "it is not a JSON object"),
-    ('{"checksum": Infinity}', "Infinity is no number"),
+    ('{"checksum": Infinity}', "Infinity is not a number"),
     ("[" * 100_000, "nested too deeply"),
     ("\udcff", "it is not UTF-8"),
 ]
@@ -153,10 +153,10 @@ def test_a_large_or_strange_file_is_refused_at_once(path: Path) -> None:
     assert "it is larger than 1 MiB" in file.look().problem
     path.unlink()
     os.mkfifo(path)
-    assert "it is no regular file" in file.look().problem
+    assert "it is not a regular file" in file.look().problem
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert "it is no regular file" in file.look().problem
+    assert "it is not a regular file" in file.look().problem
     path.unlink()
     path.symlink_to(path)
     assert "symbolic links" in file.look().problem

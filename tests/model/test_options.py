@@ -26,7 +26,7 @@ def test_go_false(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["", "yes", "on", "tRUE", " true", "2", 2, 1.0, None, ["true"]])
 def test_no_boolean(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"full-pcpus-only is .*, which is no boolean"):
+    with pytest.raises(ConfigError, match=r"full-pcpus-only is .*, which is not a boolean"):
         parse_cpu_options({"full-pcpus-only": value})
 
 
@@ -87,7 +87,7 @@ def test_the_limit_of_nodes(value: object, most: int) -> None:
 
 @pytest.mark.parametrize("value", ["", "8 ", "1_0", "8.0", 8.0, True, None, "٨", "9" * 30])
 def test_no_number(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"max-allowable-numa-nodes is .*, which is no whole number"):
+    with pytest.raises(ConfigError, match=r"max-allowable-numa-nodes is .*, which is not a whole number"):
         parse_topology_options({"max-allowable-numa-nodes": value})
 
 

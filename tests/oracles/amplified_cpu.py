@@ -25,7 +25,7 @@ def amplified(milli: int, ratio: Ratio) -> int:
         ratio: The ratio.
 
     Raises:
-        ValueError: The ratio is no number.
+        ValueError: The ratio is not a number.
     """
     exact = _exact(ratio)
     return math.ceil(milli * exact) if exact > 1 else milli

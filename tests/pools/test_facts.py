@@ -151,7 +151,7 @@ def test_every_fault_of_a_pod_is_reported_with_its_kind() -> None:
         DefectKind.POLICY,
     ]
     assert pod.qos is QosClass.NONE
-    assert "'LSX' is no class (LSE, LSR, LS, BE, SYSTEM)" in pod.defects[0]
+    assert "'LSX' is not a class (LSE, LSR, LS, BE, SYSTEM)" in pod.defects[0]
     assert pod.problem == pod.defects[1]
     assert not pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LS"}, {"a": "b"}, "").defects
     assert pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "ls"}, {}, "").defects

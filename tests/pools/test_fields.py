@@ -34,7 +34,7 @@ def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
 def test_numbers_too_long_for_python_are_reported_in_our_words() -> None:
     with pytest.raises(ValueError, match=r"^not JSON: a number in it has thousands of digits$"):
         load('{"cpuset": ' + "9" * 5000 + "}")
-    with pytest.raises(ValueError, match=r"^not JSON: NaN is no number$"):
+    with pytest.raises(ValueError, match=r"^not JSON: NaN is not a number$"):
         load("NaN")
 
 

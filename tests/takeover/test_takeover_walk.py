@@ -93,8 +93,8 @@ def test_pipes_in_place_of_kubelets_files_block_nothing(kubelet_node: Any) -> No
         os.mkfifo(path)
     plan = data(node, "plan", "--timeout", "20")
     assert not plan["can_start"]
-    assert any("it is no regular file" in each for each in plan["conflicts"]), plan["conflicts"]
-    assert "it is no regular file" in refused(node, "start")
+    assert any("it is not a regular file" in each for each in plan["conflicts"]), plan["conflicts"]
+    assert "it is not a regular file" in refused(node, "start")
     node.kubelet.path.unlink()
     node.kubelet.path.write_text(text)
     assert data(node, "plan")["can_start"]

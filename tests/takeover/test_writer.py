@@ -113,7 +113,7 @@ def test_what_was_under_way_is_settled_at_the_start(ledger: Any, folder: Path) -
     writer._keep(finishing().record)
     (folder / "cpu_manager_state").unlink()
     (folder / "cpu_manager_state").mkdir()
-    assert "it is no regular file" in Writer(ledger, folder, folder.parent / "ours").recover()
+    assert "it is not a regular file" in Writer(ledger, folder, folder.parent / "ours").recover()
 
 
 def test_a_directory_that_cannot_be_written(
@@ -137,4 +137,4 @@ def test_reading(folder: Path) -> None:
     (folder / "cpu_manager_state").unlink()
     (folder / "cpu_manager_state").mkdir()
     assert text_in(folder)[0] is None
-    assert "it is no regular file" in text_in(folder)[1]
+    assert "it is not a regular file" in text_in(folder)[1]

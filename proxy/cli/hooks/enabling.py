@@ -40,7 +40,7 @@ def enable(name: str, file: Path | None) -> None:
     masked = _is_mask(ours) or _leads_nowhere(ours)
     if not masked and _is_there(ours):
         if not os.path.isfile(ours):  # noqa: PTH113 - Path.is_file raises without permission
-            raise TopoproxyError(f"cannot enable {name}: {ours} is no file; remove it, or rename it")
+            raise TopoproxyError(f"cannot enable {name}: {ours} is not a file; remove it, or rename it")
         click.echo(f"{name} is enabled already: {_shown(ours)}")
     elif not masked and brought:
         click.echo(f"{name} is enabled already: {_shown(theirs)}")

@@ -73,7 +73,7 @@ def make_file(path: Path, text: bytes) -> None:
         PermissionDeniedError, CannotCreateError: It cannot be made.
     """
     if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
-        raise CannotCreateError(f"cannot make {path}: {path.parent} is no directory")
+        raise CannotCreateError(f"cannot make {path}: {path.parent} is not a directory")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_file(path, text, mode=0o644, overwrite=False)

@@ -78,7 +78,8 @@ def _handlers(module: ModuleType) -> dict[str, Callable[..., Any]]:
             near = _NEAR_EVENT if plain.startswith(("pre_", "post_")) else _NEAR
             if close := difflib.get_close_matches(plain, POINTS, n=1, cutoff=near):
                 raise HookError(
-                    f"{name} is no hook point; did you mean {close[0]}? (a helper function may begin with _)"
+                    f"{name} is not a hook point; did you mean {close[0]}? "
+                    "(a helper function may begin with _)"
                 )
     if not handlers:
         raise HookError(

@@ -92,7 +92,7 @@ def alone(path: Path) -> Candidate:
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
     candidate = _look(path, name or path.name, Trust(), server=server)
     if candidate is None:
-        there = "it is no file" if path.exists() else "there is no such file"
+        there = "it is not a file" if path.exists() else "there is no such file"
         raise HookError(f"cannot read {'hook server' if server else 'hook'} {path}: {there}")
     return candidate
 

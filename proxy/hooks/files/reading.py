@@ -109,7 +109,7 @@ def _unreadable(path: Path, what: str, error: OSError) -> Exception:
 def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Content:
     before = os.fstat(descriptor)
     if not stat.S_ISREG(before.st_mode):
-        raise HookError(f"cannot read {what} {path}: it is no regular file")
+        raise HookError(f"cannot read {what} {path}: it is not a regular file")
     if trusted and (lack := Trust().regular(path, before)):
         raise UntrustedError(f"cannot trust {what} {path}: {lack}")
     if before.st_size > LIMIT:

@@ -66,7 +66,7 @@ def keys_of(settings: Any) -> list[Key]:
         HookError: It is no dataclass, or a field is of a type that cannot be; the cause alone.
     """
     if not isinstance(settings, type) or not dataclasses.is_dataclass(settings):
-        raise HookError("Settings is no dataclass: put @dataclass above it")
+        raise HookError("Settings is not a dataclass: put @dataclass above it")
     try:
         hints = typing.get_type_hints(settings)
     except Exception as error:

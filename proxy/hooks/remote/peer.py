@@ -61,7 +61,7 @@ class Peer:
             return ""
         trust = Trust(self._users)
         if not stat.S_ISSOCK(found.st_mode):
-            return "it is no socket"
+            return "it is not a socket"
         if lack := trust.way(self._path):
             return lack
         trusted = {0, os.geteuid(), *self._users}

@@ -164,7 +164,7 @@ def test_a_socket_that_is_known_is_not_connected_to_again(
 def test_a_file_that_is_not_a_socket_is_not_called(tmp_path: Path) -> None:
     (tmp_path / "hook.sock").write_text("")
     client = Client(tmp_path / "hook.sock", 2)
-    assert asked(client) == "it is no socket"
+    assert asked(client) == "it is not a socket"
     client.close()
 
 
