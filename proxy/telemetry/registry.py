@@ -81,7 +81,7 @@ class Registry:
         return "".join(self._families())
 
     def _families(self) -> Iterator[str]:
-        from proxy.telemetry.exposition import family, histogram  # only where somebody scrapes
+        from proxy.telemetry.exposition import family, histogram  # only for a scrape
 
         for metric in metrics.ALL:
             if metric in metrics.OF_HOOKS:

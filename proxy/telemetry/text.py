@@ -39,7 +39,7 @@ def described(error: BaseException) -> str:
 
 
 def identity(message: str, keys: Mapping[str, object]) -> tuple[object, ...]:
-    """Return what tells a message with its keys from others.
+    """Return what distinguishes a message with its keys from others.
 
     The cause does not, nor does the id of a container that is named: one that is created again gets a new id.
     """
