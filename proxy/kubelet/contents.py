@@ -1,4 +1,4 @@
-"""TheThe contents of kubelet's state files: which containers hold which CPUs.
+"""The contents of kubelet's state files: which containers hold which CPUs.
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). The files are hints for us,
 and kubelet does not know when we read them: between two writes a set may be in neither place. So the contents

@@ -1,4 +1,4 @@
-"""The release in the daemon: one way out, inin steps that survive a crash.
+"""The release in the daemon: one way out, in steps that survive a crash.
 
 Order. The keeper pauses (from then on no call is held and no container is moved, also by queued work:
 ``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE (best effort) suppression are
