@@ -27,12 +27,7 @@ ENTRIES = (
 """What pyproject.toml, the command line and ``make metrics`` name, and what authors of hooks import."""
 CALLED_BY_NAME = ("proxy.demo.engine.Engine._",)
 """What is called by a name that is put together: the method of an RPC."""
-UNDER_WAY = (
-    "proxy.plan.effects",
-    "proxy.plan.events",
-    "proxy.plan.reservation",
-    "proxy.plan.reservation_state",
-)
+UNDER_WAY: tuple[str, ...] = ()
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")
 """Classes of others that call no method by a name that only they know."""

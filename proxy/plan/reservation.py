@@ -366,7 +366,8 @@ def _back_off(one: Reservation, message: str) -> Step:
     seconds = RESTORE.delay(one.tries + 1)
     report = to_do.ReportProblem(NOT_BACK, message)
     wanted = to_do.EndDeadline(), report, to_do.Pause(seconds)
-    return _to(one, _Phase.BACKING_OFF, *wanted, tries=one.tries + 1)
+    # Once the pauses do not grow any more, neither does the count: a state that recurs is the same one.
+    return _to(one, _Phase.BACKING_OFF, *wanted, tries=one.tries + (seconds < RESTORE.longest))
 
 
 def _restore_again(one: Reservation, event: seen.PauseOver | seen.ReservationRequested) -> Step:

@@ -59,6 +59,7 @@ DAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "stop": ((START,), ("Create", START, "|", "Stop")),
     "settle": ((START, "|"), ("Create", START, "Stop")),
     "hang": ((START,), ("Create", START)),
+    "move": ((START, "|"), ("Create", START, "|", UPDATE)),
 }
 """What the two clients do, each by itself; what stands before a bar is done when the day begins."""
 NEVER_S = 1e6
@@ -122,6 +123,7 @@ class Day:
         self.start = loop.time()
         self.kind = kind
         self.settles, self.hangs = day == "settle", day == "hang"
+        self.moves = self.may_move = day == "move"
         self.begun = False
         self.trips: dict[str, Trip] = {}
         self.left = {pod: list(calls) for pod, calls in zip("ab", DAYS[day], strict=True)}
@@ -266,6 +268,7 @@ class Day:
                     yield ("lie", pod)
             if trip is not None and may_fail:
                 yield ("lose", pod)
+        yield from (("move",) for _ in range(self.may_move))
         if self.ghosts:
             yield ("late",)
         yield from self.jobs(may_fail=may_fail)
@@ -319,8 +322,9 @@ class Day:
             self.unclear(what, who[0])
         elif what == "late":
             self.ghosts.pop(0)[1]()
-        elif what == "pass":
-            self.loop.create_task(self.world.sync.once()).add_done_callback(self._passed)
+        elif what in ("pass", "move"):
+            beside = self.world.sync.once() if what == "pass" else self._move()
+            self.loop.create_task(beside).add_done_callback(self._passed)
         elif what == "time":
             due = min(timer._when for timer in self.timers())
             self.loop.now = max(self.loop.time(), due) + 1e-9  # type: ignore[attr-defined]
@@ -354,6 +358,14 @@ class Day:
             if trip.stage not in ("call", "answer", "refused"):
                 # The runtime does not know that its client has gone.
                 self.ghosts.append((f"{trip.call.method} {trip.stage}", functools.partial(self.go_on, trip)))
+
+    async def _move(self) -> None:
+        self.may_move = False
+        keeper = self.world.keeper
+        owner = keeper.state.containers["b-1"]
+        target = CpuSet(list(keeper.state.pools.shared)[-1:])
+        assert target != owner.placement.own
+        await keeper.owner_moves.move(owner.owner, target)
 
     def _passed(self, task: asyncio.Task[None]) -> None:
         assert task.cancelled() or task.exception() is None, task
@@ -461,6 +473,8 @@ class Day:
         assert world.keeper.telemetry.value(metrics.INTERNAL_ERRORS) == 0, world.keeper.telemetry.problems()
         sets = world.cgroups.sets
         assert all(sets.values()), sets
+        if self.moves:
+            self.owner = sets["b-1"]
         if self.owner and self.begun and "a-1" in sets:
             assert sets["a-1"].isdisjoint(self.owner), f"a runs on {sets['a-1']}, b owns {self.owner}"
 
@@ -502,13 +516,15 @@ class Day:
         world, state = self.world, self.world.keeper.state
         live = {c.id: c for c in world.runtime.containers.values() if c.state != "EXITED"}
         if "b-1" in live:
-            own = CpuSet.parse(world.runtime.specs["b-1"])
+            # The runtime is told of a move afterwards.
+            own = world.cgroups.sets["b-1"] if self.moves else CpuSet.parse(world.runtime.specs["b-1"])
             assert [owner.cpus for owner in state.owners.values()] == [own], "an owner is lost"
         else:
             assert not state.owners
         for container_id, cpus in world.cgroups.sets.items():
             assert cpus == state.wanted(state.containers[container_id]), container_id
-        assert not [key for key in world.ledger.entries if key.startswith("i/")]
+        assert not [key for key in world.ledger.entries if key.startswith(("i/", "m/"))]
+        assert not state.holds
 
     def bury(self) -> None:
         """Stop everything that is on its way."""
@@ -552,6 +568,7 @@ class Day:
         return repr(
             (
                 *(there, trips, flights, jobs, entries, tasks, timers, self.left, self.faults),
+                (self.may_move, sorted(keeper.state.holds.items())),
                 *(sorted(world.cgroups.sets.items()), sorted(world.runtime.specs.items())),
                 sorted((c.id, c.state) for c in world.runtime.containers.values()),
                 sorted(keeper.saved.items()),
