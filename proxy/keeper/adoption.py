@@ -82,7 +82,7 @@ class Adoption:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         creates: Creates,
         beside: BesideKubelet,
         watching: Watching,
@@ -92,14 +92,14 @@ class Adoption:
         """Prepare to ask.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             creates: Keeps records of decisions.
             beside: Looks at what kubelet's CPU manager gave, before CPUs are taken.
             watching: Corrects lists by the exits that it heard of.
             worker: Who asks for comparisons.
             lookups: Who asks in the way of a call, which is not to wait for a comparison.
         """
-        self._keeper = keeper
+        self._context = context
         self._creates = creates
         self._beside = beside
         self._watching = watching
@@ -112,15 +112,15 @@ class Adoption:
         Returns:
             True when it is known now.
         """
-        keeper = self._keeper
-        began = keeper.news.number
+        context = self._context
+        began = context.news.number
         try:
-            listing = await self._lookups.run(listed, keeper.runtime, container_id)
+            listing = await self._lookups.run(listed, context.runtime, container_id)
             listing = self._watching.corrected(listing)
             await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
         except (UnavailableError, RuntimeCallError) as error:
-            keeper.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)
-        return container_id in keeper.state.containers
+            context.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)
+        return container_id in context.state.containers
 
     async def adopt(self, found: list[RuntimeContainer], listing: Listing, began: int) -> None:
         """Take in containers of a list, those whose pod is in it and of which the runtime tells more.
@@ -138,7 +138,7 @@ class Adoption:
     async def _adopt(
         self, found: list[RuntimeContainer], listing: Listing, began: int, worker: Worker
     ) -> None:
-        keeper = self._keeper
+        context = self._context
         if found:
             await self._beside.look()
         for some in by_pod(found):
@@ -149,10 +149,10 @@ class Adoption:
             for seen in some:
                 await turns.turn()
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
-                new = seen.id not in keeper.state.containers and keeper.news.none(seen.id, began)
-                if pod is not None and detail is not None and new and keeper.news.none(pod.id, began):
+                new = seen.id not in context.state.containers and context.news.none(seen.id, began)
+                if pod is not None and detail is not None and new and context.news.none(pod.id, began):
                     self._try_take_in(seen, pod, detail, totals.get(pod.id))
-            await keeper.journal.flush()
+            await context.journal.flush()
 
     def _totals(
         self, some: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
@@ -162,7 +162,7 @@ class Adoption:
         Of those that have ended only the largest counts: it may be one that crashes again and again beside
         the others, or an init container, and then the scheduler has counted the larger of both.
         """
-        known = {c.id: c.request for c in self._keeper.state.containers.values()}
+        known = {c.id: c.request for c in self._context.state.containers.values()}
         known.update({i: request_in(detail) for i, detail in details.items()})
         live: dict[str, list[Request]] = {c.sandbox_id: [] for c in some}
         ended: dict[str, list[Request]] = {}
@@ -188,7 +188,7 @@ class Adoption:
         silent = 0
         for container_id in ids:
             try:
-                found[container_id] = self._keeper.runtime.detail(container_id)
+                found[container_id] = self._context.runtime.detail(container_id)
                 silent = 0
             except RuntimeCallError:
                 continue
@@ -196,11 +196,11 @@ class Adoption:
                 silent += 1
                 if silent >= SILENT_LIMIT:
                     raise
-                self._keeper.telemetry.problem("cannot read a container from the runtime", err=error)
+                self._context.telemetry.problem("cannot read a container from the runtime", err=error)
         return found
 
     def _pod(self, listed: RuntimePod, detail: RuntimeDetail) -> Pod:
-        known = self._keeper.state.pods.get(listed.id)
+        known = self._context.state.pods.get(listed.id)
         if known is not None and known.cgroup_parent:
             return known
         pod = pod_facts(
@@ -212,7 +212,7 @@ class Adoption:
             listed.labels,
             listed.annotations,
             parent_of(detail.cgroups_path),
-            self._keeper.state.node.machine.bounds,
+            self._context.state.node.machine.bounds,
         )
         if not detail.cgroups_path:
             # Without a cgroup parent Kubernetes' class is not known, and "Guaranteed" would be a claim.
@@ -229,31 +229,31 @@ class Adoption:
                 known = dataclasses.replace(known, total=total)
             self._take_in(seen, known, detail)
         except Exception as error:  # noqa: BLE001  see above
-            self._keeper.broken(error)
-            self._keeper.telemetry.problem(
+            self._context.broken(error)
+            self._context.telemetry.problem(
                 "cannot adopt a container", containerID=seen.id, err=type(error).__name__
             )
 
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
-        keeper = self._keeper
-        if pod.sandbox_id not in keeper.state.pods:
+        context = self._context
+        if pod.sandbox_id not in context.state.pods:
             records = {f"p/{pod.sandbox_id}": pod}
-            keeper.store.change(keeper.state.with_pod(pod), "sandbox listed", records=records)
+            context.store.change(context.state.with_pod(pod), "sandbox listed", records=records)
         request = request_in(detail)
         phase = PHASES.get(seen.state, Phase.RUNNING)
-        plan = adopt(keeper.state, seen.id, pod, seen.name, seen.attempt, request, phase)
+        plan = adopt(context.state, seen.id, pod, seen.name, seen.attempt, request, phase)
         assert plan.container is not None
-        keeper.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
+        context.store.change(plan.state, "container adopted", records={f"c/{seen.id}": plan.container})
         self._creates.remember(plan)
-        keeper.telemetry.count(metrics.CONTAINERS_ADOPTED)
-        keeper.bad_input.judge(pod, plan)
-        keeper.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
+        context.telemetry.count(metrics.CONTAINERS_ADOPTED)
+        context.bad_input.judge(pod, plan)
+        context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True)
         if plan.problem and not isinstance(plan.problem, InputDefect):
-            keeper.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
+            context.telemetry.problem(NOT_AS_ASKED, **subject(plan.container), reason=plan.problem)
         saved = saved_cpus(detail.cpuset_cpus)
         if saved is not None:
-            keeper.saved[seen.id] = saved
-        placement, telemetry = plan.container.placement, keeper.telemetry
+            context.saved[seen.id] = saved
+        placement, telemetry = plan.container.placement, context.telemetry
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus = keeper.state.wanted(plan.container)
+        cpus = context.state.wanted(plan.container)
         say("adopted a container", **subject(plan.container), cpus=cpus, reason=placement.reasons[0])

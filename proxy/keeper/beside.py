@@ -42,17 +42,17 @@ class BesideKubelet:
         manager: What was seen last.
     """
 
-    def __init__(self, keeper: NodeContext, port: Beside | None) -> None:
+    def __init__(self, context: NodeContext, port: Beside | None) -> None:
         """Prepare to look.
 
         Args:
-            keeper: Whose state it is.
+            context: Whose state it is.
             port: Who finds out what kubelet does; None where nobody does.
         """
-        self._keeper = keeper
+        self._context = context
         self._port = port
-        self._worker = Worker("beside", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("beside", context.broken)
+        context.health.watch(self._worker)
         self._refreshing = asyncio.Lock()
         self._told: frozenset[str] = frozenset()
         self._checked: tuple[object, object] = (None, None)
@@ -79,46 +79,46 @@ class BesideKubelet:
             async with self._refreshing:
                 await worker.run(self._port.refresh)
         except Exception as error:  # noqa: BLE001 - what kubelet does is not worth a pass
-            self._keeper.broken(error)
+            self._context.broken(error)
         await self.look()
 
     async def look(self) -> None:
         """Look at what kubelet holds, and have the state follow; what is known stands if that takes long."""
         if self._port is None:
             return
-        keeper = self._keeper
+        context = self._context
         try:
-            async with asyncio.timeout(keeper.options.call_timeout):
+            async with asyncio.timeout(context.options.call_timeout):
                 manager = await self._worker.run(self._port.look)
         except TimeoutError:
-            keeper.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
+            context.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node
-            keeper.broken(error)
+            context.broken(error)
         else:
             self._follow(manager)
 
     def _follow(self, manager: CpuManager) -> None:
-        keeper, before = self._keeper, self._keeper.state
+        context, before = self._context, self._context.state
         after = before.beside(self._counts(manager.held))
         if after is not before:
-            keeper.store.change(after, "kubelet's CPU manager changed")
-            keeper.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
+            context.store.change(after, "kubelet's CPU manager changed")
+            context.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
             came, went = _change(before.kubelet, after.kubelet)
-            keeper.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)
-        if manager is not self.manager or self._checked != (manager, keeper.state.owners):
-            self.manager, self._checked = manager, (manager, keeper.state.owners)
-            told = frozenset((*manager.problems, *clashes(keeper.state)))
+            context.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)
+        if manager is not self.manager or self._checked != (manager, context.state.owners):
+            self.manager, self._checked = manager, (manager, context.state.owners)
+            told = frozenset((*manager.problems, *clashes(context.state)))
             for words in sorted(told - self._told):
-                keeper.telemetry.problem(UNLIKE_KUBELET, reason=words)
+                context.telemetry.problem(UNLIKE_KUBELET, reason=words)
             for words in self._told - told:
-                keeper.telemetry.resolved(UNLIKE_KUBELET, reason=words)
+                context.telemetry.resolved(UNLIKE_KUBELET, reason=words)
             self._told = told
 
     def page(self) -> dict[str, object]:
         """Give what is known as plain data; empty where nobody looks."""
         if self._port is None:
             return {}
-        manager, state = self.manager, self._keeper.state
+        manager, state = self.manager, self._context.state
         names = {pod.uid: pod.ref for pod in state.pods.values()}
         return {
             "cpuManagerPolicy": manager.policy,

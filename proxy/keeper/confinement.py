@@ -88,8 +88,8 @@ NOT_AT_ALL = Wait()
 class Confinement:
     """Confines containers of calls in flight for a keeper."""
 
-    def __init__(self, keeper: NodeContext, writes: KernelWrites, drift: Drift, fencing: Fencing) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, writes: KernelWrites, drift: Drift, fencing: Fencing) -> None:
+        self._context = context
         self._writes = writes
         self._drift = drift
         self._fencing = fencing
@@ -106,10 +106,10 @@ class Confinement:
         Args:
             mine: The CPUs that it is about.
         """
-        keeper = self._keeper
-        state, seconds = keeper.state, keeper.options.call_timeout
+        context = self._context
+        state, seconds = context.state, context.options.call_timeout
         limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
-        flights = keeper.flights.beyond(limits, mine)
+        flights = context.flights.beyond(limits, mine)
         if not flights:
             return NOT_AT_ALL
         clock = asyncio.get_running_loop().time
@@ -138,9 +138,9 @@ class Confinement:
         return flight.is_start or self._has_fence(flight.container_id)
 
     def _has_fence(self, container_id: str) -> bool:
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
-        v2 = keeper.enforcer.cgroups.version == 2
+        context = self._context
+        container = context.state.containers.get(container_id)
+        v2 = context.enforcer.cgroups.version == 2
         return v2 and container is not None and self._fencing.can_confine(container)
 
     async def confine(self, flights: Collection[Flight], mine: CpuSet) -> set[Flight]:
@@ -151,32 +151,32 @@ class Confinement:
         Returns:
             The calls that are not in the way of an owner of the CPUs any more.
         """
-        if not flights or self._keeper.store.mode.is_leaving:
+        if not flights or self._context.store.mode.is_leaving:
             return set()
         done = {flight for flight in flights if await self._fence(flight, mine)}
         done |= await self._narrow([flight for flight in flights if flight.is_start])
         for flight in flights:
-            self._keeper.flights.confine(flight, confined=flight in done and not flight.landed.done())
+            self._context.flights.confine(flight, confined=flight in done and not flight.landed.done())
         if done and not self._attends:
             self._attends = True
-            self._keeper.spawn(self._attend())
+            self._context.spawn(self._attend())
         return done
 
     async def _fence(self, flight: Flight, mine: CpuSet) -> bool:
         """Limit the group of a container's pod while a call is in flight, where that is possible."""
-        keeper = self._keeper
-        container = keeper.state.containers.get(flight.container_id)
+        context = self._context
+        container = context.state.containers.get(flight.container_id)
         if container is None or not self._has_fence(container.id):
             return False
         return await self._fencing.confine(flight, container, mine)
 
     async def _narrow(self, flights: list[Flight]) -> set[Flight]:
         """Narrow the groups of containers whose starts are in flight; gives those that have a group."""
-        keeper, ids = self._keeper, [flight.container_id for flight in flights]
-        there = await keeper.kernel.run(self._with_group, ids) if ids else set[str]()
+        context, ids = self._context, [flight.container_id for flight in flights]
+        there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
         for flight in flights:
             if flight.container_id in there and not flight.landed.done():
-                keeper.flights.confine(flight, confined=True)  # else it is not written
+                context.flights.confine(flight, confined=True)  # else it is not written
         there -= await self._follow(there)
         self._absent.difference_update(there)
         self._absent.update(container_id for container_id in ids if container_id not in there)
@@ -184,7 +184,7 @@ class Confinement:
 
     def _with_group(self, ids: Iterable[str]) -> set[str]:
         """Find out which containers have a group; runs in the kernel worker."""
-        state, enforcer = self._keeper.state, self._keeper.enforcer
+        state, enforcer = self._context.state, self._context.enforcer
         some = ((i, state.containers.get(i)) for i in ids)
         return {i for i, container in some if container is not None and enforcer.path_of(container)}
 
@@ -194,18 +194,18 @@ class Confinement:
         A write that the kernel refuses is made again a few times, whatever the reason: what runc has written
         stands meanwhile.
         """
-        keeper, absent = self._keeper, set[str]()
+        context, absent = self._context, set[str]()
         for tried in range(1, TRIES + 1):
             if not ids:
                 break
-            done = await keeper.kernel.run(self._drift.enforce, list(ids))
+            done = await context.kernel.run(self._drift.enforce, list(ids))
             self._writes.moved(done)
             absent.update(done.absent)
             ids = list(done.refused)
             if ids and tried < TRIES:
                 await asyncio.sleep(PAUSE_S)
                 continue
-            keeper.report_errors(done)
+            context.report_errors(done)
         return absent
 
     # -- while they are in flight -------------------------------------------------------------------------
@@ -216,10 +216,10 @@ class Confinement:
         Returns:
             Whether any container is confined: then the next reports must not wait.
         """
-        flights = self._keeper.flights
+        flights = self._context.flights
         confined = [i for i in ids if flights.is_confined(i)]
         if confined:
-            self._keeper.spawn(self._narrow_again(confined))
+            self._context.spawn(self._narrow_again(confined))
         return bool(flights.confined())
 
     async def _narrow_again(self, ids: list[str]) -> None:
@@ -227,12 +227,12 @@ class Confinement:
 
     async def _attend(self) -> None:
         """Look at confined containers until there are none: a group may be gone, a report may be missing."""
-        keeper = self._keeper
+        context = self._context
         try:
-            while ids := keeper.flights.confined():
+            while ids := context.flights.confined():
                 watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
-                starts = (f for i in ids for f in keeper.flights.of(i) if f.is_start and f.confined)
+                starts = (f for i in ids for f in context.flights.of(i) if f.is_start and f.confined)
                 await self._look([flight for flight in starts if flight.container_id not in self._absent])
             self._absent.clear()
         finally:
@@ -240,25 +240,25 @@ class Confinement:
 
     async def _look(self, starts: list[Flight]) -> None:
         """Narrow the groups of confined containers again, and confine none whose group is gone."""
-        keeper = self._keeper
+        context = self._context
         there = await self._narrow(starts)
         for flight in starts:
             if flight not in there:
                 self._drift.watch.drop(flight.container_id)
                 fenced = self._fencing.is_fenced(flight)
-                keeper.flights.confine(flight, confined=fenced and not flight.landed.done())
+                context.flights.confine(flight, confined=fenced and not flight.landed.done())
 
     # -- calls without a waiting client --------------------------------------------------------------------
 
     async def recall(self) -> None:
         """Confine created containers that have a group and may be at a start without a waiting client."""
-        keeper = self._keeper
-        there = keeper.state.containers
-        strays = [f for f in keeper.flights.strays() if f.is_start and not f.confined]
+        context = self._context
+        there = context.state.containers
+        strays = [f for f in context.flights.strays() if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
         if strays:
-            found = await keeper.kernel.run(self._with_group, [flight.container_id for flight in strays])
-            owned = union(owner.cpus.bits for owner in keeper.state.owners.values())
+            found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
+            owned = union(owner.cpus.bits for owner in context.state.owners.values())
             strays = [flight for flight in strays if flight.container_id in found]
             await self.confine(strays, CpuSet.from_bits(owned))
 
@@ -279,7 +279,7 @@ class Confinement:
         return f"the runtime is still busy with {', '.join(named)}{more}"
 
     def _named(self, flight: Flight, now: float) -> str:
-        container = self._keeper.state.containers.get(flight.container_id)
+        container = self._context.state.containers.get(flight.container_id)
         ref = container.ref if container is not None else f"container {flight.container_id}"
         if flight.suspected:
             return f"a call for {ref} that may have been made before the daemon was restarted"

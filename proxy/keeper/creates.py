@@ -35,45 +35,45 @@ from proxy.telemetry.port import subject
 class Creates:
     """Decides creates."""
 
-    def __init__(self, keeper: NodeContext, entrusted: Entrusted) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, entrusted: Entrusted) -> None:
+        self._context = context
         self._entrusted = entrusted
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> Plan:
         """Decide a create and take the CPUs; ``reservations.create`` must follow for an owner."""
-        keeper = self._keeper
+        context = self._context
         request, again = self._entrusted.back(pod, name, attempt, request)
-        token, began = keeper.token("call"), time.perf_counter()
-        plan = place(keeper.state, pod, name, attempt, request, token)
-        keeper.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
+        token, began = context.token("call"), time.perf_counter()
+        plan = place(context.state, pod, name, attempt, request, token)
+        context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
             plan = self._judged(plan, pod, name)
         if plan.container is None:
-            keeper.telemetry.count(metrics.CREATES_REFUSED)
+            context.telemetry.count(metrics.CREATES_REFUSED)
             if plan.explanation is not None:
-                keeper.history.note(keeper.wall(), plan.explanation)
+                context.history.note(context.wall(), plan.explanation)
             why = plan.verdict.operator_message
-            keeper.telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
+            context.telemetry.frequent("refused a container", pod=pod.ref, container=name, err=why)
             return plan
         return self.take(plan, again=again)
 
     def take(self, plan: Plan, *, again: bool = False) -> Plan:
         """Have what a plan that admits says be so; ``again``: it was placed, and counted, before."""
-        keeper, container = self._keeper, plan.container
+        context, container = self._context, plan.container
         assert container is not None
         # The reservation writes the containers that leave an owner's CPUs, and waits for that.
         follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
-        keeper.store.change(plan.state, "container placed", follow=follow)
-        wanted = keeper.saved[container.id] = keeper.state.wanted(container)
+        context.store.change(plan.state, "container placed", follow=follow)
+        wanted = context.saved[container.id] = context.state.wanted(container)
         self.remember(plan)
         if not again:
-            keeper.telemetry.count(metrics.CREATES_PLACED)
+            context.telemetry.count(metrics.CREATES_PLACED)
         self._log_placed(container, wanted)
         return plan
 
     def _log_placed(self, container: Container, wanted: CpuSet) -> None:
         """Log a decision; one about a container that shares CPUs only for developers."""
-        placement, telemetry = container.placement, self._keeper.telemetry
+        placement, telemetry = container.placement, self._context.telemetry
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
         say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
@@ -81,14 +81,14 @@ class Creates:
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
         """Report what was wrong with what was asked, here and in the record."""
-        keeper = self._keeper
-        keeper.bad_input.judge(pod, plan)
+        context = self._context
+        context.bad_input.judge(pod, plan)
         words = plan.problem or plan.verdict.operator_message
-        keeper.bad_input.limited(pod, plan.limit, words, admitted=plan.verdict.admitted)
+        context.bad_input.limited(pod, plan.limit, words, admitted=plan.verdict.admitted)
         if not plan.problem:
             return plan
         if not isinstance(plan.problem, InputDefect):
-            keeper.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
         why = plan.explanation
         if why is None or plan.problem in pod.defects or any(plan.problem in told for told in why.reasons):
             return plan
@@ -98,10 +98,10 @@ class Creates:
 
     def remember(self, plan: Plan) -> None:
         """Keep the record of a decision."""
-        keeper = self._keeper
+        context = self._context
         assert plan.container is not None
         if plan.explanation is not None:
-            keeper.history.note(keeper.wall(), plan.explanation, plan.container.id)
+            context.history.note(context.wall(), plan.explanation, plan.container.id)
         else:
-            wanted = keeper.state.wanted(plan.container)
-            keeper.history.note_simple(keeper.wall(), plan.container, wanted)
+            wanted = context.state.wanted(plan.container)
+            context.history.note_simple(context.wall(), plan.container, wanted)

@@ -30,8 +30,8 @@ class _Told:
 class Entrusted:
     """Remembers what somebody was told to make."""
 
-    def __init__(self, keeper: NodeContext, lifecycle: Lifecycle) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle) -> None:
+        self._context = context
         self._lifecycle = lifecycle
         self._open: dict[tuple[str, str, int], _Told] = {}
 
@@ -44,7 +44,7 @@ class Entrusted:
             mems: Its memory nodes.
             quota: Its CFS quota.
         """
-        container = self._keeper.state.containers.get(token)
+        container = self._context.state.containers.get(token)
         if container is None:
             return
         key = container.pod.sandbox_id, container.name, container.attempt
@@ -60,7 +60,7 @@ class Entrusted:
             The request as the client meant it, and whether there was an earlier decision.
         """
         told = self._open.pop((pod.sandbox_id, name, attempt), None)
-        first = None if told is None else self._keeper.state.containers.get(told.token)
+        first = None if told is None else self._context.state.containers.get(told.token)
         if told is None or first is None:
             return request, False
         asked = first.request

@@ -22,8 +22,8 @@ from proxy.telemetry.port import subject
 class HookOverrides(Onlooker):
     """Does what hooks want of containers, and reports where nothing of it is in effect."""
 
-    def __init__(self, keeper: NodeContext, writes: KernelWrites) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, writes: KernelWrites) -> None:
+        self._context = context
         self._writes = writes
 
     def changed(self, change: Change) -> None:
@@ -42,51 +42,53 @@ class HookOverrides(Onlooker):
         Returns:
             What cannot be done, in words; empty where all is.
         """
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
+        context = self._context
+        container = context.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:
             return f"cannot narrow container {container_id} by hook {wish.by}: it is not there"
-        new, problem = narrowed(keeper.state, container, wish, seen)
+        new, problem = narrowed(context.state, container, wish, seen)
         if new is container:
             return problem
         # A container that is being created is recorded when the runtime has named it.
         records = {f"c/{container_id}": new} if new.phase is not Phase.CREATING else {}
-        keeper.store.change(keeper.state.changed(put=(new,)), "container narrowed by a hook", records=records)
+        context.store.change(
+            context.state.changed(put=(new,)), "container narrowed by a hook", records=records
+        )
         fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
-        keeper.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
+        context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
         if new.phase is not Phase.CREATING:
             self._writes.later([container_id])
-        keeper.store.notify(Onlooker.given, new)
+        context.store.notify(Onlooker.given, new)
         return problem
 
     def refused_pod(self, pod: Pod, message: str) -> None:
         """Remember that hooks have refused a pod's sandbox, for who asks why; nothing was decided for it."""
-        keeper = self._keeper
+        context = self._context
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
-        keeper.history.note(keeper.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
+        context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
 
     def take_back(self) -> None:
         """Take back CPUs with owners that hooks gave away while the configuration let them."""
-        keeper = self._keeper
-        there = keeper.state.containers.values()
+        context = self._context
+        there = context.state.containers.values()
         inside = [within_its_own(container) for container in there if container.placement.beyond]
         if not inside:
             return
         records = {f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}": c for c in inside}
-        keeper.store.change(keeper.state.changed(put=inside), "hooks.ownedCPUs is false", records=records)
+        context.store.change(context.state.changed(put=inside), "hooks.ownedCPUs is false", records=records)
         for container in inside:
-            keeper.telemetry.event(
+            context.telemetry.event(
                 "took back CPUs that a hook gave: hooks.ownedCPUs is false", **subject(container)
             )
         self._report_lost([container.id for container in inside])
 
     def _report_lost(self, ids: Iterable[str]) -> None:
         """Report which of some containers have nothing left of what hooks have narrowed them to."""
-        keeper = self._keeper
+        context = self._context
         for container_id in ids:
-            container = keeper.state.containers.get(container_id)
-            if container is not None and (words := lost(keeper.state, container)):
-                keeper.telemetry.problem(
+            container = context.state.containers.get(container_id)
+            if container is not None and (words := lost(context.state, container)):
+                context.telemetry.problem(
                     "cannot keep a container narrowed as hooks ask: it has all that it has without hooks",
                     **subject(container),
                     reason=words,

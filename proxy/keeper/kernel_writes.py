@@ -24,9 +24,9 @@ Write = Callable[[Iterable[str]], Enforced]
 class KernelWrites(Onlooker):
     """Has the kernel follow the state."""
 
-    def __init__(self, keeper: NodeContext) -> None:
-        self._keeper = keeper
-        self._write: Write = keeper.enforcer.enforce
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._write: Write = context.enforcer.enforce
         self._noted: list[Callable[[Enforced], None]] = []
         self._put_off = set[str]()
 
@@ -47,33 +47,33 @@ class KernelWrites(Onlooker):
 
     def later(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, soon; at a start, once it is complete."""
-        keeper = self._keeper
-        if not keeper.store.mode.enforces:
+        context = self._context
+        if not context.store.mode.enforces:
             return
-        if keeper.synced.is_set():
-            keeper.spawn(self.follow(ids))
+        if context.synced.is_set():
+            context.spawn(self.follow(ids))
         else:
             self._put_off.update(ids)
 
     def in_step(self) -> None:
         """All running containers are known: what was put off is written."""
-        self._keeper.synced.set()
+        self._context.synced.set()
         ids, self._put_off = self._put_off, set()
-        self.later([i for i in ids if i in self._keeper.state.containers])
+        self.later([i for i in ids if i in self._context.state.containers])
 
     async def follow(self, ids: list[str]) -> None:
         """Have the kernel follow the state for some containers, now."""
-        keeper, flights = self._keeper, self._keeper.flights
+        context, flights = self._context, self._context.flights
         ids = [i for i in ids if not flights.awaited(i) or flights.is_confined(i)]
         if not ids:
             return
-        done = await keeper.kernel.run(self._write, ids)
+        done = await context.kernel.run(self._write, ids)
         self.moved(done)
-        keeper.report_errors(done)
+        context.report_errors(done)
 
     async def clear_sandboxes(self) -> None:
         """Have sandboxes, a new one among them, leave CPUs that are owned."""
-        self.moved(await self._keeper.kernel.run(self._keeper.enforcer.enforce_sandboxes))
+        self.moved(await self._context.kernel.run(self._context.enforcer.enforce_sandboxes))
 
     def moved(self, done: Enforced, *, look_again: bool = True) -> None:
         """Take note of what an enforcement did.
@@ -82,18 +82,18 @@ class KernelWrites(Onlooker):
             done: What it did.
             look_again: Whether the runtime is asked about containers without a cgroup.
         """
-        keeper = self._keeper
-        keeper.telemetry.count(metrics.CPUSETS_WRITTEN, len(done.written))
+        context = self._context
+        context.telemetry.count(metrics.CPUSETS_WRITTEN, len(done.written))
         if done.written:
-            keeper.telemetry.observe(metrics.KERNEL_WRITE_SECONDS, done.seconds)
-        known = keeper.telemetry.value(metrics.SANDBOXES_WRITTEN)
-        keeper.telemetry.count(metrics.SANDBOXES_WRITTEN, keeper.enforcer.pauses.written - known)
+            context.telemetry.observe(metrics.KERNEL_WRITE_SECONDS, done.seconds)
+        known = context.telemetry.value(metrics.SANDBOXES_WRITTEN)
+        context.telemetry.count(metrics.SANDBOXES_WRITTEN, context.enforcer.pauses.written - known)
         for noted in self._noted:
             noted(done)
         for note in done.notes:
-            keeper.telemetry.problem("cannot write a cgroup", reason=note)
+            context.telemetry.problem("cannot write a cgroup", reason=note)
         for container_id in done.written:
-            keeper.settle_later(container_id)
-        there = (keeper.state.containers.get(container_id) for container_id in done.absent)
+            context.settle_later(container_id)
+        there = (context.state.containers.get(container_id) for container_id in done.absent)
         if look_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
-            keeper.attention.set()  # a container that is only starting has no cgroup yet
+            context.attention.set()  # a container that is only starting has no cgroup yet

@@ -47,7 +47,7 @@ class Launch:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         writes: KernelWrites,
         lifecycle: Lifecycle,
         quotas: Quotas,
@@ -61,7 +61,7 @@ class Launch:
         """Begin with no call in flight.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             writes: Has the kernel follow.
             lifecycle: Is told which containers run, or have exited.
             quotas: Knows which CFS quotas go with an update.
@@ -72,7 +72,7 @@ class Launch:
             fencing: Puts fences up for calls.
             changed: Has the units of some containers compared.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self._lifecycle = lifecycle
         self._quotas = quotas
@@ -82,29 +82,31 @@ class Launch:
         self._drift = drift
         self._fencing = fencing
         self._changed = changed
-        self.lookups = Worker("lookups", keeper.broken, threads=8)
-        keeper.health.watch(self.lookups)
+        self.lookups = Worker("lookups", context.broken, threads=8)
+        context.health.watch(self.lookups)
 
     def is_fresh(self, container: Container) -> bool:
         """Tell whether the runtime would start a container with the right set, and nobody need be checked."""
-        if not self._keeper.store.mode.enforces:
+        if not self._context.store.mode.enforces:
             return True
         return not self._is_below_class(container) and self._is_told(container)
 
     def _is_below_class(self, container: Container) -> bool:
         """Tell whether the groups above a container are narrowed (``keeper.be.groups``)."""
-        node = self._keeper.state.node
+        node = self._context.state.node
         return node.be_cpuset is BeCpuset.ERASE and container.pod.kube_qos is KubeQos.BEST_EFFORT
 
     def _is_told(self, container: Container) -> bool:
-        keeper = self._keeper
+        context = self._context
         if container.placement.pool is Pool.OWN:
             return False
-        if keeper.state.node.erases(container.placement):
+        if context.state.node.erases(container.placement):
             return True  # it starts with what its pod's group has
-        known, want = container.id not in self._quotas.untold, keeper.state.wanted(container)
+        known, want = container.id not in self._quotas.untold, context.state.wanted(container)
         return (
-            known and keeper.saved.get(container.id) == want and not keeper.flights.others(container.id, want)
+            known
+            and context.saved.get(container.id) == want
+            and not context.flights.others(container.id, want)
         )
 
     async def freshen(self, container_id: str) -> str:
@@ -116,23 +118,23 @@ class Launch:
         Raises:
             UnavailableError, RuntimeCallError: The runtime did not take the set.
         """
-        keeper = self._keeper
-        if not keeper.store.mode.enforces:
+        context = self._context
+        if not context.store.mode.enforces:
             return ""
-        known = keeper.state.containers.get(container_id)
+        known = context.state.containers.get(container_id)
         if known is not None and known.phase is Phase.CREATED and self._is_below_class(known):
             await self._see_to_groups(known)
         for _ in range(ROUNDS):
-            container = keeper.state.containers.get(container_id)
+            container = context.state.containers.get(container_id)
             if container is None or container.phase is not Phase.CREATED or self._is_told(container):
                 return ""
-            want = keeper.state.wanted(container)
-            if not await keeper.flights.updated(container_id, want, keeper.options.call_timeout):
+            want = context.state.wanted(container)
+            if not await context.flights.updated(container_id, want, context.options.call_timeout):
                 return BUSY
             told = container_id not in self._quotas.untold
-            if not told or keeper.saved.get(container_id) != want:
+            if not told or context.saved.get(container_id) != want:
                 # Beside another update, though of the same set, it would not say what the runtime has saved.
-                if not await keeper.flights.updated(container_id, CpuSet(), keeper.options.call_timeout):
+                if not await context.flights.updated(container_id, CpuSet(), context.options.call_timeout):
                     return BUSY
                 await self.tell(container)
                 continue
@@ -140,7 +142,7 @@ class Launch:
                 await self._quotas.before_start(container)
                 reason = (await self._reservations.start(container)).reason
                 if reason is not None and reason.public_message != reason.message:
-                    keeper.telemetry.problem(
+                    context.telemetry.problem(
                         "cannot start a container", **subject(container), err=reason.message
                     )
                 return self._reservations.answer(reason) if reason is not None else ""
@@ -152,12 +154,12 @@ class Launch:
 
         What cannot be written in time is told; the container starts with what is there then.
         """
-        keeper = self._keeper
+        context = self._context
         try:
-            async with asyncio.timeout(keeper.options.call_timeout):
-                self._writes.moved(await keeper.kernel.run(keeper.enforcer.enforce_groups))
+            async with asyncio.timeout(context.options.call_timeout):
+                self._writes.moved(await context.kernel.run(context.enforcer.enforce_groups))
         except TimeoutError:
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 "cannot write the cgroups above a container in time", **subject(container)
             )
 
@@ -167,20 +169,20 @@ class Launch:
         Raises:
             UnavailableError, RuntimeCallError: It did not take it, or not in time.
         """
-        keeper = self._keeper
-        want, quota = keeper.state.wanted(container), self._quotas.carried(container)
-        flight = keeper.flights.depart(container.id, want)
+        context = self._context
+        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        flight = context.flights.depart(container.id, want)
 
         async def told() -> None:
             async with self.under_way(flight):
                 mems = self._mems.told(container)
-                await self.lookups.run(keeper.runtime.update_cpuset, container.id, want, mems, quota)
+                await self.lookups.run(context.runtime.update_cpuset, container.id, want, mems, quota)
                 self._quotas.told(container.id, quota)
-                keeper.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
+                context.telemetry.count(metrics.CPUSETS_UPDATED_BEFORE_START)
 
         # If it takes too long the caller gives up, but the call stays in flight until it has ended.
         job = asyncio.ensure_future(told())
-        done, _ = await asyncio.wait([job], timeout=keeper.options.call_timeout)
+        done, _ = await asyncio.wait([job], timeout=context.options.call_timeout)
         if not done:
             job.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise UnavailableError(f"cannot tell the runtime the CPUs of {container.ref}: it does not answer")
@@ -197,7 +199,7 @@ class Launch:
             for _ in range(ROUNDS):
                 fence = await fencing.guard(container_id, fence)
                 obstacle = await self.freshen(container_id)
-                container = self._keeper.state.containers.get(container_id)
+                container = self._context.state.containers.get(container_id)
                 if obstacle or container is None or fencing.fits(container, fence):
                     break
         except BaseException:
@@ -209,14 +211,14 @@ class Launch:
 
     def start(self, container_id: str, fence: Fence | None = None) -> Flight:
         """A start leaves for the runtime."""
-        keeper = self._keeper
-        container = keeper.state.containers[container_id]
+        context = self._context
+        container = context.state.containers[container_id]
         if container.phase is Phase.CREATED:
             starting = container.in_phase(Phase.STARTING)
-            keeper.store.change(keeper.state.changed(put=(starting,)), "container starting")
-            keeper.news.touch(container_id)
-        carries = keeper.saved.get(container_id) or keeper.state.wanted(container)
-        flight = keeper.flights.depart(container_id, carries, is_start=True)
+            context.store.change(context.state.changed(put=(starting,)), "container starting")
+            context.news.touch(container_id)
+        carries = context.saved.get(container_id) or context.state.wanted(container)
+        flight = context.flights.depart(container_id, carries, is_start=True)
         self._fencing.bind(flight, fence)
         return flight
 
@@ -235,39 +237,39 @@ class Launch:
 
     def started(self, flight: Flight, *, ok: bool) -> None:
         """A start has been answered."""
-        keeper, landed = self._keeper, self._fencing.landed
-        container = keeper.state.containers.get(flight.container_id)
+        context, landed = self._context, self._fencing.landed
+        container = context.state.containers.get(flight.container_id)
         if ok:
             landed(flight, flight.carries, functools.partial(self._ended, flight, Phase.RUNNING))
         elif container is None or container.phase is not Phase.STARTING:
             landed(flight, None, functools.partial(self._ended, flight, None))
-            keeper.attention.set()
+            context.attention.set()
         else:
             # Whether it is still there, runs all the same, or has run and ended, the next list tells.
             flight.refused = True
-            keeper.news.touch(flight.container_id)
+            context.news.touch(flight.container_id)
             self.stray(flight)
-            keeper.spawn(self._make_room(container))
+            context.spawn(self._make_room(container))
 
     async def _make_room(self, container: Container) -> None:
         """Have the next start of a container find groups above it that are wide enough."""
-        self._writes.moved(await self._keeper.kernel.run(self._keeper.enforcer.make_room, container))
+        self._writes.moved(await self._context.kernel.run(self._context.enforcer.make_room, container))
 
     def _ended(self, flight: Flight, phase: Phase | None) -> None:
         """A start is over, and the container is in a phase; None where it says nothing about that."""
-        keeper, confined = self._keeper, flight.confined
-        keeper.flights.land(flight)
-        container = keeper.state.containers.get(flight.container_id)
+        context, confined = self._context, flight.confined
+        context.flights.land(flight)
+        container = context.state.containers.get(flight.container_id)
         if container is None or phase is None:
             return
         if phase is Phase.RUNNING:
             self._lifecycle.phase(container.id, phase)
             self._writes.later([container.id])
             if confined:  # the runtime has saved the set that the start has left with
-                keeper.settle_later(container.id)
+                context.settle_later(container.id)
         elif phase is Phase.EXITED:
             self._lifecycle.phase(container.id, phase)
-        elif container.phase is Phase.STARTING and not keeper.flights.starting(container.id):
+        elif container.phase is Phase.STARTING and not context.flights.starting(container.id):
             self._lifecycle.phase(container.id, Phase.CREATED)
 
     def landed(self, flight: Flight, carried: CpuSet | None) -> None:
@@ -276,19 +278,19 @@ class Launch:
         self._fencing.landed(flight, carried, then)
 
     def _landed(self, flight: Flight, carried: CpuSet | None) -> None:
-        keeper = self._keeper
-        if not keeper.flights.land(flight):
+        context = self._context
+        if not context.flights.land(flight):
             return
         container_id = flight.container_id
-        if container_id not in keeper.state.containers:
+        if container_id not in context.state.containers:
             return
         if carried is not None and not flight.overlapped:
-            keeper.saved[container_id] = carried
+            context.saved[container_id] = carried
         else:
-            keeper.saved.pop(container_id, None)
+            context.saved.pop(container_id, None)
             if carried is not None:
                 self._tell_after(container_id)
-        wanted = keeper.state.wanted(keeper.state.containers[container_id])
+        wanted = context.state.wanted(context.state.containers[container_id])
         if carried == wanted and not flight.overlapped:
             self._drift.suspect(UNKNOWN, [container_id])  # it is to hold that, and many may land together
         else:
@@ -296,17 +298,17 @@ class Launch:
 
     def _tell_after(self, container_id: str) -> None:
         """Calls have overlapped: whichever came last, today's set is told after all of them."""
-        others = self._keeper.flights.of(container_id)
+        others = self._context.flights.of(container_id)
         for flight in others:
             flight.tell = True
         if not others:
-            self._keeper.settle_later(container_id)
+            self._context.settle_later(container_id)
 
     def stray(self, flight: Flight) -> None:
         """Nobody waits for a start's or an update's answer any more; the runtime may still execute it."""
         if not flight.landed.done():
-            flight.stray_since = self._keeper.clock()
-            self._keeper.attention.set()
+            flight.stray_since = self._context.clock()
+            self._context.attention.set()
 
     def suspect(self) -> Iterator[None]:
         """After a start of ours: the runtime may be at calls that a daemon before us let go.
@@ -317,17 +319,17 @@ class Launch:
 
         A generator of steps, after each of which the state may have changed.
         """
-        keeper = self._keeper
-        anywhere = keeper.state.node.machine.online
-        for container_id in list(keeper.state.containers):
+        context = self._context
+        anywhere = context.state.node.machine.online
+        for container_id in list(context.state.containers):
             yield
-            container = keeper.state.containers.get(container_id)
+            container = context.state.containers.get(container_id)
             if container is None or container.phase not in _MAY_BE_CHANGED:
                 continue
-            if keeper.flights.of(container_id):
+            if context.flights.of(container_id):
                 continue
             for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
-                flight = keeper.flights.depart(container.id, anywhere, is_start=is_start)
+                flight = context.flights.depart(container.id, anywhere, is_start=is_start)
                 flight.tell = False
                 flight.suspected = True
                 self.stray(flight)
@@ -341,8 +343,8 @@ class Launch:
             phase_of: Gives what the runtime says of a container now; None where it says nothing.
             asked: When it was asked.
         """
-        keeper, now = self._keeper, self._keeper.clock()
-        for flight in keeper.flights.strays():
+        context, now = self._context, self._context.clock()
+        for flight in context.flights.strays():
             yield
             if flight.landed.done() or flight.stray_since is None:
                 continue  # it is over, or another comparison ends it just now
@@ -364,16 +366,16 @@ class Launch:
         self._fencing.landed(flight, told, then)
 
     def _over(self, flight: Flight, phase: Phase) -> None:
-        keeper, container_id = self._keeper, flight.container_id
+        context, container_id = self._context, flight.container_id
         if flight.is_start:
             self._ended(flight, phase)
-        elif keeper.flights.land(flight) and container_id in keeper.state.containers:
-            keeper.saved.pop(container_id, None)
+        elif context.flights.land(flight) and container_id in context.state.containers:
+            context.saved.pop(container_id, None)
             self._changed([container_id])  # the runtime may have told systemd, or not
         if phase is Phase.EXITED:
             self._lifecycle.phase(container_id, phase)
-        elif flight.tell and container_id in keeper.state.containers:
-            keeper.settle_later(container_id)
+        elif flight.tell and container_id in context.state.containers:
+            context.settle_later(container_id)
 
     def close(self) -> None:
         """End the workers."""

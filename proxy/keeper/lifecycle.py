@@ -18,12 +18,12 @@ from proxy.telemetry import metrics
 class Lifecycle:
     """Takes containers from one phase to the next."""
 
-    def __init__(self, keeper: NodeContext) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
 
     def created(self, token: str, container_id: str) -> None:
         """The runtime has made the container and named it."""
-        keeper, store = self._keeper, self._keeper.store
+        context, store = self._context, self._context.store
         container = store.state.containers.get(token)
         if container is None:
             return
@@ -32,7 +32,7 @@ class Lifecycle:
         if container.placement.pool is Pool.OWN or container.placement.narrowed is not None:
             records[f"i/{token}"] = None
         store.change(store.state.renamed(token, container), "container created", records=records)
-        keeper.history.renamed(token, container_id)
+        context.history.renamed(token, container_id)
         store.news.touch(container_id)
         saved = store.saved.pop(token, None)
         if saved is not None and not store.retries.settle(container):
@@ -43,29 +43,29 @@ class Lifecycle:
 
     def failed(self, token: str, *, again: bool = False) -> None:
         """The create failed, or is decided ``again``: the containers that moved for it go back."""
-        keeper, store = self._keeper, self._keeper.store
+        context, store = self._context, self._context.store
         store.lost.pop(token, None)
         store.saved.pop(token, None)
-        keeper.history.gone(token)
+        context.history.gone(token)
         container = store.state.containers.get(token)
         if container is not None:
             store.retries.note(container)
             if not again:
-                keeper.telemetry.count(metrics.CREATES_FAILED)
+                context.telemetry.count(metrics.CREATES_FAILED)
             store.change(store.state.changed(drop=(token,)), "create failed", records={f"i/{token}": None})
             store.notify(Onlooker.failed, token)
 
     def uncertain(self, token: str) -> None:
         """The create was cancelled under way: the runtime may have made the container or not. Ask it soon."""
-        keeper, store = self._keeper, self._keeper.store
+        context, store = self._context, self._context.store
         if token in store.state.containers:
             store.retries.note(store.state.containers[token])
-            store.lost[token] = keeper.clock()
+            store.lost[token] = context.clock()
             store.attention.set()
 
     def phase(self, container_id: str, phase: Phase) -> None:
         """A container has entered a phase; a container that has exited gives its CPUs back."""
-        store = self._keeper.store
+        store = self._context.store
         container = store.state.containers.get(container_id)
         if container is None and phase is Phase.EXITED:
             store.news.left(container_id)
@@ -85,7 +85,7 @@ class Lifecycle:
 
     def removed(self, ids: Iterable[str]) -> None:
         """Containers are gone."""
-        keeper, store = self._keeper, self._keeper.store
+        context, store = self._context, self._context.store
         ids = list(ids)
         gone = {i: store.state.containers[i] for i in ids if i in store.state.containers}
         records: dict[str, Record | None] = {f"c/{container_id}": None for container_id in gone}
@@ -93,7 +93,7 @@ class Lifecycle:
         for container_id in gone:
             store.saved.pop(container_id, None)
             store.unsettled.pop(container_id, None)
-            keeper.history.gone(container_id)
+            context.history.gone(container_id)
         for container_id in ids:
             store.news.left(container_id)
         for container in gone.values():

@@ -64,10 +64,10 @@ class MemoryNodes:
         wide: Who has more nodes than decided, because his memory is there: all that he has.
     """
 
-    def __init__(self, keeper: NodeContext, memory: Memory | None = None) -> None:
-        self._keeper = keeper
-        self.worker = Worker("mems", keeper.broken)
-        keeper.health.watch(self.worker)
+    def __init__(self, context: NodeContext, memory: Memory | None = None) -> None:
+        self._context = context
+        self.worker = Worker("mems", context.broken)
+        context.health.watch(self.worker)
         self._held: set[str] = set()
         self.memory = memory
         self.wide: Mapping[str, Mask] = {}
@@ -86,7 +86,7 @@ class MemoryNodes:
 
     def renewed(self, container: Container) -> Mask | None:
         """Give the nodes that an update of our own names; None where those that the runtime has saved do."""
-        gone = not container.placement.mems <= self._keeper.state.node.machine.memory_nodes
+        gone = not container.placement.mems <= self._context.state.node.machine.memory_nodes
         return self.told(container) if self._changed or gone or container.id in self.wide else None
 
     def forget(self) -> None:
@@ -95,26 +95,26 @@ class MemoryNodes:
 
     def told(self, container: Container) -> Mask:
         """Give the nodes that a call to the runtime names for a container: no runtime takes others."""
-        state = self._keeper.state
+        state = self._context.state
         wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
         return wide or state.wanted_mems(container)
 
     async def once(self) -> None:
         """Compare all that run with the kernel."""
-        keeper = self._keeper
-        some = [c for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
+        context = self._context
+        some = [c for c in context.state.containers.values() if c.phase is Phase.RUNNING]
         looked = await self.worker.run(self._look, some)
         self.wide = looked.wide
         for container, why in looked.failed:
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 "cannot repair the memory nodes of a container", **subject(container), err=why
             )
         drifted = [i for i in (*looked.repaired, *looked.wide) if i in self._held]
-        keeper.telemetry.count(metrics.MEMS_REPAIRED, len(looked.repaired))
+        context.telemetry.count(metrics.MEMS_REPAIRED, len(looked.repaired))
         if drifted:
-            keeper.telemetry.count(metrics.MEMS_DRIFT, len(drifted))
-            refs = sorted(c.ref for i in drifted if (c := keeper.state.containers.get(i)))
-            keeper.telemetry.warning(
+            context.telemetry.count(metrics.MEMS_DRIFT, len(drifted))
+            refs = sorted(c.ref for i in drifted if (c := context.state.containers.get(i)))
+            context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
         self._held = looked.right
@@ -124,7 +124,7 @@ class MemoryNodes:
     def _look(self, some: list[Container]) -> Looked:
         looked = Looked()
         for container in some:
-            if self._keeper.store.mode.is_leaving:
+            if self._context.store.mode.is_leaving:
                 break
             try:
                 self._one(container, looked)
@@ -134,18 +134,18 @@ class MemoryNodes:
         return looked
 
     def _one(self, container: Container, looked: Looked) -> None:
-        cgroups = self._keeper.enforcer.cgroups
-        path = self._keeper.enforcer.known_path(container)
+        cgroups = self._context.enforcer.cgroups
+        path = self._context.enforcer.known_path(container)
         if path is None:
             return
         has = cgroups.nodes(path)
         if not has and not (self._changed and cgroups.version == 1):
             return  # as its parent: nobody has bound it
-        want = self._keeper.state.wanted_mems(container)
+        want = self._context.state.wanted_mems(container)
         if has != want:
             above = cgroups.read(path.rpartition("/")[0]).effective_mems
             want = want if want - above <= self._returned else want & above or has
-        there = self._keeper.state.node.machine.memory_nodes
+        there = self._context.state.node.machine.memory_nodes
         if not has <= there:  # no memory is left on nodes that are gone
             has = has & there | want
             cgroups.write(path, None, has)
@@ -163,7 +163,7 @@ class MemoryNodes:
         use = self._use(container)
         firm, cache = use.outside(want) if use is not None else (0, 0)
         if use is not None and not firm and not cache:
-            self._keeper.enforcer.cgroups.write(path, None, want)
+            self._context.enforcer.cgroups.write(path, None, want)
             looked.repaired.append(container.id)
             looked.right.add(container.id)
             return
@@ -181,12 +181,12 @@ class MemoryNodes:
 
     async def page(self) -> dict[str, object]:
         """Tell where the memory of all containers is; reads three files of each."""
-        some = [c for c in self._keeper.state.containers.values() if c.phase is Phase.RUNNING]
+        some = [c for c in self._context.state.containers.values() if c.phase is Phase.RUNNING]
         some.sort(key=lambda c: (c.ref, c.id))
         return {"containers": await self.worker.run(lambda: [r for c in some if (r := self._row(c))])}
 
     def _row(self, container: Container) -> dict[str, object] | None:
-        enforcer = self._keeper.enforcer
+        enforcer = self._context.enforcer
         path = enforcer.known_path(container)
         path = path or enforcer.cgroups.find(container.pod.cgroup_parent, container.id)
         if path is None:

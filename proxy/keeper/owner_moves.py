@@ -25,8 +25,8 @@ _ENDED = "it has ended, or is no longer ours to move"
 class OwnerMoves:
     """Moves running owners."""
 
-    def __init__(self, keeper: NodeContext, reservations: Reservations) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, reservations: Reservations) -> None:
+        self._context = context
         self._reservations = reservations
         self._half_done: list[tuple[Reservation, ReservationRun]] = []
 
@@ -40,12 +40,12 @@ class OwnerMoves:
         Returns:
             Empty once it has them; else why it has the CPUs that it had.
         """
-        keeper = self._keeper
-        if not keeper.store.mode.enforces or not keeper.synced.is_set():
+        context = self._context
+        if not context.store.mode.enforces or not context.synced.is_set():
             return "the node is not enforced now"
-        if why := why_not_movable(keeper.state, owner, cpus):
+        if why := why_not_movable(context.state, owner, cpus):
             return why
-        containers = containers_of(keeper.state, owner)
+        containers = containers_of(context.state, owner)
         first, ids = containers[0], tuple(container.id for container in containers)
         own = first.placement.own
         one = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)
@@ -53,22 +53,22 @@ class OwnerMoves:
 
     async def _moved(self, one: Reservation, run: ReservationRun) -> str:
         """Carry out a move, or its restoration; the runtime and systemd are sent what is in effect then."""
-        keeper = self._keeper
+        context = self._context
         one = await self._reservations.carry_out(one, run)
         moved, why = f"from CPUs {one.previous} to {one.cpus}", _ENDED
         if one.is_committed:
             why = ""
-            keeper.telemetry.count(metrics.OWNERS_MOVED)
-            keeper.telemetry.event("moved an owner", owner=one.ref, before=one.previous, cpus=one.cpus)
+            context.telemetry.count(metrics.OWNERS_MOVED)
+            context.telemetry.event("moved an owner", owner=one.ref, before=one.previous, cpus=one.cpus)
         elif one.reason is not None:
             why = one.reason.message
-            keeper.telemetry.count(metrics.MOVES_ABORTED)
-            keeper.telemetry.problem("cannot move an owner", owner=one.ref, cpus=one.cpus, err=why)
-        for container in containers_of(keeper.state, run.owner):
+            context.telemetry.count(metrics.MOVES_ABORTED)
+            context.telemetry.problem("cannot move an owner", owner=one.ref, cpus=one.cpus, err=why)
+        for container in containers_of(context.state, run.owner):
             if one.is_committed:
-                keeper.history.amend(container.id, f"moved {moved}")
-            keeper.settle_later(container.id)
-            keeper.store.notify(Onlooker.given, container)
+                context.history.amend(container.id, f"moved {moved}")
+            context.settle_later(container.id)
+            context.store.notify(Onlooker.given, container)
         return why
 
     # -- moves that a daemon before us has left half done -------------------------------------------------
@@ -87,16 +87,16 @@ class OwnerMoves:
         Returns:
             What is held until the containers are back, by reservation.
         """
-        bounds, holds = self._keeper.state.node.machine.bounds.cpus, dict[str, CpuHold]()
+        bounds, holds = self._context.state.node.machine.bounds.cpus, dict[str, CpuHold]()
         for key, value in entries.items():
             if not key.startswith(MOVE):
                 continue
             record, token = MoveRecord.load(value, bounds), key[len(MOVE) :]
             if record is None:
-                self._keeper.telemetry.problem(
+                self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err="the placements are used instead"
                 )
-                self._keeper.journal.put(key, None)
+                self._context.journal.put(key, None)
                 continue
             there = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
             for at, container in there:
@@ -104,7 +104,7 @@ class OwnerMoves:
                 containers[at] = dataclasses.replace(container, placement=placement)
             living = [c for _, c in there if c.phase is not Phase.EXITED]
             if not living:
-                self._keeper.journal.put(key, None)
+                self._context.journal.put(key, None)
                 continue
             first = living[0]
             holds[token] = CpuHold(first.owner, record.cpus, first.placement.hard)
@@ -116,7 +116,7 @@ class OwnerMoves:
         """Put back the containers of moves that were under way; all that run are known."""
         half_done, self._half_done = self._half_done, []
         for one, run in half_done:
-            self._keeper.spawn(self._put_back(one, run))
+            self._context.spawn(self._put_back(one, run))
 
     async def _put_back(self, one: Reservation, run: ReservationRun) -> None:
         await self._moved(one, run)

@@ -36,7 +36,7 @@ class Prescriptions:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         beside: BesideKubelet,
         configured: Node,
         source: NodeObject | None = None,
@@ -45,13 +45,13 @@ class Prescriptions:
         """Begin with our configuration alone.
 
         Args:
-            keeper: Whose rules.
+            context: Whose rules.
             beside: Knows what kubelet's CPU manager keeps.
             configured: The node as our configuration has it.
             source: Where the Node object is; None for none.
             options: Of the topology manager, as our configuration has them.
         """
-        self._keeper = keeper
+        self._context = context
         self._beside = beside
         self._configured = configured
         self._source = source
@@ -67,28 +67,28 @@ class Prescriptions:
                 self.meta = await worker.run(self._source.read)
             self.put_into_force()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
-            self._keeper.broken(error)
+            self._context.broken(error)
 
     def put_into_force(self) -> None:
         """Have the state follow what is prescribed, by what is known."""
-        keeper, before = self._keeper, self._keeper.state
+        context, before = self._context, self._context.state
         machine = before.node.machine
         told = self._with_kept(read_node_policy(self._configured, machine, self.meta, self._beside.manager))
         done = apply_node_policy(before, told, self.told, self._options)
         old, self.told = self.told.named(), done.policy
-        keeper.store.change(done.state, "node rules changed")
+        context.store.change(done.state, "node rules changed")
         for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
             if words:
-                keeper.telemetry.problem("cannot follow a setting of the Node object", reason=words)
+                context.telemetry.problem("cannot follow a setting of the Node object", reason=words)
         if done.state is before:
             return
-        keeper.telemetry.count(metrics.NODE_POLICY_CHANGES)
+        context.telemetry.count(metrics.NODE_POLICY_CHANGES)
         new = [
             f"{name} {shown(value.value) or 'none'} ({value.source})"
             for name, value in done.policy.named().items()
             if value.value != old[name].value
         ]
-        keeper.telemetry.event("the policy of the node changed", values=", ".join(new))
+        context.telemetry.event("the policy of the node changed", values=", ".join(new))
 
     def _with_kept(self, told: NodePolicy) -> NodePolicy:
         reserved = told.reserved

@@ -91,7 +91,7 @@ class Reservations:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         writes: KernelWrites,
         confinement: Confinement,
         drift: Drift,
@@ -101,14 +101,14 @@ class Reservations:
         """Carry out nothing yet.
 
         Args:
-            keeper: The node.
+            context: The node.
             writes: Follows what a write has done.
             confinement: Waits for calls in flight.
             drift: Writes owners, and knows write conflicts.
             lifecycle: Withdraws the placement of a create.
             creates: Takes another placement.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self._confinement = confinement
         self._drift = drift
@@ -117,17 +117,17 @@ class Reservations:
 
     def answer(self, reason: AbortReason) -> str:
         """Return the words for a client; they name other pods only where the configuration allows that."""
-        name_others = self._keeper.state.node.admission.name_others
+        name_others = self._context.state.node.admission.name_others
         return reason.message if name_others else reason.public_message
 
     # -- what is reserved ---------------------------------------------------------------------------------
 
     async def create(self, container: Container, client: CreateClient) -> Reservation:
         """Make the placement of a new owner durable, and have other containers leave its CPUs."""
-        cpus, began = container.placement.own, self._keeper.clock()
+        cpus, began = container.placement.own, self._context.clock()
         one = Reservation(ReservationKind.CREATE, (container.id,), cpus, ref=container.ref)
         ended = await self.carry_out(one, ReservationRun(container.id, client=client))
-        self._keeper.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, self._keeper.clock() - began)
+        self._context.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, self._context.clock() - began)
         return ended
 
     async def narrow(self, container: Container) -> Reservation:
@@ -166,7 +166,7 @@ class Reservations:
 
     def run_for(self, kind: str, first: Container) -> ReservationRun:
         """Return how a reservation for containers that exist is carried out, the first of which is given."""
-        return ReservationRun(self._keeper.token(kind), first.owner, first.placement.hard)
+        return ReservationRun(self._context.token(kind), first.owner, first.placement.hard)
 
     # -- carrying out -------------------------------------------------------------------------------------
 
@@ -188,10 +188,10 @@ class Reservations:
                 if reservation.kind is not ReservationKind.MOVE:
                     self._end_at_once(reservation, seen.Interrupted(), run)
                     raise
-                self._keeper.broken(error)
+                self._context.broken(error)
                 event = seen.Interrupted()
                 continue
-            if reservation.kind is ReservationKind.MOVE and not self._keeper.store.mode.enforces:
+            if reservation.kind is ReservationKind.MOVE and not self._context.store.mode.enforces:
                 event = seen.Cancelled()  # all containers get back what they would have without us
                 continue
             if run.client.is_gone():
@@ -205,28 +205,28 @@ class Reservations:
             self._perform(effect, reservation, run)
 
     def _living(self, one: Reservation) -> list[Container]:
-        there = (self._keeper.state.containers.get(container_id) for container_id in one.containers)
+        there = (self._context.state.containers.get(container_id) for container_id in one.containers)
         return [c for c in there if c is not None and c.phase is not Phase.EXITED]
 
     # -- effects that are done at once --------------------------------------------------------------------
 
     def _perform(self, effect: Effect, one: Reservation, run: ReservationRun) -> None:
-        keeper = self._keeper
+        context = self._context
         match effect:
             case to_do.StartDeadline():
-                run.deadline = asyncio.get_running_loop().time() + keeper.options.call_timeout
+                run.deadline = asyncio.get_running_loop().time() + context.options.call_timeout
             case to_do.EndDeadline():
                 run.deadline = None
             case to_do.RequestReconcile():
-                keeper.attention.set()
+                context.attention.set()
             case to_do.ReportProblem(message, cause):
-                report = keeper.telemetry.problem
+                report = context.telemetry.problem
                 report(message, owner=one.ref, err=cause)  # a constant of proxy.plan.reservation
             case to_do.WithdrawPlacement():
                 self._lifecycle.failed(one.containers[0])
             case to_do.RecordSoon():
-                for key, record in self._records(one, run, CpuSet(), keeper.state).items():
-                    keeper.journal.put(key, record)
+                for key, record in self._records(one, run, CpuSet(), context.state).items():
+                    context.journal.put(key, record)
             case to_do.HoldCpus() | to_do.ReleaseHold() | to_do.AssignReplacement() | to_do.AssignOwn():
                 self._change(effect, one, run)
             case _:  # waited for, or the end
@@ -239,7 +239,7 @@ class Reservations:
         run: ReservationRun,
     ) -> None:
         """Change the state."""
-        store = self._keeper.store
+        store = self._context.store
         match effect:
             case to_do.HoldCpus(cpus):
                 after = store.state.holding(run.token, CpuHold(run.owner, cpus, run.hard))
@@ -262,11 +262,11 @@ class Reservations:
             dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=cpus))
             for c in self._living(one)
         ]
-        return self._keeper.state.changed(put=placed)
+        return self._context.state.changed(put=placed)
 
     def _placed_on(self, one: Reservation, cpus: CpuSet) -> list[Container]:
         """Return the containers of a move as they are on some CPUs, those that have exited, too."""
-        there = (self._keeper.state.containers.get(container_id) for container_id in one.containers)
+        there = (self._context.state.containers.get(container_id) for container_id in one.containers)
         moved = f"moved from CPUs {one.previous} to {one.cpus}"
         placed = []
         for container in (c for c in there if c is not None):
@@ -291,7 +291,7 @@ class Reservations:
             return seen.TimedOut()
 
     async def _performed(self, effect: Effect, one: Reservation, run: ReservationRun) -> Event:
-        keeper = self._keeper
+        context = self._context
         match effect:
             case to_do.AppendLedger(may_run_on):
                 return await self._append(one, run, may_run_on)
@@ -300,14 +300,14 @@ class Reservations:
             case to_do.AwaitOwnInflight(cpus):
                 return await self._await_own_inflight(one, cpus)
             case to_do.WriteSharers():
-                return self._written(one, await keeper.kernel.run(keeper.enforcer.enforce_pools))
+                return self._written(one, await context.kernel.run(context.enforcer.enforce_pools))
             case to_do.WriteOwners():
                 return await self._write_owners(one)
             case to_do.ReadCpusets(container_ids):
                 return await self._read(one, container_ids)
             case to_do.Pause(seconds):
                 if one.phase is ReservationPhase.PAUSING:
-                    keeper.telemetry.count(metrics.CPUSET_WRITES_RETRIED)
+                    context.telemetry.count(metrics.CPUSET_WRITES_RETRIED)
                 await asyncio.sleep(seconds)
                 return seen.PauseOver()
             case to_do.PlaceElsewhere(reason):
@@ -316,14 +316,14 @@ class Reservations:
 
     async def _append(self, one: Reservation, run: ReservationRun, may_run_on: CpuSet) -> Event:
         """Record what the effect says; without a container there is nothing to record."""
-        state = self._keeper.state
+        state = self._context.state
         if one.kind is ReservationKind.REPLACEMENT:
             state = self._with_replacement(one)
         records = self._records(one, run, may_run_on, state)
         if not records:
             return seen.LedgerWritten()
         durable = one.kind is ReservationKind.MOVE
-        return await self._keeper.journal.append(records, durable=durable)
+        return await self._context.journal.append(records, durable=durable)
 
     def _records(
         self, one: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState
@@ -342,7 +342,7 @@ class Reservations:
 
     def _count(self, wait: Wait) -> None:
         """Count a create of an owner, and how it waited for calls in flight."""
-        telemetry = self._keeper.telemetry
+        telemetry = self._context.telemetry
         telemetry.count(metrics.EXCLUSIVE_CREATES)
         if wait.seconds is not None:
             telemetry.count(metrics.CREATES_WAITED)
@@ -352,24 +352,24 @@ class Reservations:
 
     async def _await_own_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
         """Wait for calls that carry other CPUs to the containers; those that leave from now on do not."""
-        keeper, confinement = self._keeper, self._confinement
-        calls = [f for i in one.containers for f in keeper.flights.of(i) if not f.carries <= cpus]
+        context, confinement = self._context, self._confinement
+        calls = [f for i in one.containers for f in context.flights.of(i) if not f.carries <= cpus]
         if calls:
             landed = [call.landed for call in calls]
-            await asyncio.wait(landed, timeout=keeper.options.call_timeout)
+            await asyncio.wait(landed, timeout=context.options.call_timeout)
         late = Wait(tuple(call for call in calls if not call.landed.done()))
         if not late.late:
             return seen.InflightLanded()
         return seen.InflightLate(confinement.words(late), confinement.public_words(late), late.cpus)
 
     async def _write_owners(self, one: Reservation) -> Event:
-        keeper = self._keeper
+        context = self._context
         if one.kind is ReservationKind.MOVE:
-            return self._written(one, await keeper.kernel.run(keeper.enforcer.enforce, one.containers))
+            return self._written(one, await context.kernel.run(context.enforcer.enforce, one.containers))
         # A call in flight would undo the write for a moment; the containers are written when it lands.
-        flights = keeper.flights
+        flights = context.flights
         ids = [i for i in one.containers if not flights.awaited(i) or flights.is_confined(i)]
-        return self._written(one, await keeper.kernel.run(self._drift.enforce, ids))
+        return self._written(one, await context.kernel.run(self._drift.enforce, ids))
 
     def _written(self, one: Reservation, done: Enforced) -> Event:
         self._writes.moved(done)
@@ -377,19 +377,19 @@ class Reservations:
         return seen.CpusetsWritten(tuple(refused), tuple(done.errors), self._contested(one))
 
     def _contested(self, one: Reservation) -> tuple[seen.ContestedCpus, ...]:
-        keeper = self._keeper
-        there, contested = keeper.state.containers, self._drift.contested(one.cpus)
+        context = self._context
+        there, contested = context.state.containers, self._drift.contested(one.cpus)
         return tuple(seen.ContestedCpus(there[i].ref, cpus) for i, cpus in contested.items() if i in there)
 
     async def _read(self, one: Reservation, container_ids: tuple[str, ...]) -> Event:
-        keeper = self._keeper
-        held = await keeper.kernel.run(self._held, container_ids or one.containers)
-        there = keeper.state.containers
+        context = self._context
+        held = await context.kernel.run(self._held, container_ids or one.containers)
+        there = context.state.containers
         if not container_ids:
             living = {container.id for container in self._living(one)}
             held |= {i: CpuSet() for i in one.containers if i not in living}
         found = [
-            seen.CpusInEffect(i, cpus, keeper.state.wanted(there[i]) if i in there else CpuSet())
+            seen.CpusInEffect(i, cpus, context.state.wanted(there[i]) if i in there else CpuSet())
             for i, cpus in held.items()
             if i in there or not container_ids
         ]
@@ -397,33 +397,33 @@ class Reservations:
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""
-        keeper, found = self._keeper, dict[str, CpuSet]()
+        context, found = self._context, dict[str, CpuSet]()
         for container_id in ids:
-            container = keeper.state.containers.get(container_id)
-            path = None if container is None else keeper.enforcer.path_of(container)
+            container = context.state.containers.get(container_id)
+            path = None if container is None else context.enforcer.path_of(container)
             if path is None:
                 continue
             try:
-                found[container_id] = keeper.enforcer.cgroups.read(path).effective_cpus
+                found[container_id] = context.enforcer.cgroups.read(path).effective_cpus
             except CgroupError as error:
                 if action_for(error.errno) is not WriteAction.LOOK:  # else it has exited meanwhile
-                    found[container_id] = keeper.state.node.machine.online  # it may be anywhere
+                    found[container_id] = context.state.node.machine.online  # it may be anywhere
         return found
 
     async def _place_elsewhere(self, one: Reservation, run: ReservationRun, reason: AbortReason) -> Event:
         """Withdraw a placement whose CPUs cannot be freed, and make another one."""
-        keeper, token = self._keeper, one.containers[0]
-        container = keeper.state.containers.get(token)
+        context, token = self._context, one.containers[0]
+        container = context.state.containers.get(token)
         if container is None:
             return seen.NoOtherPlacement()
-        state = keeper.state.changed(drop=(token,))
-        plan = place_elsewhere(state, container, reason, keeper.token("call"))
+        state = context.state.changed(drop=(token,))
+        plan = place_elsewhere(state, container, reason, context.token("call"))
         if plan is None:
             return seen.NoOtherPlacement()
         self._lifecycle.failed(token, again=True)
-        keeper.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
+        context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
         lost, why = container.placement.own, reason.message
-        keeper.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)
+        context.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)
         new = self._creates.take(plan, again=True).container
         assert new is not None
         new = await run.client.placed_elsewhere(new)

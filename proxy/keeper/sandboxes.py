@@ -28,8 +28,8 @@ class Sandboxes:
             runtime's has them.
     """
 
-    def __init__(self, keeper: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
+        self._context = context
         self._lifecycle = lifecycle
         self._writes = writes
         self.arriving: set[str] = set()
@@ -40,32 +40,32 @@ class Sandboxes:
         Returns:
             The verdict, and the pod under a token, which ``running`` or ``failed`` must follow.
         """
-        keeper = self._keeper
-        token = keeper.token("pod")
-        keeper.bad_input.see(pod)
-        admission = admit(keeper.state, dataclasses.replace(pod, sandbox_id=token), total)
+        context = self._context
+        token = context.token("pod")
+        context.bad_input.see(pod)
+        admission = admit(context.state, dataclasses.replace(pod, sandbox_id=token), total)
         admitted = admission.verdict.admitted
         if admission.explanation is not None:
-            keeper.history.note(keeper.wall(), admission.explanation, token if admitted else "")
+            context.history.note(context.wall(), admission.explanation, token if admitted else "")
         words = admission.problem or admission.verdict.operator_message
-        keeper.bad_input.limited(pod, admission.limit, words, admitted=admitted)
+        context.bad_input.limited(pod, admission.limit, words, admitted=admitted)
         if admission.problem and admission.limit is None:
-            keeper.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
         if not admitted:
-            keeper.telemetry.count(metrics.PODS_REFUSED)
+            context.telemetry.count(metrics.PODS_REFUSED)
             why = admission.verdict.operator_message
-            keeper.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
+            context.telemetry.frequent("refused a pod", pod=pod.ref, err=why)
         elif admission.pod.aside is not None:
             self.arriving.add(token)
-            keeper.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
+            context.store.change(admission.state, "pod admitted", records={f"p/{token}": admission.pod})
             aside = admission.pod.aside
-            keeper.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+            context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
         return admission.verdict, admission.pod
 
     def failed(self, token: str) -> None:
         """A sandbox came to nothing, or nobody knows: what was set aside for it is free again."""
-        keeper = self._keeper
-        keeper.history.gone(token)
+        context = self._context
+        context.history.gone(token)
         if token in self.arriving:
             self.arriving.discard(token)
             self._drop(token, "sandbox failed")
@@ -77,15 +77,15 @@ class Sandboxes:
             pod: The pod with the sandbox's id.
             token: What it was admitted under.
         """
-        keeper = self._keeper
-        keeper.bad_input.see(pod)
-        keeper.history.renamed(token, pod.sandbox_id)
+        context = self._context
+        context.bad_input.see(pod)
+        context.history.renamed(token, pod.sandbox_id)
         if token in self.arriving:
             self.arriving.discard(token)
             self._drop(token, "sandbox named")
         old = [
             c.id
-            for c in keeper.state.containers.values()
+            for c in context.state.containers.values()
             if c.pod.uid == pod.uid != ""
             and c.pod.sandbox_id != pod.sandbox_id
             and c.pod.attempt < pod.attempt
@@ -93,46 +93,46 @@ class Sandboxes:
         ]
         for container_id in old:
             self._lifecycle.phase(container_id, Phase.EXITED)
-        keeper.store.change(
-            keeper.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
+        context.store.change(
+            context.state.with_pod(pod), "sandbox running", records={f"p/{pod.sandbox_id}": pod}
         )
-        if keeper.store.mode.enforces and keeper.state.owners:
-            keeper.spawn(self._writes.clear_sandboxes())
+        if context.store.mode.enforces and context.state.owners:
+            context.spawn(self._writes.clear_sandboxes())
 
     def moved_on(self, pod: Pod, name: str) -> None:
         """A container is asked for: the init containers before it have ended, although nobody has said so."""
         if pod.asks is None:
             return
         ended = inits_before(pod.asks, name)
-        for container in self._keeper.state.in_sandbox(pod.sandbox_id) if ended else ():
+        for container in self._context.state.in_sandbox(pod.sandbox_id) if ended else ():
             if container.name in ended and container.phase is Phase.RUNNING:
                 self._lifecycle.phase(container.id, Phase.EXITED)
 
     def stopped(self, sandbox_id: str) -> None:
         """A sandbox has been stopped: nothing in it runs any more."""
-        keeper = self._keeper
-        for container in keeper.state.in_sandbox(sandbox_id):
+        context = self._context
+        for container in context.state.in_sandbox(sandbox_id):
             if container.phase is not Phase.CREATING:
                 self._lifecycle.phase(container.id, Phase.EXITED)
         self._forget(sandbox_id)
 
     def removed(self, sandbox_id: str) -> None:
         """A sandbox is gone, and its containers with it."""
-        keeper = self._keeper
+        context = self._context
         self._lifecycle.removed(
-            [c.id for c in keeper.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING]
+            [c.id for c in context.state.in_sandbox(sandbox_id) if c.phase is not Phase.CREATING]
         )
         self._forget(sandbox_id)
-        keeper.store.notify(Onlooker.pod_gone, sandbox_id)
+        context.store.notify(Onlooker.pod_gone, sandbox_id)
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
         """The runtime does not list a sandbox: it is gone, or got its name while we were not there."""
-        keeper = self._keeper
-        pod = keeper.state.pods.get(sandbox_id)
+        context = self._context
+        pod = context.state.pods.get(sandbox_id)
         if pod is not None and pod.aside is not None:
             for found in listed:
                 if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
-                    ours = keeper.state.pods.get(found.id)
+                    ours = context.state.pods.get(found.id)
                     if ours is None or ours.aside is None:
                         self.running(dataclasses.replace(pod, sandbox_id=found.id))
                     break
@@ -140,14 +140,14 @@ class Sandboxes:
 
     def _forget(self, sandbox_id: str) -> None:
         """What was promised to a pod ends with its sandbox."""
-        keeper = self._keeper
-        keeper.news.left(sandbox_id)
-        keeper.history.gone(sandbox_id)
-        pod = keeper.state.pods.get(sandbox_id)
+        context = self._context
+        context.news.left(sandbox_id)
+        context.history.gone(sandbox_id)
+        pod = context.state.pods.get(sandbox_id)
         if pod is not None:
             self._drop(sandbox_id, "sandbox gone")
-            keeper.store.notify(Onlooker.pod_stopped, pod)
+            context.store.notify(Onlooker.pod_stopped, pod)
 
     def _drop(self, sandbox_id: str, reason: str) -> None:
-        store = self._keeper.store
+        store = self._context.store
         store.change(store.state.without_pod(sandbox_id), reason, records={f"p/{sandbox_id}": None})

@@ -39,58 +39,58 @@ class Settler:
     """Tells the runtime, one container at a time."""
 
     def __init__(
-        self, keeper: NodeContext, launch: Launch, quotas: Quotas, mems: MemoryNodes, lasting: Lasting
+        self, context: NodeContext, launch: Launch, quotas: Quotas, mems: MemoryNodes, lasting: Lasting
     ) -> None:
-        self._keeper = keeper
+        self._context = context
         self._quotas = quotas
         self._mems = mems
         self._lasting = lasting
         self._launch = launch
-        self._worker = Worker("settle", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("settle", context.broken)
+        context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
 
     async def run(self) -> None:
         """Settle for ever."""
-        keeper = self._keeper
-        if keeper.options.settle_per_second <= 0:
+        context = self._context
+        if context.options.settle_per_second <= 0:
             return
         while True:
-            while keeper.unsettled:
-                container_id = next(iter(keeper.unsettled))
-                del keeper.unsettled[container_id]
+            while context.unsettled:
+                container_id = next(iter(context.unsettled))
+                del context.unsettled[container_id]
                 if await self._settle(container_id):
-                    await asyncio.sleep(1 / keeper.options.settle_per_second)
-            await keeper.to_settle.wait()
-            keeper.to_settle.clear()
+                    await asyncio.sleep(1 / context.options.settle_per_second)
+            await context.to_settle.wait()
+            context.to_settle.clear()
 
     async def _settle(self, container_id: str) -> bool:
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.RUNNING or not keeper.store.mode.enforces:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is not Phase.RUNNING or not context.store.mode.enforces:
             return False
-        if keeper.state.node.erases(container.placement):
+        if context.state.node.erases(container.placement):
             return False  # what its groups have is all that it is to have
         if self._waits(container_id):
             return False
-        asked = container_id not in keeper.saved and await self._learn(container_id)
+        asked = container_id not in context.saved and await self._learn(container_id)
         if container_id not in self._quotas.untold and not self._is_due(container):
             return asked
         fence = await self._lasting.fencing.fitting(container_id)
-        container = keeper.state.containers.get(container_id)
+        container = context.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING:
             await self._lasting.fencing.drop(fence)
             return asked
-        want, quota = keeper.state.wanted(container), self._quotas.carried(container)
-        flight = keeper.flights.depart(container_id, want)
+        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        flight = context.flights.depart(container_id, want)
         self._lasting.fencing.bind(flight, fence)
         refused = ""
         try:
             async with self._launch.under_way(flight):
                 mems = self._mems.renewed(container)
-                await self._worker.run(keeper.runtime.update_cpuset, container_id, want, mems, quota)
+                await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
                 self._quotas.told(container_id, quota)
-                keeper.telemetry.count(metrics.RUNTIME_UPDATES)
+                context.telemetry.count(metrics.RUNTIME_UPDATES)
         except UnavailableError:
             self._put_off(container_id)
             await asyncio.sleep(AWAY_S)
@@ -99,26 +99,26 @@ class Settler:
             self._quotas.refused(container_id)
             refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
-            keeper.broken(error)
+            context.broken(error)
         if refused and await self._runs(container_id):
-            which = subject_of(keeper.state.containers, container_id)
-            keeper.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
+            which = subject_of(context.state.containers, container_id)
+            context.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
             self._put_off(container_id)
-            keeper.settle_later(container_id)
+            context.settle_later(container_id)
         else:
             self._silent.succeeded(container_id)
         return True
 
     def _put_off(self, container_id: str) -> None:
         """Have a container wait before it is told again, each time longer."""
-        self._silent.keep(self._keeper.state.containers)
-        self._silent.failed(container_id, self._keeper.clock())
+        self._silent.keep(self._context.state.containers)
+        self._silent.failed(container_id, self._context.clock())
 
     def _is_due(self, container: Container) -> bool:
         """Tell whether the runtime is to be told a container's set."""
-        keeper = self._keeper
-        saved = keeper.saved.get(container.id)
-        if saved == keeper.state.wanted(container) or self._is_passing(container, saved):
+        context = self._context
+        saved = context.saved.get(container.id)
+        if saved == context.state.wanted(container) or self._is_passing(container, saved):
             return False
         return not self._lasting.is_instead(container)
 
@@ -127,39 +127,39 @@ class Settler:
 
         What it does not tell stays unknown, and is told once.
         """
-        keeper = self._keeper
-        flights = keeper.flights.of(container_id)
+        context = self._context
+        flights = context.flights.of(container_id)
         try:
-            detail = await self._worker.run(keeper.runtime.detail, container_id)
+            detail = await self._worker.run(context.runtime.detail, container_id)
         except UnavailableError:
             return False  # whoever tells it waits for it
         except RuntimeCallError:
             return True
         saved = saved_cpus(detail.cpuset_cpus)
-        there = container_id in keeper.state.containers  # else nobody would forget it any more
-        if saved and there and not flights and not keeper.flights.of(container_id):
-            keeper.saved.setdefault(container_id, saved)
+        there = container_id in context.state.containers  # else nobody would forget it any more
+        if saved and there and not flights and not context.flights.of(container_id):
+            context.saved.setdefault(container_id, saved)
         return True
 
     def _waits(self, container_id: str) -> bool:
         """Tell whether a container is not to be told now; it comes again by itself then."""
-        keeper = self._keeper
-        strays = [f for f in keeper.flights.of(container_id) if f.stray_since is not None]
+        context = self._context
+        strays = [f for f in context.flights.of(container_id) if f.stray_since is not None]
         if any(flight.tell for flight in strays) or (strays and container_id not in self._quotas.untold):
             for flight in strays:
                 flight.tell = True
             return True
-        left = self._silent.left(container_id, keeper.clock())
+        left = self._silent.left(container_id, context.clock())
         if not left:
             return False
-        asyncio.get_running_loop().call_later(left, keeper.settle_later, container_id)
+        asyncio.get_running_loop().call_later(left, context.settle_later, container_id)
         return True
 
     async def _runs(self, container_id: str) -> bool:
         """Tell whether a container whose update was refused is one that runs; then the refusal is news."""
         await asyncio.sleep(EXIT_NEWS_S)
         try:
-            listed = await self._worker.run(self._keeper.runtime.list_containers, container_id)
+            listed = await self._worker.run(self._context.runtime.list_containers, container_id)
         except Exception:  # noqa: BLE001  who is not known to have ended runs, whatever the reason
             return True
         return any(one.state == "RUNNING" for one in listed)
@@ -170,18 +170,18 @@ class Settler:
         Such a set changes every second and is not made lasting, unless what the runtime has saved holds CPUs
         that are no longer in the BE pool: an update would bring those back.
         """
-        pools = self._keeper.state.pools
+        pools = self._context.state.pools
         suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
         return suppressed and saved is not None and saved <= pools.be
 
     async def finish(self, limit: float) -> None:
         """Tell what is still to be told, without pauses, for at most so many seconds."""
-        keeper = self._keeper
+        context = self._context
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                while keeper.unsettled and keeper.options.settle_per_second > 0:
-                    container_id = next(iter(keeper.unsettled))
-                    del keeper.unsettled[container_id]
+                while context.unsettled and context.options.settle_per_second > 0:
+                    container_id = next(iter(context.unsettled))
+                    del context.unsettled[container_id]
                     await self._settle(container_id)
 
     def close(self) -> None:

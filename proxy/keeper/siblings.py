@@ -37,20 +37,20 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     ]
 
 
-async def see_ended(keeper: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
+async def see_ended(context: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
     """Ask the runtime which of the pod's holders have ended, and take note of it.
 
     Where it does not answer, what is known stands.
     """
-    await asyncio.gather(*(_look(keeper, lifecycle, worker, one) for one in holders(keeper.state, pod)))
+    await asyncio.gather(*(_look(context, lifecycle, worker, one) for one in holders(context.state, pod)))
 
 
-async def _look(keeper: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
-    since = keeper.news.number
+async def _look(context: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
+    since = context.news.number
     try:
-        listed = await worker.run(keeper.runtime.list_containers, container_id)
+        listed = await worker.run(context.runtime.list_containers, container_id)
     except (UnavailableError, RuntimeCallError):
         return
     ended = any(c.id == container_id and c.state == EXITED for c in listed)
-    if ended and keeper.news.none(container_id, since):
+    if ended and context.news.none(container_id, since):
         lifecycle.phase(container_id, Phase.EXITED)

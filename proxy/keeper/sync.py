@@ -95,21 +95,21 @@ class Compared:
 class Sync:
     """Compares, repairs, and remembers how the runtime is."""
 
-    def __init__(self, keeper: NodeContext, launch: Launch, parts: Compared) -> None:
+    def __init__(self, context: NodeContext, launch: Launch, parts: Compared) -> None:
         """Compare nothing yet.
 
         Args:
-            keeper: Whose state it is.
+            context: Whose state it is.
             launch: Knows which calls are in flight.
             parts: What a pass compares and keeps in step.
         """
-        self._keeper = keeper
+        self._context = context
         self._parts = parts
         self._launch = launch
-        self._worker = Worker("sync", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("sync", context.broken)
+        context.health.watch(self._worker)
         self.adoption = Adoption(
-            keeper, parts.creates, parts.beside, parts.watching, self._worker, launch.lookups
+            context, parts.creates, parts.beside, parts.watching, self._worker, launch.lookups
         )
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
@@ -123,27 +123,27 @@ class Sync:
 
     def recovering(self, entries: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
         """Do what ``recover`` does, in steps; the keeper must not be used before the last of them."""
-        keeper = self._keeper
+        context = self._context
         self._parts.quotas.load(entries)
         if self._parts.partitions is not None:
             self._parts.partitions.load(entries)
-        node = keeper.state.node
+        node = context.state.node
         pods, containers = list[Pod](), list[Container]()
         yield from self._recorded(entries, pods, containers)
         holds = self._parts.owner_moves.recover(entries, containers)
         after = with_unrecorded_grants(NodeState.of(node, pods, containers, holds=holds))
-        keeper.store.change(after, "ledger read")
+        context.store.change(after, "ledger read")
         yield
         yield from self._launch.suspect()
-        for resource, (promised, there) in overcommitted_memory(keeper.state).items():
-            keeper.telemetry.problem(
+        for resource, (promised, there) in overcommitted_memory(context.state).items():
+            context.telemetry.problem(
                 "cannot count all memory of the running containers: they were promised more than there is",
                 resource=resource,
                 promisedMiB=promised >> 20,
                 availableMiB=there >> 20,
             )
-        for container in keeper.state.containers.values():
-            keeper.history.note_simple(keeper.wall(), container, keeper.state.wanted(container))
+        for container in context.state.containers.values():
+            context.history.note_simple(context.wall(), container, context.state.wanted(container))
             yield
         self._parts.where.recall()
 
@@ -151,49 +151,49 @@ class Sync:
         self, entries: Mapping[str, Mapping[str, object]], pods: list[Pod], containers: list[Container]
     ) -> Iterator[None]:
         """Read the ledger's records into two lists, in steps, and report which cannot be used."""
-        keeper, bounds = self._keeper, self._keeper.state.node.machine.bounds
+        context, bounds = self._context, self._context.state.node.machine.bounds
         for key, value in entries.items():
             yield
             if key.startswith("p/"):
                 if (pod := load_pod(value, bounds)) is not None:
-                    keeper.bad_input.see(pod)
+                    context.bad_input.see(pod)
                     pods.append(pod)
                     continue
             elif key.startswith(("c/", "i/")):
                 if (container := load_container(value, bounds)) is not None:
                     containers.append(container)
                     if key.startswith("i/"):
-                        keeper.lost[container.id] = keeper.clock()
+                        context.lost[container.id] = context.clock()
                     continue
             else:
                 continue
-            keeper.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
+            context.telemetry.problem("cannot use a record of the ledger", record=key, err=UNREADABLE)
 
     async def run(self) -> None:
         """Compare for ever."""
-        keeper = self._keeper
+        context = self._context
         self._parts.hotplug.start()
         self._parts.watching.start()
         self._parts.drift.start()
         again = RetryDelays(AGAIN)
         while True:
-            wait = keeper.options.reconcile_period
+            wait = context.options.reconcile_period
             try:
                 await self.once()
                 again.reset()
             except Exception as error:  # noqa: BLE001  whatever it is, the next pass must come
                 self._failed(error)
                 wait = min(wait, again.next())
-            if keeper.lost or keeper.flights.strays():
+            if context.lost or context.flights.strays():
                 wait = min(wait, GRACE_S)
             try:
                 # Not wait_for: in Python 3.11 it may swallow a cancellation.
                 async with asyncio.timeout(wait):
-                    await keeper.attention.wait()
+                    await context.attention.wait()
                 await asyncio.sleep(GAP_S)
             except TimeoutError:
                 pass
-            keeper.attention.clear()
+            context.attention.clear()
 
     def _in_step(self) -> None:
         """All running containers are known: what was put off is done."""
@@ -201,17 +201,17 @@ class Sync:
         self._parts.owner_moves.resume()
 
     def _failed(self, error: Exception) -> None:
-        keeper = self._keeper
+        context = self._context
         if isinstance(error, UnavailableError):
             if not self._waits:
-                keeper.telemetry.warning("cannot reach the runtime", err=error)
+                context.telemetry.warning("cannot reach the runtime", err=error)
             self.connected, self._waits = False, True
         elif isinstance(error, RuntimeCallError):
-            keeper.telemetry.problem("cannot reconcile with the runtime", err=error)
+            context.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._in_step()  # there is nothing to wait for
         else:
-            keeper.broken(error)
+            context.broken(error)
 
     async def once(self) -> None:
         """Make one pass.
@@ -219,25 +219,25 @@ class Sync:
         Raises:
             UnavailableError, RuntimeCallError: The runtime did not answer, or not well.
         """
-        keeper = self._keeper
-        began, asked = keeper.news.number, keeper.clock()
-        known = set(keeper.state.containers)
-        known_pods = set(keeper.state.pods)
+        context = self._context
+        began, asked = context.news.number, context.clock()
+        known = set(context.state.containers)
+        known_pods = set(context.state.pods)
         if not self.connected:
-            self.runtime_version = await self._worker.run(keeper.runtime.version)
+            self.runtime_version = await self._worker.run(context.runtime.version)
             await self._parts.where.ask_driver(self._worker)
         await self._parts.hotplug.look()
         await self._parts.beside.refresh(self._worker)
         await self._parts.prescriptions.follow(self._worker)
-        listing = self._parts.watching.corrected(await self._worker.run(listed, keeper.runtime))
+        listing = self._parts.watching.corrected(await self._worker.run(listed, context.runtime))
         self.connected, self._waits = True, False
         turns = Turns()
         self._resolve(listing, began)
         await self._compare(listing, known, known_pods, began, asked, turns)
         await turns.turn()
-        new = [c for c in listing.containers.values() if c.id not in keeper.state.containers]
+        new = [c for c in listing.containers.values() if c.id not in context.state.containers]
         ours = {
-            (c.pod.sandbox_id, c.name) for c in keeper.state.containers.values() if c.phase is Phase.CREATING
+            (c.pod.sandbox_id, c.name) for c in context.state.containers.values() if c.phase is Phase.CREATING
         }
         foreign = [
             c
@@ -246,42 +246,42 @@ class Sync:
         ]
         await self.adoption.adopt(foreign, listing, began)
         await turns.now()
-        if not keeper.synced.is_set():
+        if not context.synced.is_set():
             await turns.through(self._launch.suspect())
         await turns.turn()
         self._parts.watching.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
-            keeper.store.notify(Onlooker.listed, listing.pods, listing.containers, began)
-        if keeper.store.mode.enforces:
+            context.store.notify(Onlooker.listed, listing.pods, listing.containers, began)
+        if context.store.mode.enforces:
             await self._parts.confinement.recall()
             await self._repair(listing, began)
-        keeper.telemetry.count(metrics.RECONCILES)
-        if not keeper.synced.is_set():
+        context.telemetry.count(metrics.RECONCILES)
+        if not context.synced.is_set():
             self._in_step()
             self._settle_all()
-            keeper.telemetry.event(
+            context.telemetry.event(
                 "in step with the runtime",
                 runtime=self.runtime_version,
-                containers=len(keeper.state.containers),
-                owners=len(keeper.state.owners),
-                sharedPool=keeper.state.pools.shared,
+                containers=len(context.state.containers),
+                owners=len(context.state.owners),
+                sharedPool=context.state.pools.shared,
             )
 
     def _settle_all(self) -> None:
         """Have everybody settled once: what was saved and set before we came may be older than the kernel."""
-        keeper = self._keeper
-        running = [c.id for c in keeper.state.containers.values() if c.phase is Phase.RUNNING]
-        keeper.unsettled.update(dict.fromkeys(running))
-        keeper.to_settle.set()
+        context = self._context
+        running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
+        context.unsettled.update(dict.fromkeys(running))
+        context.to_settle.set()
         self._parts.lasting.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
         """Have the kernel hold what it should, everywhere."""
-        keeper = self._keeper
+        context = self._context
         done = await self._compared()
         if done is None:
             return
-        keeper.report_errors(done)
+        context.report_errors(done)
         self._parts.writes.moved(done, look_again=False)
         running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
         found = await self._parts.where.find(running, self._worker)
@@ -303,7 +303,7 @@ class Sync:
         await asyncio.wait((comparing,), timeout=STUCK_S)
         if not comparing.done():
             self._comparing = comparing
-            self._keeper.telemetry.problem("cannot compare with the kernel in time", seconds=STUCK_S)
+            self._context.telemetry.problem("cannot compare with the kernel in time", seconds=STUCK_S)
             return None
         return comparing.result()
 
@@ -313,48 +313,48 @@ class Sync:
             async with asyncio.timeout(ALSO_S):
                 await work
         except TimeoutError:
-            self._keeper.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
+            self._context.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
         except Exception as error:  # noqa: BLE001  see above
-            self._keeper.broken(error)
+            self._context.broken(error)
 
     def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
         """Tell who runs, by the runtime's word, and has no cgroup that we could write (in a VM, say)."""
-        keeper = self._keeper
+        context = self._context
         lost: list[Container] = []
         for container_id in ids:
-            container, seen = keeper.state.containers.get(container_id), listing.containers.get(container_id)
-            runs = seen is not None and seen.state == "RUNNING" and keeper.news.none(container_id, began)
+            container, seen = context.state.containers.get(container_id), listing.containers.get(container_id)
+            runs = seen is not None and seen.state == "RUNNING" and context.news.none(container_id, began)
             if container is not None and runs:
                 lost.append(container)
         if len(lost) > MANY:
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 "cannot find the cgroups of many containers: their CPUs are not controlled"
             )
             lost = [min(lost, key=lambda c: c.ref)]
         for container in lost:
             why = self._parts.where.why.get(container.id)
-            keeper.telemetry.problem(NO_CGROUP, **subject(container), err=why)
+            context.telemetry.problem(NO_CGROUP, **subject(container), err=why)
 
     # -- parts of a pass ----------------------------------------------------------------------------------
 
     def _resolve(self, listing: Listing, began: int) -> None:
         """Find out what became of creates whose answer was lost."""
-        keeper = self._keeper
+        context = self._context
         there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
-        for token, since in list(keeper.lost.items()):
-            container = keeper.state.containers.get(token)
+        for token, since in list(context.lost.items()):
+            container = context.state.containers.get(token)
             if container is None:
-                del keeper.lost[token]
+                del context.lost[token]
                 continue
             found = there.get((container.pod.sandbox_id, container.name, container.attempt))
-            if found is not None and not keeper.news.none(found, began):
+            if found is not None and not context.news.none(found, began):
                 continue  # it may have been removed since: the next list decides
-            if found is not None and found not in keeper.state.containers:
-                del keeper.lost[token]
+            if found is not None and found not in context.state.containers:
+                del context.lost[token]
                 self._parts.lifecycle.created(token, found)
             elif listing.unread_containers:
                 continue  # it may be one of those
-            elif keeper.clock() - since > GRACE_S or self._is_over(container, listing):
+            elif context.clock() - since > GRACE_S or self._is_over(container, listing):
                 self._parts.lifecycle.failed(token)
 
     def _is_over(self, container: Container, listing: Listing) -> bool:
@@ -365,7 +365,7 @@ class Sync:
         sandbox_id = container.pod.sandbox_id
         pod = listing.pods.get(sandbox_id)
         over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
-        return not self._keeper.synced.is_set() and over
+        return not self._context.synced.is_set() and over
 
     async def _compare(
         self,
@@ -381,29 +381,29 @@ class Sync:
         A list is old when it arrives: it says nothing about containers to which something happened since it
         was asked for, and only what was known then can have vanished.
         """
-        keeper = self._keeper
+        context = self._context
         phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
 
         def told(container_id: str) -> Phase | None:
-            return phases.get(container_id) if keeper.news.none(container_id, began) else None
+            return phases.get(container_id) if context.news.none(container_id, began) else None
 
         await turns.through(self._launch.end_strays(told, asked))
         absent = [i for i in known if listing.lacks_container(i)]
         for at in range(0, len(absent), AT_ONCE):
-            there = keeper.state.containers
+            there = context.state.containers
             some = [i for i in absent[at : at + AT_ONCE] if i in there]
             self._parts.lifecycle.removed([i for i in some if there[i].phase is not Phase.CREATING])
             await turns.turn()
         for container_id, phase in phases.items():
             await turns.turn()
-            ours = keeper.state.containers.get(container_id)
-            if ours is None or not keeper.news.none(container_id, began) or keeper.flights.of(container_id):
+            ours = context.state.containers.get(container_id)
+            if ours is None or not context.news.none(container_id, began) or context.flights.of(container_id):
                 continue
             if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
                 self._parts.lifecycle.removed(
                     [container_id]
                 )  # it lives after all: taken in as one that we do not know
-                keeper.news.forget(container_id)
+                context.news.forget(container_id)
             elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
                 self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers: what runs keeps its CPUs until it ends.

@@ -72,15 +72,15 @@ class Hearing(Enum):
 class Watching:
     """Listens to the runtime, and tells the keeper."""
 
-    def __init__(self, keeper: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
         """Prepare; nobody listens before ``run``.
 
         Args:
-            keeper: The node.
+            context: The node.
             lifecycle: Is told which containers have exited.
             events: The runtime's side; None where nobody listens.
         """
-        self._keeper = keeper
+        self._context = context
         self._lifecycle = lifecycle
         self._events = events
         if events is not None:
@@ -112,9 +112,9 @@ class Watching:
         """Listen for ever; runs in the thread."""
         pauses = RetryDelays(PAUSES)
         while not self._closing.is_set():
-            began = self._keeper.clock()
+            began = self._context.clock()
             refused = self._hear_out(events)
-            pause = pauses.next(self._keeper.clock() - began)
+            pause = pauses.next(self._context.clock() - began)
             self._closing.wait(refused or pause)
 
     def _hear_out(self, events: Events) -> float:
@@ -135,20 +135,20 @@ class Watching:
                 self._put(Hearing.NOT_OFFERED)
                 return NOT_OFFERED_S
             self._put(Hearing.WAITING)
-            self._keeper.telemetry.problem("cannot receive the runtime's events", err=error)
+            self._context.telemetry.problem("cannot receive the runtime's events", err=error)
             return REFUSED_S
         except Exception as error:  # noqa: BLE001  whatever it is, the comparisons go on
             self._put(Hearing.WAITING)
-            self._keeper.broken(error)
+            self._context.broken(error)
             return REFUSED_S
         self._put(Hearing.WAITING)
         return 0
 
     def missed(self, what: str) -> None:
         """Note an event that cannot be read, and have everything compared instead; called from the thread."""
-        self._keeper.unreadable(what)
+        self._context.unreadable(what)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._keeper.attention.set)
+            self._loop.call_soon_threadsafe(self._context.attention.set)
 
     def _put(self, what: RuntimeEvent | Hearing) -> None:
         with self._lock:
@@ -179,8 +179,8 @@ class Watching:
         if more:
             self._loop.call_soon(self._take)
         if overflown:
-            self._keeper.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
-            self._keeper.attention.set()
+            self._context.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
+            self._context.attention.set()
         for what in some:
             try:
                 if isinstance(what, Hearing):
@@ -188,23 +188,23 @@ class Watching:
                 else:
                     self._handle(what)
             except Exception as error:  # noqa: BLE001  one event must not cost the others
-                self._keeper.broken(error)
-                self._keeper.attention.set()
+                self._context.broken(error)
+                self._context.attention.set()
 
     def _hear(self, now: Hearing) -> None:
-        keeper = self._keeper
+        context = self._context
         if now is Hearing.CONNECTED:
-            keeper.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
-            keeper.attention.set()  # what happened before was told to nobody
+            context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
+            context.attention.set()  # what happened before was told to nobody
         if now is not self.hearing:
             self.hearing = now
-            keeper.telemetry.debug("the runtime's event stream changed", state=now.value)
+            context.telemetry.debug("the runtime's event stream changed", state=now.value)
 
     def _handle(self, event: RuntimeEvent) -> None:
-        who, state = event.container_id, self._keeper.state
+        who, state = event.container_id, self._context.state
         if event.kind == "exit" and who not in state.pods:
             self._exits.pop(who, None)
-            self._exits[who] = self._keeper.clock()
+            self._exits[who] = self._context.clock()
             if len(self._exits) > EXITS_LIMIT:
                 del self._exits[next(iter(self._exits))]
             self._exited(who)
@@ -212,16 +212,16 @@ class Watching:
             self._doubt(event)
 
     def _exited(self, container_id: str) -> None:
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
+        context = self._context
+        container = context.state.containers.get(container_id)
         if container is not None and container.phase is not Phase.EXITED:
-            keeper.telemetry.count(metrics.EXITS_BY_EVENT)
-            keeper.telemetry.debug("the runtime reported that a container exited", **subject(container))
+            context.telemetry.count(metrics.EXITS_BY_EVENT)
+            context.telemetry.debug("the runtime reported that a container exited", **subject(container))
             self._lifecycle.phase(container_id, Phase.EXITED)
 
     def _is_odd(self, event: RuntimeEvent) -> bool:
         """Tell whether an event says something else than the state, as it is now."""
-        who, state = event.container_id, self._keeper.state
+        who, state = event.container_id, self._context.state
         if event.kind == "exit":
             pod = state.pods.get(who)
             live = any(c.phase is not Phase.EXITED for c in state.in_sandbox(who))
@@ -245,13 +245,13 @@ class Watching:
         crowd, self._crowd = self._crowd, False
         if crowd or any(self._is_odd(event) for event in doubts.values()):
             self._asked = self._loop.time()
-            self._keeper.attention.set()
+            self._context.attention.set()
 
     # -- for the comparison -------------------------------------------------------------------------------
 
     def corrected(self, listing: Listing) -> Listing:
         """Give a list in which nobody runs of whom an event has told that he has exited."""
-        oldest = self._keeper.clock() - BEHIND_S
+        oldest = self._context.clock() - BEHIND_S
         while self._exits and next(iter(self._exits.values())) < oldest:
             del self._exits[next(iter(self._exits))]
         late = [

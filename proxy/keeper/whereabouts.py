@@ -40,8 +40,8 @@ class Whereabouts:
         why: By id, why the runtime's answer did not help.
     """
 
-    def __init__(self, keeper: NodeContext, writes: KernelWrites, places: Places | None = None) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, writes: KernelWrites, places: Places | None = None) -> None:
+        self._context = context
         writes.subscribe(lambda done: self.absent.update(done.absent))
         self.places = places
         self.driver = ""
@@ -51,16 +51,16 @@ class Whereabouts:
 
     def recall(self) -> None:
         """Tell all trees what the ledger knows; a few stat calls, for those few."""
-        for container in self._keeper.state.containers.values():
+        for container in self._context.state.containers.values():
             if container.cgroup and self.places is not None:
                 self.places.remember(container.id, container.cgroup, container.pod.cgroup_parent)
 
     async def ask_driver(self, worker: Worker) -> None:
         """Ask the runtime for its cgroup driver; it matters to nobody but people."""
         try:
-            self.driver = await worker.run(self._keeper.runtime.cgroup_driver)
+            self.driver = await worker.run(self._context.runtime.cgroup_driver)
         except TopoproxyError as error:
-            self._keeper.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
+            self._context.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
         """Ask about containers without a group. Who was asked about in vain is asked about seldom.
@@ -72,20 +72,20 @@ class Whereabouts:
         Returns:
             Ids of those that have been found now: they are to be written.
         """
-        keeper, places = self._keeper, self.places
+        context, places = self._context, self.places
         self._rounds += 1
-        self.why = {k: v for k, v in self.why.items() if k in keeper.state.containers}
-        there = {i for i in running if i in keeper.state.containers}
+        self.why = {k: v for k, v in self.why.items() if k in context.state.containers}
+        there = {i for i in running if i in context.state.containers}
         again = self._rounds % SELDOM == 0
         some = sorted(i for i in self.absent & there if again or i not in self.why)[:AT_ONCE]
         self.absent.difference_update(some)
         self.absent &= there
         if places is None or not some:
             return []
-        found = await worker.run(_ask, keeper.runtime, places, some)
+        found = await worker.run(_ask, context.runtime, places, some)
         moved: list[str] = []
         for container_id, at in found.items():
-            container = keeper.state.containers.get(container_id)
+            container = context.state.containers.get(container_id)
             if container is None or container.phase is Phase.EXITED:
                 continue
             if not at.path:
@@ -93,10 +93,10 @@ class Whereabouts:
                 continue
             self.why.pop(container_id, None)
             known = dataclasses.replace(container, cgroup=at.path)
-            after, records = keeper.state.changed(put=(known,)), {f"c/{container_id}": known}
-            keeper.store.change(after, "cgroup located", records=records)
-            keeper.telemetry.count(metrics.CGROUPS_LOCATED)
-            keeper.telemetry.event(
+            after, records = context.state.changed(put=(known,)), {f"c/{container_id}": known}
+            context.store.change(after, "cgroup located", records=records)
+            context.telemetry.count(metrics.CGROUPS_LOCATED)
+            context.telemetry.event(
                 "found a cgroup by the container's first process", **subject(container), path=f"/{at.path}"
             )
             moved.append(container_id)
@@ -104,7 +104,7 @@ class Whereabouts:
 
     def page(self, version: int) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
-        parents = [pod.cgroup_parent for pod in self._keeper.state.pods.values() if pod.cgroup_parent]
+        parents = [pod.cgroup_parent for pod in self._context.state.pods.values() if pod.cgroup_parent]
         seen = ""
         if parents:
             seen = "systemd" if all(p.rstrip("/").endswith(".slice") for p in parents) else "cgroupfs"

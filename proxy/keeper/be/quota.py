@@ -36,7 +36,7 @@ class BeQuota:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         groups: Quotas | None,
         worker: Worker,
         record: Mapping[str, object] | None,
@@ -44,12 +44,12 @@ class BeQuota:
         """Begin with what an earlier run has written.
 
         Args:
-            keeper: Whose journal and problems.
+            context: Whose journal and problems.
             groups: Reads and writes quotas; None where there is no such controller.
             worker: Where that is done.
             record: What the ledger holds under ``KEY``.
         """
-        self._keeper = keeper
+        self._context = context
         self._groups = groups
         self._worker = worker
         told = (record or {}).get("quota")
@@ -103,7 +103,7 @@ class BeQuota:
                 if error.errno == errno.ENOENT:
                     self.written.discard(path)
                 else:
-                    self._keeper.telemetry.problem(
+                    self._context.telemetry.problem(
                         "cannot write the CFS quota of BE pods", path=path, err=error
                     )
         if self.written != before:
@@ -113,5 +113,5 @@ class BeQuota:
         return not self.written - {but}
 
     async def _record(self) -> None:
-        self._keeper.journal.put(KEY, {"quota": sorted(self.written)} if self.written else None)
-        await self._keeper.journal.flush()
+        self._context.journal.put(KEY, {"quota": sorted(self.written)} if self.written else None)
+        await self._context.journal.flush()

@@ -82,7 +82,7 @@ class Suppression:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         writes: KernelWrites,
         settings: Settings,
         usage: UsageSource | None,
@@ -91,18 +91,18 @@ class Suppression:
         """Prepare; ``run`` begins.
 
         Args:
-            keeper: Whose BE containers.
+            context: Whose BE containers.
             writes: Has the kernel follow.
             settings: What is configured.
             usage: Reads CPU time; None where nobody counts it.
             quota: Makes the one who writes quotas, with the worker given.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self.settings = settings
         self._usage = usage
-        self._worker = Worker("suppress", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("suppress", context.broken)
+        context.health.watch(self._worker)
         self.quota = quota(self._worker)
         self._last: UsageReading | None = None
         self._reading: asyncio.Future[UsageReading] | None = None
@@ -116,14 +116,14 @@ class Suppression:
 
     async def run(self) -> None:
         """Suppress for ever; or, where nothing is to be suppressed, give back what an earlier run took."""
-        settings, synced = self.settings, self._keeper.synced
+        settings, synced = self.settings, self._context.synced
         waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
         waited = 0
         while True:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
                     await self.quota.give_back()
-                if not self._keeper.store.mode.enforces:
+                if not self._context.store.mode.enforces:
                     await self._give_back("the node is released")
                 elif settings.mode is SuppressMode.OFF:
                     if not self.quota.written:
@@ -135,14 +135,14 @@ class Suppression:
                 else:
                     waited += 1  # nobody knows yet which pods there are
             except Exception as error:  # noqa: BLE001  whatever it is, the next round must come
-                self._keeper.broken(error)
+                self._context.broken(error)
             await asyncio.sleep(wait)
 
     async def once(self) -> None:
         """Make one round."""
-        keeper = self._keeper
-        keeper.telemetry.count(metrics.BE_SUPPRESS_ROUNDS)
-        asked = asked_of(keeper.state)
+        context = self._context
+        context.telemetry.count(metrics.BE_SUPPRESS_ROUNDS)
+        asked = asked_of(context.state)
         try:
             reading = await self._read(asked)
         except (TopoproxyError, TimeoutError, OSError) as error:
@@ -151,12 +151,12 @@ class Suppression:
         before, self._last = self._last, reading
         if before is None:
             return
-        found = rates(before, reading, len(keeper.state.node.machine.online))
+        found = rates(before, reading, len(context.state.node.machine.online))
         if found is None:
             await self._cannot("the counters went backwards")
             return
         self._failures = 0
-        usage = usage_of(keeper.state, asked, found)
+        usage = usage_of(context.state, asked, found)
         milli = budget(usage, self.settings.threshold, self.settings.least)
         self.figures = (milli, usage)
         if self.settings.mode is SuppressMode.CPUSET:
@@ -186,12 +186,12 @@ class Suppression:
 
     async def _cannot(self, why: str) -> None:
         """There is no figure this time."""
-        keeper = self._keeper
-        keeper.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
+        context = self._context
+        context.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
         self._failures += 1
         if self._failures < PATIENCE:
             return
-        keeper.telemetry.problem(
+        context.telemetry.problem(
             "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=why
         )
         self.figures = None
@@ -201,7 +201,7 @@ class Suppression:
     # -- CPUs ---------------------------------------------------------------------------------------------
 
     async def _narrow(self, milli: int) -> None:
-        state = self._keeper.state
+        state = self._context.state
         pool, now, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
         if self._seats[0] is not machine:
             self._seats = (machine, seats_of(machine))
@@ -219,9 +219,9 @@ class Suppression:
 
     async def _limit(self, limit: CpuSet | None, why: str) -> None:
         """Narrow the BE pool (None: no longer) and have the kernel follow."""
-        keeper = self._keeper
-        after = keeper.state.suppressing(limit)
-        done = keeper.store.change(after, "BE pool suppressed", follow=Follow.CALLER)
+        context = self._context
+        after = context.state.suppressing(limit)
+        done = context.store.change(after, "BE pool suppressed", follow=Follow.CALLER)
         was, now = done.before.pools.of(Pool.BE), done.after.pools.of(Pool.BE)
         if was == now:
             return
@@ -229,23 +229,23 @@ class Suppression:
         if done.moved:
             await self._writes.follow(done.moved)
         else:  # groups above BE containers may hold the pool too
-            await keeper.kernel.run(keeper.enforcer.enforce, ())
+            await context.kernel.run(context.enforcer.enforce, ())
 
     # -- quota --------------------------------------------------------------------------------------------
 
     async def _follow_quota(self, milli: int, pods: int) -> None:
         if not self.above:
             if pods:
-                self._keeper.telemetry.problem(
+                self._context.telemetry.problem(
                     "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
                 )
             return
         was = self.quota.in_force
         try:
-            written = await self.quota.follow(self.above, milli, len(self._keeper.state.node.machine.online))
+            written = await self.quota.follow(self.above, milli, len(self._context.state.node.machine.online))
         except CgroupError as error:
             if pods:
-                self._keeper.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
+                self._context.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
             return
         if written:
             self._changed(quota_words(was), quota_words(self.quota.in_force), self._why())
@@ -254,10 +254,10 @@ class Suppression:
         return reason(self.figures, self.settings.threshold)
 
     def _changed(self, before: str, after: str, why: str) -> None:
-        keeper = self._keeper
-        keeper.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
-        self.change = Change(keeper.wall(), before, after, why)
-        keeper.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
+        context = self._context
+        context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
+        self.change = Change(context.wall(), before, after, why)
+        context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Suppression:
             async with asyncio.timeout(STOP_LIMIT_S):
                 await self._give_back("the daemon stops")
         except (TimeoutError, TopoproxyError) as error:
-            self._keeper.telemetry.problem(
+            self._context.telemetry.problem(
                 "cannot restore what BE pods had", err=str(error) or "it takes too long"
             )
 

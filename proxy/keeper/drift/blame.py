@@ -36,20 +36,23 @@ class Blame:
     """Weighs who was seen to be at work, and asks the runtime."""
 
     def __init__(
-        self, keeper: NodeContext, beside: BesideKubelet, hints: Callable[[], Mapping[str, tuple[str, float]]]
+        self,
+        context: NodeContext,
+        beside: BesideKubelet,
+        hints: Callable[[], Mapping[str, tuple[str, float]]],
     ) -> None:
         """Prepare to ask.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             beside: Knows which sets kubelet's CPU manager would write.
             hints: By container id, what was seen that may write its set, and when; by an empty id, all sets.
         """
-        self._keeper = keeper
+        self._context = context
         self._beside = beside
         self._hints = hints
-        self._worker = Worker("blame", keeper.broken)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("blame", context.broken)
+        context.health.watch(self._worker)
         self._asked: dict[str, float] = {}
         self._owed: set[str] = set()
         self._later = False
@@ -59,7 +62,7 @@ class Blame:
         never = "", float("-inf")
         hints = self._hints()
         seen = max(hints.get(container_id, never), hints.get("", never), key=lambda hint: hint[1])
-        lately = self._keeper.clock() - seen[1] <= HINT_S
+        lately = self._context.clock() - seen[1] <= HINT_S
         return next((author for author in Author if lately and author == seen[0]), Author.UNKNOWN)
 
     async def authors(self, found: Mapping[str, CpuSet | None]) -> dict[str, Author]:
@@ -68,11 +71,11 @@ class Blame:
         Args:
             found: By container id, what was there; None where nobody has read it.
         """
-        keeper = self._keeper
-        saved = {i: keeper.saved.get(i) for i in found}
+        context = self._context
+        saved = {i: context.saved.get(i) for i in found}
         hints = {i: self._hinted(i) for i in found}
         saved.update(await self._ask(found))
-        there = keeper.state.containers
+        there = context.state.containers
         return {
             i: likely(Evidence(cpus, saved[i], self._kubelets(there[i]), hints[i]))
             if cpus is not None and i in there
@@ -90,26 +93,26 @@ class Blame:
 
     async def _ask(self, ids: Iterable[str]) -> dict[str, CpuSet]:
         """Ask the runtime what it has saved; have it told ours where that is something else."""
-        keeper, now = self._keeper, self._keeper.clock()
+        context, now = self._context, self._context.clock()
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
-        self._owed &= keeper.state.containers.keys()
+        self._owed &= context.state.containers.keys()
         wanted = dict.fromkeys((*ids, *self._owed))
-        some = [i for i in wanted if i not in self._asked and not keeper.flights.of(i)][:AT_ONCE]
+        some = [i for i in wanted if i not in self._asked and not context.flights.of(i)][:AT_ONCE]
         self._asked.update(dict.fromkeys(some, now))
         self._owed = wanted.keys() - some
         if self._owed and not self._later:
             self._later = True
-            keeper.spawn(self._ask_later())
-        began = keeper.news.number
-        told = await self._worker.run(_saved, keeper.runtime, some)
+            context.spawn(self._ask_later())
+        began = context.news.number
+        told = await self._worker.run(_saved, context.runtime, some)
         for container_id, cpus in told.items():
-            container = keeper.state.containers.get(container_id)
-            if container is None or keeper.flights.of(container_id):
+            container = context.state.containers.get(container_id)
+            if container is None or context.flights.of(container_id):
                 continue
-            if keeper.news.none(container_id, began) and keeper.saved.get(container_id) != cpus:
-                keeper.saved[container_id] = cpus
-                keeper.unsettled[container_id] = None
-                keeper.to_settle.set()
+            if context.news.none(container_id, began) and context.saved.get(container_id) != cpus:
+                context.saved[container_id] = cpus
+                context.unsettled[container_id] = None
+                context.to_settle.set()
         return told
 
     async def _ask_later(self) -> None:

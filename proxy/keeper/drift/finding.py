@@ -54,7 +54,7 @@ class Drift:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         writes: KernelWrites,
         beside: BesideKubelet,
         reports: Writes | None = None,
@@ -62,29 +62,29 @@ class Drift:
         """Look into nothing yet.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             writes: Has the kernel follow, from now on by ``enforce``.
             beside: Knows which sets kubelet's CPU manager would write.
             reports: Reports writes of the kernel; None where nothing does.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self._beside = beside
         writes.write_with(self.enforce)
         writes.subscribe(self.note)
-        self.watch = WriteWatch(keeper, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
+        self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
         self.repairs: Repairs | None = None
         self.hints: dict[str, tuple[str, float]] = {}
         self._suspected: set[str] = set()
         self._looks = False
         for author in Author:
-            keeper.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
+            context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
 
     def start(self) -> None:
         """Begin to listen, and to compare by the clock."""
-        if self._keeper.store.mode.enforces:
+        if self._context.store.mode.enforces:
             self.watch.start()
-            self._keeper.tend(self._tick)
+            self._context.tend(self._tick)
 
     def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.
@@ -93,20 +93,20 @@ class Drift:
             author: Who may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: Whose sets; all containers' if None.
         """
-        if not self._keeper.store.mode.enforces:
+        if not self._context.store.mode.enforces:
             return  # nobody would look, and those who are suspected would gather
-        there = self._keeper.state.containers
+        there = self._context.state.containers
         some = list(there) if ids is None else [i for i in ids if i in there]
         self.hint(author, ("",) if ids is None else some)
         self._suspected.update(some)
         if self._suspected and not self._looks:
             self._looks = True
-            self._keeper.spawn(self._look())
+            self._context.spawn(self._look())
 
     def hint(self, author: str, ids: Iterable[str]) -> None:
         """Somebody was seen who may write the sets of some containers now; an empty id stands for all."""
         if author != UNKNOWN:
-            now = self._keeper.clock()
+            now = self._context.clock()
             self.hints.update((container_id, (author, now)) for container_id in ids)
 
     async def _look(self) -> None:
@@ -122,20 +122,20 @@ class Drift:
     async def _tick(self) -> None:
         """Compare by the clock where writes are not told of."""
         while True:
-            await asyncio.sleep(self._keeper.options.reconcile_period / 2)
+            await asyncio.sleep(self._context.options.reconcile_period / 2)
             live = [c.id for c in self._live()]
             if not self.watch.covers(live):
                 self.suspect(UNKNOWN, live)
 
     def _live(self) -> list[Container]:
-        is_live = self._keeper.enforcer.is_live
-        return [c for c in self._keeper.state.containers.values() if is_live(c)]
+        is_live = self._context.enforcer.is_live
+        return [c for c in self._context.state.containers.values() if is_live(c)]
 
     # -- in the kernel's worker ---------------------------------------------------------------------------
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the sets of some containers; those that are fought about only when it is due."""
-        enforcer, there = self._keeper.enforcer, self._keeper.state.containers
+        enforcer, there = self._context.enforcer, self._context.state.containers
         live = [c for i in ids if (c := there.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
         found = self._found(live)
@@ -154,26 +154,26 @@ class Drift:
         self._arm(live, again=True)
         found = self._found(live)
         left = self.repairs.not_due(found) if self.repairs is not None else {}
-        done = self._keeper.enforcer.enforce_all(left)
+        done = self._context.enforcer.enforce_all(left)
         self._arm(live)
         done.found, done.left = found, left
         return done
 
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the groups that are known; gives whose are watched from now on."""
-        enforcer, fought = self._keeper.enforcer, self.fought()
-        if self._keeper.store.mode.is_leaving or self.watch.writes is None:
+        enforcer, fought = self._context.enforcer, self.fought()
+        if self._context.store.mode.is_leaving or self.watch.writes is None:
             return []
         groups = [(c.id, path) for c in live if c.id not in fought and (path := enforcer.known_path(c))]
         return self.watch.arm(groups, again=again)
 
     def _found(self, live: list[Container]) -> dict[str, CpuSet]:
         """Read who has something else than what he was given, and is still to have."""
-        enforcer, state = self._keeper.enforcer, self._keeper.state
+        enforcer, state = self._context.enforcer, self._context.state
         found: dict[str, CpuSet] = {}
         for container in live:
             want, path = state.wanted(container), enforcer.known_path(container)
-            if path is None or self._keeper.store.mode.is_leaving or enforcer.given(container.id) != want:
+            if path is None or self._context.store.mode.is_leaving or enforcer.given(container.id) != want:
                 continue
             try:
                 cpus = enforcer.cgroups.cpus(path)
@@ -192,7 +192,7 @@ class Drift:
         self.hints = {i: hint for i, hint in self.hints.items() if i in live or not i}
         if self.repairs is not None:
             self.repairs.keep(live)
-        return await self._keeper.kernel.run(self.enforce_all)
+        return await self._context.kernel.run(self.enforce_all)
 
     def note(self, done: Enforced) -> None:
         """Take note of what an enforcement put back, and of what it left."""
@@ -202,8 +202,8 @@ class Drift:
             from proxy.keeper.drift.blame import Blame
             from proxy.keeper.drift.repairs import Repairs
 
-            blame = Blame(self._keeper, self._beside, lambda: self.hints)
-            self.repairs = Repairs(self._keeper, self._writes, self.watch, blame)
+            blame = Blame(self._context, self._beside, lambda: self.hints)
+            self.repairs = Repairs(self._context, self._writes, self.watch, blame)
         self.repairs.note(done)
 
     def fought(self) -> Holder[str]:
@@ -216,7 +216,7 @@ class Drift:
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
-        counted = self._keeper.telemetry.registry.values(metrics.DRIFT_REPAIRED)
+        counted = self._context.telemetry.registry.values(metrics.DRIFT_REPAIRED)
         by = {key[0]: n for key, n in counted.items() if n}
         wars = self.repairs.page() if self.repairs is not None else []
         return {**self.watch.page(), "by": by, "writeConflicts": wars, "wars": wars}

@@ -37,8 +37,8 @@ class Repairs:
         blame: Finds out who wrote.
     """
 
-    def __init__(self, keeper: NodeContext, writes: KernelWrites, watch: WriteWatch, blame: Blame) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, writes: KernelWrites, watch: WriteWatch, blame: Blame) -> None:
+        self._context = context
         self._writes = writes
         self._watch = watch
         self.wars = Wars()
@@ -50,7 +50,7 @@ class Repairs:
 
     def not_due(self, found: dict[str, CpuSet]) -> dict[str, CpuSet]:
         """Give those of whom it is not time to put the set back; callable from any thread."""
-        now = self._keeper.clock()
+        now = self._context.clock()
         return {
             i: cpus
             for i, cpus in found.items()
@@ -59,7 +59,7 @@ class Repairs:
 
     def _is_urgent(self, container_id: str, found: CpuSet) -> bool:
         """Tell whether somebody's own CPUs are at stake."""
-        state = self._keeper.state
+        state = self._context.state
         container = state.containers.get(container_id)
         if container is None:
             return False
@@ -70,15 +70,15 @@ class Repairs:
 
     def note(self, done: Enforced) -> None:
         """Take note of what an enforcement put back, and of what it left."""
-        keeper, now = self._keeper, self._keeper.clock()
+        context, now = self._context, self._context.clock()
         for container_id, cpus in done.left.items():
             self.wars.left(container_id, cpus, now)
         for container_id in done.drifted:
-            keeper.telemetry.count(metrics.CPUSETS_REPAIRED)
+            context.telemetry.count(metrics.CPUSETS_REPAIRED)
             found = done.found.get(container_id)
             self._fresh[container_id] = self._fresh.get(container_id, (0, None))[0] + 1, found
             if war := self.wars.repaired(container_id, found or CpuSet(), now):
-                keeper.telemetry.count(metrics.WRITE_CONFLICTS)
+                context.telemetry.count(metrics.WRITE_CONFLICTS)
                 self._began[container_id] = war
         if self._fresh:
             self._once("judge", self._judge)
@@ -97,13 +97,13 @@ class Repairs:
             finally:
                 self._doing.discard(what)
 
-        self._keeper.spawn(done())
+        self._context.spawn(done())
 
     # -- telling ------------------------------------------------------------------------------------------
 
     async def _judge(self) -> None:
         """Find out who wrote, and tell. A war is told once, when it begins."""
-        keeper = self._keeper
+        context = self._context
         while self._fresh:
             fresh, self._fresh = self._fresh, {}
             began, self._began = self._began, {}
@@ -111,8 +111,8 @@ class Repairs:
             repaired: list[tuple[Container, CpuSet | None, Author]] = []
             for container_id, author in authors.items():
                 times, found = fresh[container_id]
-                keeper.telemetry.count(metrics.DRIFT_REPAIRED, times, author=author)
-                container = keeper.state.containers.get(container_id)
+                context.telemetry.count(metrics.DRIFT_REPAIRED, times, author=author)
+                container = context.state.containers.get(container_id)
                 if container_id in self.wars:
                     self._by[container_id] = author
                 elif container is not None:
@@ -121,28 +121,28 @@ class Repairs:
                 self._log(container, found, author)
             if len(repaired) > MANY:
                 more = len(repaired) - MANY
-                keeper.telemetry.warning("drift: another program wrote more cpusets: put back", count=more)
+                context.telemetry.warning("drift: another program wrote more cpusets: put back", count=more)
             self._tell_wars(began, authors)
 
     def _log(self, container: Container, found: CpuSet | None, author: Author) -> None:
-        self._keeper.telemetry.warning(
+        self._context.telemetry.warning(
             "drift: another program wrote a cpuset: put back",
             **subject(container),
-            cpus=self._keeper.state.wanted(container),
+            cpus=self._context.state.wanted(container),
             found=found if found is None else str(found) or "none",
             probably=None if author is Author.UNKNOWN else author,
         )
 
     def _tell_wars(self, began: dict[str, War], authors: dict[str, Author]) -> None:
-        keeper, there = self._keeper, self._keeper.state.containers
+        context, there = self._context, self._context.state.containers
         some = [(there[i], war, authors.get(i, Author.UNKNOWN)) for i, war in began.items() if i in there]
         for container, war, author in some[:MANY]:
             urgent = self._is_urgent(container.id, war.found)
             pace = "each second, as exclusive CPUs are at stake" if urgent else "less and less often"
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 WRITE_CONFLICT,
                 **subject(container),
-                cpus=keeper.state.wanted(container),
+                cpus=context.state.wanted(container),
                 found=str(war.found) or None,
                 probably=None if author is Author.UNKNOWN else author,
                 times=war.times,
@@ -151,15 +151,15 @@ class Repairs:
                 advice=NEXT[author],
             )
         if len(some) > MANY:
-            keeper.telemetry.problem("another program keeps writing the cpusets of many containers")
+            context.telemetry.problem("another program keeps writing the cpusets of many containers")
 
     # -- fighting -----------------------------------------------------------------------------------------
 
     async def _fight(self) -> None:
         """Look at who is fought about, by the clock, until it is quiet."""
-        keeper = self._keeper
+        context = self._context
         while self.wars:
-            now = keeper.clock()
+            now = context.clock()
             over = self.wars.ended(now)
             for container_id, war in over.items():
                 self._watch.drop(container_id)
@@ -170,10 +170,10 @@ class Repairs:
             await asyncio.sleep(min(LATEST_S, max(SOONEST_S, soon)))
 
     def _tell_end(self, container_id: str, war: War) -> None:
-        container = self._keeper.state.containers.get(container_id)
+        container = self._context.state.containers.get(container_id)
         if container is not None:
-            self._keeper.telemetry.resolved(WRITE_CONFLICT, pod=container.pod.ref, container=container.name)
-            self._keeper.telemetry.event(
+            self._context.telemetry.resolved(WRITE_CONFLICT, pod=container.pod.ref, container=container.name)
+            self._context.telemetry.event(
                 "drift: no other program writes the cpuset any more",
                 **subject(container),
                 times=war.times,
@@ -183,7 +183,7 @@ class Repairs:
 
     def contested(self, mine: CpuSet) -> dict[str, CpuSet]:
         """Give whom somebody, in a war, puts onto CPUs that are to be one's own, and all CPUs of each."""
-        state = self._keeper.state
+        state = self._context.state
         return {
             i: war.found
             for i, war in self.wars.all().items()
@@ -194,19 +194,19 @@ class Repairs:
 
     def keep(self, there: Collection[str]) -> None:
         """Forget who is not there."""
-        self.wars.keep(there, self._keeper.clock())
+        self.wars.keep(there, self._context.clock())
         self._by = {i: author for i, author in self._by.items() if i in self.wars}
 
     def page(self) -> list[dict[str, object]]:
         """Give the wars as ``topoproxy status`` shows them."""
-        keeper, now = self._keeper, self._keeper.clock()
-        there = keeper.state.containers
+        context, now = self._context, self._context.clock()
+        there = context.state.containers
         return [
             {
                 "container": there[i].ref,
                 "id": i,
                 "by": str(self._by.get(i, Author.UNKNOWN)),
-                "cpus": str(keeper.state.wanted(there[i])),
+                "cpus": str(context.state.wanted(there[i])),
                 "found": str(war.found),
                 "times": war.times,
                 "seconds": round(now - war.began, 1),

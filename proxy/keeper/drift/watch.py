@@ -36,7 +36,7 @@ class WriteWatch:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         suspect: Callable[[Iterable[str] | None], None],
         fought: Callable[[], Container[str]],
         writes: Writes | None = None,
@@ -44,12 +44,12 @@ class WriteWatch:
         """Prepare; nothing is told before ``start``.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             suspect: Told which containers' sets may have been written; None for all.
             fought: Gives ids of containers that a write conflict is about.
             writes: Reports writes of the kernel; None where nothing does.
         """
-        self._keeper = keeper
+        self._context = context
         self._suspect = suspect
         self._fought = fought
         self._first: Callable[[Iterable[str]], bool] = lambda ids: False
@@ -118,15 +118,15 @@ class WriteWatch:
 
     def _bounds(self, path: str) -> list[str]:
         """Give the groups above one whose sets bound its own, without the root."""
-        if self._keeper.enforcer.cgroups.version == 1:
+        if self._context.enforcer.cgroups.version == 1:
             return []  # there a group cannot be narrowed below those in it
         parts = path.split("/")
         return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
     def _refuse(self, error: CgroupError) -> None:
         self.refused = str(error)
-        period = self._keeper.options.reconcile_period
-        self._keeper.telemetry.problem(NOT_WATCHED, seconds=period / 2, err=error)
+        period = self._context.options.reconcile_period
+        self._context.telemetry.problem(NOT_WATCHED, seconds=period / 2, err=error)
 
     # -- the loop -----------------------------------------------------------------------------------------
 
@@ -148,12 +148,12 @@ class WriteWatch:
             return
         told = writes.taken()
         whose = None if told is None else self._whose(writes, told)
-        there = whose if whose is not None else self._keeper.flights.confined()
+        there = whose if whose is not None else self._context.flights.confined()
         if not self._first(there):
             loop.remove_reader(writes)
             self._later = loop.call_later(MOMENT_S, self._listen)
         if whose is None:
-            self._keeper.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
+            self._context.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
         if whose is None or whose:
             self._suspect(whose)
 

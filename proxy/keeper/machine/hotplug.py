@@ -59,7 +59,7 @@ class Hotplug:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         writes: KernelWrites,
         mems: MemoryNodes,
         reservations: Reservations,
@@ -70,7 +70,7 @@ class Hotplug:
         """Prepare.
 
         Args:
-            keeper: Whose machine.
+            context: Whose machine.
             writes: Has the kernel follow.
             mems: Compares memory nodes; its worker looks at the machine.
             reservations: Gives owners CPUs in place of others.
@@ -78,14 +78,14 @@ class Hotplug:
             events: What the kernel reports of CPUs and memory; None where it reports nothing.
             displaced: Brings tasks back; None where the kernel moves none away.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self._mems = mems
         self._reservations = reservations
         self._hardware = hardware
         self.events = events
         self.displaced = displaced
-        self.shortage = Shortage(keeper)
+        self.shortage = Shortage(context)
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
         self._looks = 0
@@ -104,32 +104,32 @@ class Hotplug:
             changed = events.heard()
         except OSError as error:
             self._deaf(events)
-            self._keeper.telemetry.problem(NO_UEVENTS, err=error.strerror)
+            self._context.telemetry.problem(NO_UEVENTS, err=error.strerror)
             return
         if changed and self._soon is None:
-            self._keeper.telemetry.count(metrics.MACHINE_EVENTS)
+            self._context.telemetry.count(metrics.MACHINE_EVENTS)
             self._soon = self._loop.call_later(MOMENT_S, self._now)
 
     def _now(self) -> None:
         self._soon = None
-        self._keeper.spawn(self.look())
+        self._context.spawn(self.look())
 
     async def look(self) -> None:
         """Look whether the machine is another one, and follow it."""
-        keeper = self._keeper
+        context = self._context
         async with self._looking:  # else an older look might overtake a newer one
-            machine = await self._mems.worker.run(self._hardware, keeper.state.node.machine)
+            machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
             if machine is not None:
                 self._changed(machine)
-        if self._looks or owners_missing_cpus(keeper.state) or self.shortage.known:
-            keeper.spawn(self.mend())
+        if self._looks or owners_missing_cpus(context.state) or self.shortage.known:
+            context.spawn(self.mend())
 
     def _changed(self, machine: Machine) -> None:
         """CPUs or memory came or went: pools and owners are what is left of them."""
-        keeper, before = self._keeper, self._keeper.state
+        context, before = self._context, self._context.state
         was, after = before.node.machine, before.on(machine)
         if not after.pools.shared:
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 "cannot follow the machine: the shared pool would be empty", cpus=machine.online
             )
             return
@@ -138,55 +138,55 @@ class Hotplug:
             ("NUMA nodes with memory", was.memory_nodes, machine.memory_nodes),
         ):
             if old != new:
-                keeper.telemetry.warning("the machine changed", what=what, now=new, before=old)
-        keeper.store.change(after, "machine changed", follow=Follow.ALL)
-        keeper.enforcer.forget()  # what the kernel took from groups nobody wrote
-        keeper.telemetry.count(metrics.MACHINE_CHANGES)
+                context.telemetry.warning("the machine changed", what=what, now=new, before=old)
+        context.store.change(after, "machine changed", follow=Follow.ALL)
+        context.enforcer.forget()  # what the kernel took from groups nobody wrote
+        context.telemetry.count(metrics.MACHINE_CHANGES)
         self._looks = LOOKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
-        keeper.attention.set()  # sandboxes, memory nodes and what was promised of them
+        context.attention.set()  # sandboxes, memory nodes and what was promised of them
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Have the runtime told who has other memory nodes now: what it has saved, no kernel takes."""
-        keeper, there = self._keeper, after.node.machine.memory_nodes
+        context, there = self._context, after.node.machine.memory_nodes
         self._mems.changed(there - before.node.machine.memory_nodes)
         for container in after.containers.values():
             if before.wanted_mems(container) != after.wanted_mems(container):
-                keeper.saved.pop(container.id, None)
-                keeper.unsettled[container.id] = None
-        keeper.to_settle.set()
+                context.saved.pop(container.id, None)
+                context.unsettled[container.id] = None
+        context.to_settle.set()
 
     # -- mending ------------------------------------------------------------------------------------------
 
     async def mend(self) -> None:
         """Give owners CPUs in place of those that are away, and take them back when those have returned."""
-        keeper = self._keeper
+        context = self._context
         async with self._mending:
-            if keeper.store.mode.enforces and not keeper.store.mode.is_leaving:
+            if context.store.mode.enforces and not context.store.mode.is_leaving:
                 if self._looks:
                     self._looks -= 1
                     await self._mems.once()
                     if self.displaced is not None:
-                        await keeper.kernel.run(self._bring_back, self.displaced)
-                for short in owners_missing_cpus(keeper.state):
+                        await context.kernel.run(self._bring_back, self.displaced)
+                for short in owners_missing_cpus(context.state):
                     await self._take_back(short)
-                for short in owners_missing_cpus(keeper.state):
+                for short in owners_missing_cpus(context.state):
                     await self._stand_in(short)
             self.shortage.tell()
 
     def _bring_back(self, displaced: Displaced) -> None:
         """Bring back whom the kernel has moved away; runs in the kernel worker."""
-        keeper = self._keeper
-        for container in keeper.state.containers.values():
-            path = keeper.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
+        context = self._context
+        for container in context.state.containers.values():
+            path = context.enforcer.known_path(container) if container.phase is Phase.RUNNING else None
             try:
                 moved = displaced.bring_back(path) if path else 0
             except CgroupError as error:
-                keeper.telemetry.problem("cannot bring back processes", **subject(container), err=error)
+                context.telemetry.problem("cannot bring back processes", **subject(container), err=error)
                 continue
             if moved:
-                keeper.telemetry.problem(
+                context.telemetry.problem(
                     "brought back processes that the kernel had moved away: their cgroup had no CPUs left",
                     **subject(container),
                     processes=moved,
@@ -194,32 +194,32 @@ class Hotplug:
 
     async def _take_back(self, short: MissingCpus) -> None:
         """Let go of CPUs that stand in for none any more, once the kernel says that they are left."""
-        keeper, state = self._keeper, self._keeper.state
+        context, state = self._context, self._context.state
         used = CpuSet()
         for container in short.containers:
             used |= state.offered(container) & container.placement.instead
         if all(container.placement.instead == used for container in short.containers):
             return
         ids = [container.id for container in short.containers]
-        done = await keeper.kernel.run(keeper.enforcer.enforce, ids)
+        done = await context.kernel.run(context.enforcer.enforce, ids)
         self._writes.moved(done)
-        if done.refused or any(keeper.flights.of(container_id) for container_id in ids):
+        if done.refused or any(context.flights.of(container_id) for container_id in ids):
             return
         self._put(ids, used)
         self._given_again(ids)
 
     async def _stand_in(self, short: MissingCpus) -> None:
         """Give an owner CPUs in place of those that are away."""
-        keeper = self._keeper
-        cpus = choose_replacements(keeper.state, short)
+        context = self._context
+        cpus = choose_replacements(context.state, short)
         if not cpus:
             return
         ended = await self._reservations.replace(short.containers, cpus, short.instead)
         if ended.is_committed:
-            keeper.telemetry.count(metrics.REPLACEMENT_CPUS)
+            context.telemetry.count(metrics.REPLACEMENT_CPUS)
             self._given_again([container.id for container in short.containers])
         elif ended.reason is not None:
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 "cannot replace offline CPUs",
                 **subject(short.containers[0]),
                 cpus=cpus,
@@ -230,21 +230,21 @@ class Hotplug:
     def _given_again(self, ids: list[str]) -> None:
         """Owners have other CPUs in effect than before."""
         for container in self._living(ids):
-            self._keeper.store.notify(Onlooker.given, container)
+            self._context.store.notify(Onlooker.given, container)
 
     def _living(self, ids: list[str]) -> list[Container]:
-        there = (self._keeper.state.containers.get(container_id) for container_id in ids)
+        there = (self._context.state.containers.get(container_id) for container_id in ids)
         return [c for c in there if c is not None and c.phase is not Phase.EXITED]
 
     def _put(self, ids: list[str], instead: CpuSet) -> None:
         """Have it in the state and in the ledger what stands in for whom."""
-        keeper = self._keeper
+        context = self._context
         changed = [
             dataclasses.replace(c, placement=dataclasses.replace(c.placement, instead=instead))
             for c in self._living(ids)
         ]
-        after, records = keeper.state.changed(put=changed), {f"c/{c.id}": c for c in changed}
-        keeper.store.change(after, "replacement CPUs given", records=records)
+        after, records = context.state.changed(put=changed), {f"c/{c.id}": c for c in changed}
+        context.store.change(after, "replacement CPUs given", records=records)
 
     # -- the end ------------------------------------------------------------------------------------------
 

@@ -87,58 +87,58 @@ class Shortage:
         known: By container id, what was told of it.
     """
 
-    def __init__(self, keeper: NodeContext) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
         self.known: dict[str, str] = {}
 
     def now(self) -> dict[str, HardwareLoss]:
         """Give what is lacking, by container id."""
-        state = self._keeper.state
+        state = self._context.state
         found = ((i, lacking(state, container)) for i, container in state.containers.items())
         return {i: lack for i, lack in found if lack is not None}
 
     def tell(self) -> None:
         """Tell what has changed since the last time."""
-        keeper, now = self._keeper, self.now()
+        context, now = self._context, self.now()
         lines: list[tuple[Container, str]] = []
         for container_id, lack in now.items():
             words = lack.words()
             if self.known.get(container_id) == words:
                 continue
-            lines.append((keeper.state.containers[container_id], words))
+            lines.append((context.state.containers[container_id], words))
             self._note(container_id, f"since {self._time()} {words}")
-            keeper.telemetry.count(metrics.EXCLUSIVE_CPU_SHORTFALLS, container_id not in self.known)
+            context.telemetry.count(metrics.EXCLUSIVE_CPU_SHORTFALLS, container_id not in self.known)
         for container_id in self.known.keys() - now.keys():
-            if (container := keeper.state.containers.get(container_id)) is not None:
+            if (container := context.state.containers.get(container_id)) is not None:
                 lines.append((container, ""))
                 self._note(container_id, f"at {self._time()} all that it was promised was there again")
         self.known = {container_id: lack.words() for container_id, lack in now.items()}
         for container, words in lines[:SHOWN]:
             if words:
-                keeper.telemetry.warning(
+                context.telemetry.warning(
                     "a container has less than promised", **subject(container), reason=words
                 )
             else:
-                keeper.telemetry.warning("a container has all that was promised again", **subject(container))
+                context.telemetry.warning("a container has all that was promised again", **subject(container))
         if len(lines) > SHOWN:
             more = len(lines) - SHOWN
-            keeper.telemetry.warning("more containers have less than promised: see the status", count=more)
+            context.telemetry.warning("more containers have less than promised: see the status", count=more)
 
     def _note(self, container_id: str, words: str) -> None:
-        self._keeper.history.amend(container_id, words)
+        self._context.history.amend(container_id, words)
 
     def _time(self) -> str:
-        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._keeper.wall()))
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._context.wall()))
 
     def explained(self, container_id: str) -> str:
         """Say of a container what it lacks now; empty for nothing."""
-        container = self._keeper.state.containers.get(container_id)
-        lack = None if container is None else lacking(self._keeper.state, container)
+        container = self._context.state.containers.get(container_id)
+        lack = None if container is None else lacking(self._context.state, container)
         return "" if lack is None else lack.words()
 
     def page(self) -> list[dict[str, object]]:
         """Give what ``topoproxy status`` shows, one entry for each container."""
-        there = self._keeper.state.containers
+        there = self._context.state.containers
         return [
             {
                 "id": container_id,

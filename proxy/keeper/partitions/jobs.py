@@ -61,8 +61,8 @@ class Jobs:
         over: Ids of those that have been ended.
     """
 
-    def __init__(self, keeper: NodeContext, kernel: Partitions, asked: str, bell: Bell) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, kernel: Partitions, asked: str, bell: Bell) -> None:
+        self._context = context
         self._kernel = kernel
         self._bell = bell
         self.asked = asked
@@ -72,7 +72,7 @@ class Jobs:
     def wanted(self, state: NodeState, container_id: str) -> CpuSet | None:
         """Give the CPUs of a container that may be a partition; None where it may not be one."""
         container = state.containers.get(container_id)
-        if container is None or not self.asked or self._kernel.lack or self._keeper.store.mode.is_leaving:
+        if container is None or not self.asked or self._kernel.lack or self._context.store.mode.is_leaving:
             return None
         if container.phase is not Phase.RUNNING or container.placement.pool is not Pool.OWN:
             return None
@@ -86,13 +86,13 @@ class Jobs:
         for container_id, record in list(self.records.items()):
             if container_id in self.over:
                 continue
-            cpus = self.wanted(self._keeper.state, container_id)
+            cpus = self.wanted(self._context.state, container_id)
             if cpus == record.cpus and record.kind == self.asked:
                 continue
             try:
                 self._end(container_id, record)
             except CgroupError as error:
-                self._keeper.telemetry.problem("cannot end a partition", cpus=record.cpus, err=error)
+                self._context.telemetry.problem("cannot end a partition", cpus=record.cpus, err=error)
 
     def _end(self, container_id: str, record: Record) -> None:
         self._bell.drop(container_id)
@@ -119,41 +119,41 @@ class Jobs:
                     self.over.add(container_id)
                     self._end_above(record)
                 else:
-                    self._keeper.telemetry.problem("cannot read a partition", path=record.path, err=error)
+                    self._context.telemetry.problem("cannot read a partition", path=record.path, err=error)
         return lost
 
     def _end_above(self, record: Record) -> None:
         try:
             self._kernel.end(record.path, record.cpus, record.lent)
         except CgroupError as error:
-            self._keeper.telemetry.problem("cannot end a partition", path=record.path, err=error)
+            self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
 
     def plan(self, container_id: str) -> Record | None:
         """Find out what is to be written; None where it is too early, or too late."""
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
-        cpus = self.wanted(keeper.state, container_id)
-        path = None if container is None else keeper.enforcer.path_of(container)
-        if path is None or not cpus or keeper.flights.of(container_id):
+        context = self._context
+        container = context.state.containers.get(container_id)
+        cpus = self.wanted(context.state, container_id)
+        path = None if container is None else context.enforcer.path_of(container)
+        if path is None or not cpus or context.flights.of(container_id):
             return None
         if any(record.cpus & cpus for record in self.records.values()):
             return None  # what has not been ended yet
         try:
-            if keeper.enforcer.cgroups.read(path).effective_cpus != cpus:
+            if context.enforcer.cgroups.read(path).effective_cpus != cpus:
                 return None
             if self._kernel.look(path).kind != MEMBER:  # ours, from before the ledger was lost
                 self._kernel.end(path, cpus, dict.fromkeys(_above(path), cpus))
             return Record(path, cpus, self.asked, self._kernel.lent(path, cpus))
         except CgroupError as error:
             if error.errno != errno.ENOENT:
-                keeper.telemetry.problem("cannot make a partition", path=path, err=error)
+                context.telemetry.problem("cannot make a partition", path=path, err=error)
             return None
 
     def carry_out(self, container_id: str, record: Record) -> PartitionState | None:
         """Make what was planned and recorded; None where nothing came of it, and nobody need be told."""
         if container_id in self.over:
             return None
-        if self.wanted(self._keeper.state, container_id) != record.cpus:
+        if self.wanted(self._context.state, container_id) != record.cpus:
             self.over.add(container_id)
             return None
         try:
@@ -164,7 +164,7 @@ class Jobs:
                 self.over.add(container_id)
             else:
                 # The record stays: the next comparison ends the partition.
-                telemetry = self._keeper.telemetry
+                telemetry = self._context.telemetry
                 telemetry.problem("cannot make a partition", path=record.path, err=error)
             return None
         if made.valid:

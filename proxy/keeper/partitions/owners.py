@@ -46,8 +46,8 @@ class OwnersPartitions(Onlooker):
         why: Why a container has none, by its id, in words.
     """
 
-    def __init__(self, keeper: NodeContext, kernel: Partitions, asked: str) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, kernel: Partitions, asked: str) -> None:
+        self._context = context
         self._kernel = kernel
         self.why: dict[str, str] = {}
         self._lock = asyncio.Lock()
@@ -55,10 +55,10 @@ class OwnersPartitions(Onlooker):
         self._stirred = False
         self._isolated: CpuSet | None = None
         self._bell = Bell(self.stir)
-        self.jobs = Jobs(keeper, kernel, asked, self._bell)
-        keeper.enforcer.do_first(self.jobs.clear)
+        self.jobs = Jobs(context, kernel, asked, self._bell)
+        context.enforcer.do_first(self.jobs.clear)
         if asked and kernel.lack:
-            keeper.telemetry.problem(
+            context.telemetry.problem(
                 "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.lack
             )
 
@@ -70,7 +70,7 @@ class OwnersPartitions(Onlooker):
             try:
                 self.jobs.records[key.removeprefix(KEY)] = Record.load(value)
             except ValueError as error:
-                self._keeper.telemetry.problem(
+                self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err=str(error)
                 )
 
@@ -89,7 +89,7 @@ class OwnersPartitions(Onlooker):
         """Something has changed: look soon."""
         if not self._stirred:
             self._stirred = True
-            self._keeper.spawn(self._soon())
+            self._context.spawn(self._soon())
 
     async def _soon(self) -> None:
         self._stirred = False
@@ -97,66 +97,66 @@ class OwnersPartitions(Onlooker):
 
     async def once(self) -> None:
         """End what is not wanted, compare what is there, and make what is missing."""
-        keeper = self._keeper
-        if not keeper.store.mode.writes:
+        context = self._context
+        if not context.store.mode.writes:
             return
         async with self._lock:
             self._forget()
-            await keeper.kernel.run(self.jobs.clear)
+            await context.kernel.run(self.jobs.clear)
             self._forget()
             if not self.jobs.records and (not self.jobs.asked or self._kernel.lack):
                 return
-            self._say_lost(await keeper.kernel.run(self.jobs.compare))
+            self._say_lost(await context.kernel.run(self.jobs.compare))
             self._forget()
-            there = keeper.state.containers
+            there = context.state.containers
             self.why = {i: why for i, why in self.why.items() if i in there}
             owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
             self._retries.begin_pass(set(there))
             for container in owners:
                 if container.id not in self.jobs.records and self._retries.due(container.id):
                     await self._make(container)
-            self._isolated = await keeper.kernel.run(self._kernel.isolated)
+            self._isolated = await context.kernel.run(self._kernel.isolated)
             self._bell.wind()
 
     async def _make(self, container: Container) -> None:
-        keeper, state = self._keeper, self._keeper.state
+        context, state = self._context, self._context.state
         if self.jobs.wanted(state, container.id) is None:
-            if self.jobs.asked and not keeper.store.mode.is_leaving and not self._kernel.lack:
+            if self.jobs.asked and not context.store.mode.is_leaving and not self._kernel.lack:
                 self.why[container.id] = shared_with(state, container, state.wanted(container))
             return
-        record = await keeper.kernel.run(self.jobs.plan, container.id)
+        record = await context.kernel.run(self.jobs.plan, container.id)
         if record is None:
             return  # it has changed meanwhile: whoever did that looks again
         self.jobs.records[container.id] = record
-        keeper.journal.put(KEY + container.id, record.dump())
-        await keeper.journal.flush()
-        made = await keeper.kernel.run(self.jobs.carry_out, container.id, record)
+        context.journal.put(KEY + container.id, record.dump())
+        await context.journal.flush()
+        made = await context.kernel.run(self.jobs.carry_out, container.id, record)
         self._forget()
         if made is None:
             return
         if made.valid:
             self.why.pop(container.id, None)
-            keeper.telemetry.count(metrics.PARTITIONS_MADE)
-            keeper.telemetry.event(
+            context.telemetry.count(metrics.PARTITIONS_MADE)
+            context.telemetry.event(
                 "made a partition", **subject(container), cpus=record.cpus, kind=record.kind
             )
             return
         self._retries.failed(container.id)
         self.why[container.id] = made.reason
-        keeper.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
+        context.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
 
     def _say_lost(self, lost: Mapping[str, PartitionState]) -> None:
-        keeper = self._keeper
+        context = self._context
         for container_id, state in lost.items():
             self._retries.failed(container_id)
-            container = keeper.state.containers.get(container_id)
+            container = context.state.containers.get(container_id)
             if container is None:
                 continue
             words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
             said = f"the kernel made it {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
             self.why[container_id] = said
-            keeper.telemetry.count(metrics.PARTITIONS_LOST)
-            keeper.telemetry.problem("the kernel ended a partition", **subject(container), err=said)
+            context.telemetry.count(metrics.PARTITIONS_LOST)
+            context.telemetry.problem("the kernel ended a partition", **subject(container), err=said)
         for container_id in self.jobs.records.keys() - lost.keys():
             self._retries.succeeded(container_id)
 
@@ -165,13 +165,13 @@ class OwnersPartitions(Onlooker):
         while self.jobs.over:
             container_id = self.jobs.over.pop()
             if self.jobs.records.pop(container_id, None) is not None:
-                self._keeper.journal.put(KEY + container_id, None)
+                self._context.journal.put(KEY + container_id, None)
 
     # -- for people ---------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
         """Give what ``topoproxy status`` shows."""
-        there = self._keeper.state.containers
+        there = self._context.state.containers
         owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED]
         rows = []
         for container in sorted(owners, key=lambda c: (c.ref, c.id)):
@@ -180,7 +180,7 @@ class OwnersPartitions(Onlooker):
                 {
                     "id": container.id,
                     "ref": container.ref,
-                    "cpus": str(record.cpus) if record else str(self._keeper.state.wanted(container)),
+                    "cpus": str(record.cpus) if record else str(self._context.state.wanted(container)),
                     "state": record.kind if record else MEMBER,
                     "reason": "" if record else self.why.get(container.id, ""),
                 }

@@ -53,8 +53,8 @@ class Quotas(Onlooker):
         untold: Ids of containers whose quota the runtime must still be told.
     """
 
-    def __init__(self, keeper: NodeContext, groups: CpuGroups | None = None) -> None:
-        self._keeper = keeper
+    def __init__(self, context: NodeContext, groups: CpuGroups | None = None) -> None:
+        self._context = context
         self.groups = groups
         self.records: dict[str, Record] = {}
         self.untold: set[str] = set()
@@ -65,7 +65,7 @@ class Quotas(Onlooker):
     @property
     def active(self) -> bool:
         """True where quotas are written at all."""
-        return self.groups is not None and self._keeper.store.mode.writes
+        return self.groups is not None and self._context.store.mode.writes
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over what the ledger holds; the first pass compares it."""
@@ -75,7 +75,7 @@ class Quotas(Onlooker):
                 if isinstance(quota, int) and quota > 0 and isinstance(group, str):
                     self.records[key] = Record(quota, group)
                 else:
-                    self._keeper.telemetry.problem(
+                    self._context.telemetry.problem(
                         "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
                     )
 
@@ -83,9 +83,9 @@ class Quotas(Onlooker):
 
     def off(self, container: Container) -> bool:
         """Tell whether a container's quota is to be off now."""
-        if not self.active or self._keeper.store.mode.is_leaving or container.phase is Phase.EXITED:
+        if not self.active or self._context.store.mode.is_leaving or container.phase is Phase.EXITED:
             return False
-        state = self._keeper.state
+        state = self._context.state
         pod = state.pods.get(container.pod.sandbox_id) or container.pod
         return quota_is_off(state, pod, container.name, container.placement.pool)
 
@@ -93,7 +93,7 @@ class Quotas(Onlooker):
         """Give the containers whose quota is to be off now."""
         if not self.active:
             return []
-        there = self._keeper.state.containers.values()
+        there = self._context.state.containers.values()
         return [c for c in there if c.placement.pool is Pool.OWN and self.off(c)]
 
     def carried(self, container: Container) -> int:
@@ -146,7 +146,7 @@ class Quotas(Onlooker):
 
     def told(self, container_id: str, quota: int) -> None:
         """The runtime has taken a quota (0: none was carried)."""
-        container = self._keeper.state.containers.get(container_id)
+        container = self._context.state.containers.get(container_id)
         if container is not None and quota != self.carried(container):
             return
         self.untold.discard(container_id)
@@ -161,7 +161,7 @@ class Quotas(Onlooker):
         """Something came or went: put back soon what is no longer off."""
         if self.records and self.active and not self._stirred:
             self._stirred = True
-            self._keeper.spawn(self._follow())
+            self._context.spawn(self._follow())
 
     async def _follow(self) -> None:
         self._stirred = False
@@ -173,10 +173,10 @@ class Quotas(Onlooker):
         if not self.off(container):
             return
         try:
-            async with asyncio.timeout(self._keeper.options.call_timeout), self._lock:
+            async with asyncio.timeout(self._context.options.call_timeout), self._lock:
                 await self._take_off({POD + container.pod.key: (container.pod.cgroup_parent, "")})
         except TimeoutError:
-            self._keeper.telemetry.problem(
+            self._context.telemetry.problem(
                 "cannot remove the CFS quota of a pod in time", pod=container.pod.ref
             )
 
@@ -197,12 +197,12 @@ class Quotas(Onlooker):
     # -- doing --------------------------------------------------------------------------------------------
 
     async def _take_off(self, places: Mapping[str, tuple[str, str]]) -> None:
-        keeper, groups = self._keeper, self.groups
+        context, groups = self._context, self.groups
         shared = self._shared_parents()
         places = {k: v for k, v in places.items() if v[1] or v[0] not in shared}
         if groups is None or not places:
             return
-        found, errors = await keeper.kernel.run(look, groups, places)
+        found, errors = await context.kernel.run(look, groups, places)
         self._complain(errors, self._taking)
         limited = {key: at for key, at in found.items() if at.quota != UNLIMITED}
         for key in found.keys() - limited.keys():
@@ -212,18 +212,18 @@ class Quotas(Onlooker):
         for key, at in limited.items():
             if key in self.records:
                 self._taking.failed(key)
-                keeper.telemetry.count(metrics.CFS_QUOTA_DRIFT)
-                keeper.telemetry.warning("drift: another program wrote a CFS quota", path=f"/{at.path}")
+                context.telemetry.count(metrics.CFS_QUOTA_DRIFT)
+                context.telemetry.warning("drift: another program wrote a CFS quota", path=f"/{at.path}")
             self._keep(key, Record(at.quota, at.path if key.startswith(POD) else ""))
-        await keeper.journal.flush()
-        errors = await keeper.kernel.run(take_off, groups, sorted(limited.items()))
+        await context.journal.flush()
+        errors = await context.kernel.run(take_off, groups, sorted(limited.items()))
         self._complain(errors, self._taking)
-        keeper.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
+        context.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
         self._tell(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
         self.stir()  # somebody may have ended meanwhile
 
     async def _put_back(self, off: list[Container]) -> None:
-        groups, containers = self.groups, self._keeper.state.containers
+        groups, containers = self.groups, self._context.state.containers
         live = {POD + c.pod.key for c in off} | {CONTAINER + c.id for c in off}
         back: dict[str, tuple[Found, tuple[str, str]]] = {}
         for key, record in list(self.records.items()):
@@ -242,37 +242,37 @@ class Quotas(Onlooker):
         if groups is None or not back:
             return
         # Containers ("qc/") before pods ("q/").
-        done, errors = await self._keeper.kernel.run(put_back, groups, sorted(back.items(), reverse=True))
+        done, errors = await self._context.kernel.run(put_back, groups, sorted(back.items(), reverse=True))
         self._complain(errors, self._giving)
         for key, now in done.items():
             if key.startswith(POD) or now != back[key][0].quota:
-                self._keeper.telemetry.count(metrics.CFS_QUOTAS_RESTORED, key.startswith(POD))
+                self._context.telemetry.count(metrics.CFS_QUOTAS_RESTORED, key.startswith(POD))
                 self._forget(key)
 
     def _shared_parents(self) -> set[str]:
         """Give the parents that several pods name: these groups are nobody's own."""
         users: defaultdict[str, set[str]] = defaultdict(set)
-        for pod in self._keeper.state.pods.values():
+        for pod in self._context.state.pods.values():
             users[pod.cgroup_parent].add(pod.key)
         return {parent for parent, keys in users.items() if len(keys) > 1}
 
     def _tell(self, ids: Iterable[str]) -> None:
         for container_id in ids:
             self.untold.add(container_id)
-            self._keeper.unsettled[container_id] = None
-            self._keeper.to_settle.set()
+            self._context.unsettled[container_id] = None
+            self._context.to_settle.set()
 
     def _keep(self, key: str, record: Record) -> None:
         if self.records.get(key) != record:
             self.records[key] = record
-            self._keeper.journal.put(key, {"quota": record.quota, "group": record.group})
+            self._context.journal.put(key, {"quota": record.quota, "group": record.group})
 
     def _forget(self, key: str) -> None:
         self.untold.discard(key.removeprefix(CONTAINER))
         if self.records.pop(key, None) is not None:
-            self._keeper.journal.put(key, None)
+            self._context.journal.put(key, None)
 
     def _complain(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:
         for key, error in errors:
             retries.failed(key)
-            self._keeper.telemetry.problem("cannot write a CFS quota", reason=error)
+            self._context.telemetry.problem("cannot write a CFS quota", reason=error)

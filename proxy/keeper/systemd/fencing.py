@@ -96,17 +96,17 @@ class Fencing:
     """The fences of a keeper."""
 
     def __init__(
-        self, keeper: NodeContext, writes: KernelWrites, lasting: UnitRepairs, fences: Fences | None = None
+        self, context: NodeContext, writes: KernelWrites, lasting: UnitRepairs, fences: Fences | None = None
     ) -> None:
         """Put up none.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             writes: Takes note of what is written.
             lasting: Knows what the runtime tells systemd, and puts it right.
             fences: Writes the lists; nobody does if None.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self._lasting = lasting
         self._fenced: dict[Flight, Fence] = {}
@@ -156,7 +156,7 @@ class Fencing:
         """A call is over of which ``landed`` was not informed: its fence is taken away here."""
         fence = self._fenced.pop(flight, None)
         if fence is not None:
-            self._keeper.spawn(self.take(fence))
+            self._context.spawn(self.take(fence))
 
     def is_fenced(self, flight: Flight) -> bool:
         """Tell whether a fence stands for a call."""
@@ -164,7 +164,7 @@ class Fencing:
 
     def need(self, container: Container) -> CpuSet:
         """Give what the containers in the slice of a container's pod are to have, of an old sandbox too."""
-        state, parent = self._keeper.state, container.pod.cgroup_parent
+        state, parent = self._context.state, container.pod.cgroup_parent
         there = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
         return CpuSet.from_bits(union(state.wanted(c).bits for c in there if c.phase is not Phase.EXITED))
 
@@ -174,27 +174,27 @@ class Fencing:
         if not cpus or self.fences is None:
             return None
         try:
-            path = await self._keeper.kernel.run(self._put, container.pod.cgroup_parent, cpus)
+            path = await self._context.kernel.run(self._put, container.pod.cgroup_parent, cpus)
         except CgroupError as error:
-            self._keeper.telemetry.problem(
+            self._context.telemetry.problem(
                 "cannot narrow the cgroup of a pod", pod=container.pod.ref, err=error
             )
             return None
         if path is None:
             return None
-        self._keeper.telemetry.count(metrics.POD_CGROUPS_NARROWED)
+        self._context.telemetry.count(metrics.POD_CGROUPS_NARROWED)
         return Fence(path, cpus)
 
     async def take(self, fence: Fence) -> None:
         """Take a fence away."""
         try:
-            await self._keeper.kernel.run(self._take, fence.path)
+            await self._context.kernel.run(self._take, fence.path)
         except CgroupError as error:
-            self._keeper.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
+            self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def take_all(self) -> None:
         """Take all away: nobody will come back for them."""
-        await self._keeper.kernel.run(self._take_all)
+        await self._context.kernel.run(self._take_all)
 
     # -- around the runtime's calls -----------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Fencing:
         if not self._lasting.is_unit(container):
             return False
         self._lasting.begin()
-        want = self._keeper.state.wanted(container)
+        want = self._context.state.wanted(container)
         doubtful = self._lasting.connected and not self._lasting.masks.is_trusted(want)
         return doubtful and self.can(container)
 
@@ -214,7 +214,7 @@ class Fencing:
             container_id: Whose call.
             fence: What was put up for it before; it is taken away if it does not fit any more.
         """
-        container = self._keeper.state.containers.get(container_id)
+        container = self._context.state.containers.get(container_id)
         if fence is not None and container is not None and self.fits(container, fence):
             return fence
         new = await self.put(container) if container and self.is_wary(container) else None
@@ -227,7 +227,7 @@ class Fencing:
         fence = None
         for _ in range(ROUNDS):
             fence = await self.guard(container_id, fence)
-            container = self._keeper.state.containers.get(container_id)
+            container = self._context.state.containers.get(container_id)
             if container is None or self.fits(container, fence):
                 break
         return fence
@@ -258,7 +258,7 @@ class Fencing:
         """
         fence = self._fenced.pop(flight, None)
         if fence is not None:
-            self._keeper.spawn(self._mend(flight, carried, fence, then))
+            self._context.spawn(self._mend(flight, carried, fence, then))
             return
         then()
         if carried is not None:
@@ -269,22 +269,24 @@ class Fencing:
         self, flight: Flight, carried: CpuSet | None, fence: Fence, then: Callable[[], None]
     ) -> None:
         """Put a unit right, then its file, then take the fence away."""
-        keeper, container_id, again = self._keeper, flight.container_id, list[str]()
+        context, container_id, again = self._context, flight.container_id, list[str]()
         try:
-            container = keeper.state.containers.get(container_id)
-            path = None if container is None else await keeper.kernel.run(keeper.enforcer.path_of, container)
+            container = context.state.containers.get(container_id)
+            path = (
+                None if container is None else await context.kernel.run(context.enforcer.path_of, container)
+            )
             if path is not None and path.endswith(".scope"):
                 await self._lasting.put_right(container_id, path, flight, carried)
         except (CgroupError, UnavailableError) as error:
             self._lasting.failed(container_id, error)
             again.append(container_id)
         except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
-            keeper.broken(error)
+            context.broken(error)
         try:
             # Who set the property has seen the file written; where nobody could, it is written here.
-            self._writes.moved(await keeper.kernel.run(keeper.enforcer.enforce, [container_id]))
+            self._writes.moved(await context.kernel.run(context.enforcer.enforce, [container_id]))
         except Exception as error:  # noqa: BLE001  as above
-            keeper.broken(error)
+            context.broken(error)
         try:
             await self.take(fence)
         finally:
@@ -295,7 +297,7 @@ class Fencing:
     # -- in the kernel worker -----------------------------------------------------------------------------
 
     def _put(self, parent: str, cpus: CpuSet) -> str | None:
-        path = self._keeper.enforcer.cgroups.pod_group(parent)
+        path = self._context.enforcer.cgroups.pod_group(parent)
         if path is None or self.fences is None:
             return None
         before = self.fences.swap(path, cpus)
@@ -310,7 +312,7 @@ class Fencing:
         if standing.count > 0:
             return
         del self._standing[path]
-        present = self._keeper.state.node.machine.present
+        present = self._context.state.node.machine.present
         try:
             assert self.fences is not None
             # It cannot be without a list again while anybody is in it.
@@ -325,4 +327,4 @@ class Fencing:
             try:
                 self._take(path)
             except CgroupError as error:
-                self._keeper.telemetry.problem("cannot widen the cgroup of a pod", path=path, err=error)
+                self._context.telemetry.problem("cannot widen the cgroup of a pod", path=path, err=error)

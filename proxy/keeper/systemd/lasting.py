@@ -59,7 +59,7 @@ class Lasting:
 
     def __init__(
         self,
-        keeper: NodeContext,
+        context: NodeContext,
         writes: KernelWrites,
         suspect: Callable[[str], None],
         units: Units | None = None,
@@ -68,20 +68,20 @@ class Lasting:
         """Compare nothing yet.
 
         Args:
-            keeper: Whose containers.
+            context: Whose containers.
             writes: Has the kernel follow, and reports what was written.
             suspect: Has all containers compared, with the name of what may have written.
             units: systemd; None where there is none.
             fences: Narrows groups above containers; None where nothing can.
         """
-        self._keeper = keeper
+        self._context = context
         self._writes = writes
         self._suspect = suspect
-        self._worker = Worker("units", keeper.broken, threads=2)
-        keeper.health.watch(self._worker)
+        self._worker = Worker("units", context.broken, threads=2)
+        context.health.watch(self._worker)
         self._loop = asyncio.get_running_loop()
         self.units = units
-        self.fencing = Fencing(keeper, writes, self, fences)
+        self.fencing = Fencing(context, writes, self, fences)
         writes.subscribe(lambda done: self.changed(done.written))
         self.connected = False
         self.masks = Masks()
@@ -107,19 +107,19 @@ class Lasting:
             self._loop.call_soon_threadsafe(self._take, news)
 
     def _take(self, news: UnitNews) -> None:
-        keeper = self._keeper
+        context = self._context
         if news is UnitNews.LOST:
             self.connected = False
             return
         if news is UnitNews.CONNECTED:
-            keeper.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
+            context.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
             self.connected = True
-            self.changed(keeper.state.containers)
+            self.changed(context.state.containers)
             self._wake.set()
-            if keeper.telemetry.value(metrics.SYSTEMD_CONNECTIONS) == 1:
+            if context.telemetry.value(metrics.SYSTEMD_CONNECTIONS) == 1:
                 return
         else:
-            keeper.telemetry.count(metrics.SYSTEMD_RELOADS)
+            context.telemetry.count(metrics.SYSTEMD_RELOADS)
         self._suspect(Author.SYSTEMD)
 
     # -- what the runtime tells systemd ------------------------------------------------------------------
@@ -143,9 +143,9 @@ class Lasting:
         """Find out from a unit what the runtime tells systemd; see ``Masks.judge``."""
         found = self.masks.judge(has, meant, told=told)
         if found is not Found.NOTHING:
-            self._keeper.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
+            self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
         if found is Found.REVERSED_FIRST:
-            self._keeper.telemetry.problem(
+            self._context.telemetry.problem(
                 "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
                 " each start and update",
                 cpus=meant,
@@ -156,19 +156,19 @@ class Lasting:
 
     def is_unit(self, container: Container) -> bool:
         """Tell whether a container is a scope of systemd's, or is to be one."""
-        keeper = self._keeper
-        if self.units is None or keeper.enforcer.cgroups.version != 2 or not keeper.store.mode.enforces:
+        context = self._context
+        if self.units is None or context.enforcer.cgroups.version != 2 or not context.store.mode.enforces:
             return False
-        parent, path = container.pod.cgroup_parent, keeper.enforcer.known_path(container) or ""
-        erased = keeper.state.node.erases(container.placement)  # it has what its pod's slice has
+        parent, path = container.pod.cgroup_parent, context.enforcer.known_path(container) or ""
+        erased = context.state.node.erases(container.placement)  # it has what its pod's slice has
         is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
-        return is_one and not erased and not keeper.store.mode.is_leaving
+        return is_one and not erased and not context.store.mode.is_leaving
 
     def changed(self, ids: Iterable[str]) -> None:
         """Have the units of some containers compared, soon."""
-        if self.units is None or self._keeper.enforcer.cgroups.version != 2:
+        if self.units is None or self._context.enforcer.cgroups.version != 2:
             return
-        there = self._keeper.state.containers
+        there = self._context.state.containers
         some = [i for i in ids if (c := there.get(i)) is not None and self.is_unit(c)]
         if some:
             self.begin()
@@ -195,7 +195,7 @@ class Lasting:
                     self.failed(container_id, error)
                     await asyncio.sleep(AWAY_S)
                 except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
-                    self._keeper.broken(error)
+                    self._context.broken(error)
 
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
         """A unit could not be read or set."""
@@ -204,18 +204,18 @@ class Lasting:
             self._wake.set()
         elif error.errno == errno.ENOENT:
             return  # it has ended
-        self._keeper.telemetry.problem("cannot set the properties of a systemd unit", err=error)
+        self._context.telemetry.problem("cannot set the properties of a systemd unit", err=error)
 
     async def _compare(self, container_id: str) -> bool:
         """Compare one unit; True where it was set."""
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
+        context = self._context
+        container = context.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
-        if any(flight not in self._late for flight in keeper.flights.of(container_id)):
+        if any(flight not in self._late for flight in context.flights.of(container_id)):
             self._put_off.add(container_id)  # until that has landed
             return False
-        path = await keeper.kernel.run(keeper.enforcer.path_of, container)
+        path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return False
         return await self.put_right(container_id, path)
@@ -237,14 +237,14 @@ class Lasting:
         Raises:
             CgroupError, UnavailableError: systemd refuses, or is not there.
         """
-        keeper = self._keeper
+        context = self._context
         has, nodes = await self._worker.run(self._read, path)
         self._caught_up()
-        container = keeper.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or keeper.store.mode.is_leaving:
+        container = context.state.containers.get(container_id)
+        if container is None or container.phase is Phase.EXITED or context.store.mode.is_leaving:
             self._known.pop(container_id, None)
             return False
-        want = keeper.state.wanted(container)
+        want = context.state.wanted(container)
         # Where a call of ours was on its way too, it may be ours that is read.
         alone = flight is None or not flight.overlapped
         self._judge(has.cpus, carried or want, told=carried is not None and alone)
@@ -257,19 +257,19 @@ class Lasting:
         own = (
             None
             if flight is not None and want <= flight.carries
-            else keeper.flights.depart(container_id, want)
+            else context.flights.depart(container_id, want)
         )
         try:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
-            keeper.telemetry.count(metrics.SYSTEMD_UNITS_SET)
+            context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
         except UnavailableError:  # it may be done all the same: a reload can take longer than the deadline
-            self._late.append(own or keeper.flights.depart(container_id, want))
+            self._late.append(own or context.flights.depart(container_id, want))
             own = None
             raise
         finally:
             if own is not None:
-                keeper.flights.land(own)
+                context.flights.land(own)
                 self._writes.later([container_id])
         return True
 
@@ -277,12 +277,12 @@ class Lasting:
         """What systemd was asked before is done, as it has answered: it takes one thing after the other."""
         late, self._late = self._late, []
         for flight in late:
-            self._keeper.flights.land(flight)
+            self._context.flights.land(flight)
             self._writes.later([flight.container_id])
 
     def _is_passing(self, container: Container, has: CpuSet) -> bool:
         """Tell whether a set is narrow only while BE is suppressed, and the unit's is within the pool."""
-        pools = self._keeper.state.pools
+        pools = self._context.state.pools
         suppressed = container.placement.pool is Pool.BE and pools.be_now is not None
         return suppressed and bool(has) and has <= pools.be
 
@@ -291,7 +291,7 @@ class Lasting:
     def _read(self, path: str) -> tuple[UnitSets, Mask]:
         """Read what a unit is to have, and which memory nodes the kernel has for it."""
         assert self.units is not None
-        return self.units.read(path.rpartition("/")[2]), self._keeper.enforcer.cgroups.nodes(path)
+        return self.units.read(path.rpartition("/")[2]), self._context.enforcer.cgroups.nodes(path)
 
     def _set(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         assert self.units is not None
@@ -301,18 +301,18 @@ class Lasting:
             if cpus is None or not name.endswith(".slice"):
                 continue
             has = self.units.read(name).cpus
-            held = self._keeper.enforcer.cgroups.read("/".join(above[:depth])).cpus
+            held = self._context.enforcer.cgroups.read("/".join(above[:depth])).cpus
             if has and not cpus <= has and cpus <= held:
                 self.units.set(name, has | cpus, None)
-                self._keeper.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
+                self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
 
     async def give(self, container_id: str, cpus: CpuSet, mems: Mask) -> None:
         """Have a unit's properties be what its container gets back when we leave; failures are told."""
-        keeper = self._keeper
-        container = keeper.state.containers.get(container_id)
-        if container is None or not self.connected or keeper.enforcer.cgroups.version != 2:
+        context = self._context
+        container = context.state.containers.get(container_id)
+        if container is None or not self.connected or context.enforcer.cgroups.version != 2:
             return
-        path = await keeper.kernel.run(keeper.enforcer.path_of, container)
+        path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return
         try:
