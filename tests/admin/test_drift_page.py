@@ -51,8 +51,8 @@ def test_an_empty_page() -> None:
 def test_where_it_stands() -> None:
     page = render({"drift": DATA})
     assert "kubelet 2" in page
-    assert page.index("Cpusets that") > page.index("No containers")
-    assert page.index("Cpusets that") < page.index("No problems")
+    assert page.index("Cpusets written") > page.index("No containers")
+    assert page.index("Cpusets written") < page.index("No problems")
     assert all(len(line) <= 40 for line in lines(DATA, 40))
 
 
