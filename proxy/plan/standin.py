@@ -76,6 +76,8 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
     first = short.containers[0]
     if not wanted or any(cpus_are_named(state, c) for c in short.containers):
         return CpuSet()
+    if any(hold.owner == short.owner for hold in state.holds.values()):
+        return CpuSet()  # its CPUs are being changed; what is missing then is replaced afterwards
     mine = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())
     kept = (node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(short.owner)).bits

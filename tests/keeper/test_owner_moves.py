@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,18 @@ from proxy.cri.pb import api_pb2 as pb
 from proxy.keeper.settle import Settler
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
 from proxy.plan.invariants import violations
 from proxy.telemetry import metrics
 
 WHOLE = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 ALL = CpuSet.parse("0-15")
+
+
+def without(machine: Machine, text: str) -> Machine:
+    gone = CpuSet.parse(text)
+    nodes = tuple(dataclasses.replace(n, cpus=n.cpus - gone) for n in machine.nodes)
+    return dataclasses.replace(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
 
 
 async def owner(w: Any) -> tuple[str, str, CpuSet, CpuSet]:
@@ -271,6 +279,35 @@ def test_a_call_that_hangs_has_the_owner_stay(live: Callable[..., None]) -> None
         assert kept(w)["placements"] == before["placements"]
 
     live(day, call_timeout=0.1)
+
+
+def test_a_cpu_of_the_target_that_goes_offline_meanwhile_is_replaced_afterwards(
+    live: Callable[..., None],
+) -> None:
+    async def day(w: Any) -> None:
+        ls, own, mine, target = await owner(w)
+        update = await w.call(
+            "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
+        )
+        moving = asyncio.create_task(w.keeper.owner_moves.move(key(w, own), target))
+        await w.until(lambda: w.keeper.state.containers[own].placement.own == target)
+        gone = next(iter(target))
+        w.machine = without(w.machine, str(gone))
+        await w.sync.once()
+        assert not w.keeper.state.containers[own].placement.instead, "its CPUs are being changed"
+        w.cgroups.sets[own] = mine
+        w.wire.finished(update, 0)
+        assert await moving == ""
+        await w.sync.once()
+        await w.quiet()
+        placement = w.keeper.state.containers[own].placement
+        assert placement.own == target
+        assert len(placement.instead) == 1
+        assert CpuSet.parse(w.on(own)) == target - CpuSet([gone]) | placement.instead
+        assert CpuSet.parse(w.on(ls)) == w.machine.online - target - placement.instead
+        assert violations(w.keeper.state) == []
+
+    live(day)
 
 
 def test_an_owner_is_moved_once_at_a_time(live: Callable[..., None]) -> None:
