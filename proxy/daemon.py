@@ -21,7 +21,7 @@ from proxy.config.schema import Config, Mode
 from proxy.cri.lock import Lock
 from proxy.cri.socket import Listener, mirror_mode, open_listener
 from proxy.keeper.ending import CLOSE_S, Ending
-from proxy.keeper.tending import tended
+from proxy.keeper.tasks import tended
 from proxy.keeper.turns import Turns
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError

@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from proxy.admin.drift import drift
-from proxy.admin.hooks import hooks
-from proxy.admin.kubelet import kubelet
-from proxy.admin.partitions import partitions
-from proxy.admin.prescribed import prescribed
-from proxy.admin.quotas import quotas
-from proxy.admin.release import release
-from proxy.admin.short import short
-from proxy.admin.suppression import suppression
+from proxy.admin.status_sections import (
+    drift,
+    hooks,
+    kubelet,
+    partitions,
+    prescribed,
+    quotas,
+    release,
+    short,
+    suppression,
+)
 from proxy.model.wording import counted
 from proxy.report.parts import as_list, as_map, cut, one_line, table
 

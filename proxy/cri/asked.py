@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from proxy.cri.call import HeldCall, Trip
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import Call, Trip
 from proxy.model.workload import Container, Pod
 
-Go = Callable[[Call], None]
+Go = Callable[[HeldCall], None]
 """Goes on with a call, whose message may be another one by now."""
 
 
@@ -32,31 +32,31 @@ class Asked(Protocol):
 
     active: bool
 
-    def run_pod(self, call: Call, go: Callable[[Call, pb.SandboxFacts, Pod], None]) -> None:
+    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, pb.SandboxFacts, Pod], None]) -> None:
         """A sandbox is to be made; ``go`` is told how it is to be by then."""
 
     def ran(self, pod: Pod, body: bytes) -> None:
         """A sandbox has been made by a request."""
 
-    def create(self, call: Call, container: Container, go: Callable[[Call, Container], None]) -> None:
+    def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
         """A container has been placed; ``go`` is told how hooks want it."""
 
-    async def create_elsewhere(self, call: Call, container: Container) -> Container | None:
+    async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
         """A container has been placed anew; gives how hooks want it, None where the call is over."""
 
     def leaves(self, token: str, body: bytes) -> None:
         """A create goes to the runtime."""
 
-    def start(self, call: Call, container_id: str, go: Go) -> None:
+    def start(self, call: HeldCall, container_id: str, go: Go) -> None:
         """A container is to be started."""
 
-    def update(self, call: Call, container_id: str, go: Go) -> None:
+    def update(self, call: HeldCall, container_id: str, go: Go) -> None:
         """A container's resources are to be changed."""
 
     def updated(self, trip: Trip) -> None:
         """A container's resources have been changed."""
 
-    def leave(self, call: Call, target: str, go: Go) -> None:
+    def leave(self, call: HeldCall, target: str, go: Go) -> None:
         """A container or a sandbox is to be stopped or removed, whatever hooks say."""
 
 
@@ -77,6 +77,6 @@ LEAVING: Final = {
 """Calls that cannot be refused, and where hooks are asked before them."""
 
 
-def let_go(call: Call) -> None:
+def let_go(call: HeldCall) -> None:
     """Let a call go on as it is by now."""
     call.release()

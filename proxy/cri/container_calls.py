@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
+from proxy.cri.call import Finished, HeldCall, Hold, Request, Trip
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import update_suffix
 from proxy.cri.texts import text
-from proxy.cri.trips import Call, Finished, Hold, Request, Trip
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
 from proxy.keeper.sync import Sync
@@ -41,14 +41,14 @@ class ContainerCalls:
             "RemoveContainer": self._removed,
         }
 
-    def _start(self, call: Call) -> None:
+    def _start(self, call: HeldCall) -> None:
         if "pre_start_container" in self.hooked.points:
             container_id = text(pb.Identity.FromString(call.body).id)
             self.hooked.start(call, container_id, self._start_now)
         else:
             self._start_now(call)
 
-    def _start_now(self, call: Call) -> None:
+    def _start_now(self, call: HeldCall) -> None:
         container_id = text(pb.Identity.FromString(call.body).id)
         container = self.keeper.state.containers.get(container_id)
         wary = container is not None and self.keeper.lasting.fencing.is_wary(container)
@@ -57,7 +57,7 @@ class ContainerCalls:
         else:
             self._hold(call, self._start_later(call, container_id))
 
-    async def _start_later(self, call: Call, container_id: str) -> None:
+    async def _start_later(self, call: HeldCall, container_id: str) -> None:
         fence = None
         if container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(container_id):
             try:
@@ -77,7 +77,7 @@ class ContainerCalls:
         else:
             await self.keeper.lasting.fencing.drop(fence)
 
-    def _go_start(self, call: Call, container_id: str, fence: Fence | None) -> None:
+    def _go_start(self, call: HeldCall, container_id: str, fence: Fence | None) -> None:
         container = self.keeper.state.containers.get(container_id)
         if container is not None and container.phase in (Phase.CREATED, Phase.STARTING):
             call.state = Trip(container_id, flight=self.launch.start(container_id, fence))
@@ -94,14 +94,14 @@ class ContainerCalls:
         else:
             self.launch.started(trip.flight, ok=status == GrpcStatus.OK)
 
-    def _update(self, call: Call) -> None:
+    def _update(self, call: HeldCall) -> None:
         if "pre_update_container_resources" in self.hooked.points:
             container_id = text(pb.Identity.FromString(call.body).id)
             self.hooked.update(call, container_id, self._update_now)
         else:
             self._update_now(call)
 
-    def _update_now(self, call: Call) -> None:
+    def _update_now(self, call: HeldCall) -> None:
         request = pb.UpdateContainerResourcesFacts.FromString(call.body)
         container_id, asked = text(request.container_id), request.linux
         container = self.keeper.state.containers.get(container_id)
@@ -110,7 +110,7 @@ class ContainerCalls:
         else:
             self._hold(call, self._update_later(call, container_id, asked))
 
-    async def _update_later(self, call: Call, container_id: str, asked: pb.ResourceFacts) -> None:
+    async def _update_later(self, call: HeldCall, container_id: str, asked: pb.ResourceFacts) -> None:
         fencing = self.keeper.lasting.fencing
         known = container_id in self.keeper.state.containers or await self.sync.adoption.adopt_one(
             container_id
@@ -124,7 +124,9 @@ class ContainerCalls:
             call.release()
             await fencing.drop(fence)
 
-    def _go_update(self, call: Call, container_id: str, asked: pb.ResourceFacts, fence: Fence | None) -> None:
+    def _go_update(
+        self, call: HeldCall, container_id: str, asked: pb.ResourceFacts, fence: Fence | None
+    ) -> None:
         container = self.keeper.state.containers[container_id]
         if not self.keeper.store.mode.enforces or container.phase is Phase.EXITED:
             call.release()
@@ -166,7 +168,7 @@ class ContainerCalls:
             if status == GrpcStatus.OK and trip.body and self.hooked.active:
                 self.hooked.updated(trip)
 
-    def _container_ref(self, call: Call) -> None:
+    def _container_ref(self, call: HeldCall) -> None:
         container_id = text(pb.Identity.FromString(call.body).id)
         call.state = Trip(target=container_id)
         if LEAVING[call.method] in self.hooked.points:

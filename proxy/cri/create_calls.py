@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from proxy.cri.asked import NOBODY, Asked
+from proxy.cri.call import HeldCall, Hold, Trip
 from proxy.cri.given import given_of
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.rewrite import create_suffix
 from proxy.cri.texts import identity, text
-from proxy.cri.trips import Call, Hold, Trip
 from proxy.cri.views import pod_of, request_of, with_total
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.ports import Given
@@ -34,7 +34,7 @@ class CreateCalls:
         self.finished = {"CreateContainer": self._create_done}
         self._hold = hold
 
-    def _create(self, call: Call) -> None:
+    def _create(self, call: HeldCall) -> None:
         message = pb.CreateContainerFacts.FromString(call.body)
         config, sandbox_id = message.config, text(message.pod_sandbox_id)
         pod = self.keeper.state.pods.get(sandbox_id)
@@ -77,7 +77,7 @@ class CreateCalls:
         store.change(store.state.with_pod(pod), "pod described by a create", records=records)
 
     async def _find_out(
-        self, call: Call, pod: Pod, name: str, attempt: int, request: Request, given: Given
+        self, call: HeldCall, pod: Pod, name: str, attempt: int, request: Request, given: Given
     ) -> None:
         """Ask for what the CRI does not carry, then decide."""
         keeper, node = self.keeper, self.keeper.state.node
@@ -98,7 +98,7 @@ class CreateCalls:
         if not call.done:
             self._decide(call, pod, name, attempt, request)
 
-    def _decide(self, call: Call, pod: Pod, name: str, attempt: int, request: Request) -> None:
+    def _decide(self, call: HeldCall, pod: Pod, name: str, attempt: int, request: Request) -> None:
         if self.keeper.store.mode.is_leaving:
             call.release()
             return
@@ -118,7 +118,7 @@ class CreateCalls:
         else:
             self._go_create(call, plan.container)
 
-    def _go_create(self, call: Call, container: Container) -> None:
+    def _go_create(self, call: HeldCall, container: Container) -> None:
         placement = container.placement
         if placement.pool is Pool.OWN:
             self._hold(call, self._create_owner(call, container))
@@ -127,7 +127,7 @@ class CreateCalls:
         else:
             self._share(call, container)
 
-    async def _create_narrowed(self, call: Call, container: Container) -> None:
+    async def _create_narrowed(self, call: HeldCall, container: Container) -> None:
         """Write down what hooks have named, which no list of the runtime would say after a crash."""
         keeper = self.keeper
         await keeper.reservations.narrow(container)
@@ -141,17 +141,17 @@ class CreateCalls:
             keeper.saved[current.id] = keeper.state.wanted(current)
             self._share(call, current)
 
-    def _share(self, call: Call, container: Container) -> None:
+    def _share(self, call: HeldCall, container: Container) -> None:
         placement = container.placement
         told = None if self.keeper.state.node.erases(placement) else self.keeper.state.wanted(container)
         self._goes(call, container, create_suffix(told, placement.mems))
 
-    def _goes(self, call: Call, container: Container, suffix: bytes) -> None:
+    def _goes(self, call: HeldCall, container: Container, suffix: bytes) -> None:
         if self.hooked.active:
             self.hooked.leaves(container.id, call.body)
         call.release(call.body + suffix)
 
-    async def _create_owner(self, call: Call, container: Container) -> None:
+    async def _create_owner(self, call: HeldCall, container: Container) -> None:
         async def placed_elsewhere(new: Container) -> Container | None:
             nonlocal container
             container = new

@@ -19,12 +19,12 @@ from collections.abc import Coroutine
 from google.protobuf.message import DecodeError
 
 from proxy.cri.asked import Asked
+from proxy.cri.call import HeldCall, Trip
 from proxy.cri.container_calls import ContainerCalls
 from proxy.cri.create_calls import CreateCalls
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.pod_calls import PodCalls
 from proxy.cri.texts import text
-from proxy.cri.trips import Call, Trip
 from proxy.cri.views import pod_of
 from proxy.keeper.keeper import Keeper
 from proxy.keeper.launch import Launch
@@ -70,13 +70,13 @@ class Interceptors:
         for part in self._parts:
             part.hooked = hooked
 
-    def hold(self, call: Call, work: Coroutine[object, object, None]) -> None:
+    def hold(self, call: HeldCall, work: Coroutine[object, object, None]) -> None:
         """Hold a call while a coroutine decides on it; a fault in there is handled as any."""
         self._hold(call, work)
 
     # -- the wire calls these -----------------------------------------------------------------------------
 
-    def request(self, call: Call) -> None:
+    def request(self, call: HeldCall) -> None:
         """A call is held: decide, and send it on now or later."""
         if self.keeper.store.mode.is_leaving:
             call.release()  # the node is released: this is only a relay
@@ -97,7 +97,7 @@ class Interceptors:
             return None
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
-    def response(self, call: Call, message: bytes) -> None:
+    def response(self, call: HeldCall, message: bytes) -> None:
         """The answer's message passes on its way up."""
         trip = call.state
         if not isinstance(trip, Trip):
@@ -110,7 +110,7 @@ class Interceptors:
         except Exception as error:  # noqa: BLE001  the runtime's list will say what was made
             self._unread(call, error)
 
-    def finished(self, call: Call, status: int | None) -> None:
+    def finished(self, call: HeldCall, status: int | None) -> None:
         """The call is over: a gRPC status, or None where no answer will come."""
         trip = call.state
         call.state = None
@@ -121,7 +121,7 @@ class Interceptors:
         except Exception as error:  # noqa: BLE001  as in ``response``
             self._unread(call, error)
 
-    def _unread(self, call: Call, error: Exception) -> None:
+    def _unread(self, call: HeldCall, error: Exception) -> None:
         """An answer could not be taken note of: compare the node with the runtime soon."""
         self.keeper.attention.set()
         if isinstance(error, DecodeError):
@@ -131,7 +131,7 @@ class Interceptors:
 
     # -- holding ------------------------------------------------------------------------------------------
 
-    def _handle(self, call: Call) -> None:
+    def _handle(self, call: HeldCall) -> None:
         try:
             self._requests[call.method](call)
         except DecodeError as error:
@@ -139,7 +139,7 @@ class Interceptors:
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             self._fault(call, error)
 
-    def _undecodable(self, call: Call, error: DecodeError) -> None:
+    def _undecodable(self, call: HeldCall, error: DecodeError) -> None:
         """Do with a request what can be done without knowing what it asks for.
 
         A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
@@ -157,7 +157,7 @@ class Interceptors:
         else:
             call.release()
 
-    def _fault(self, call: Call, error: BaseException) -> None:
+    def _fault(self, call: HeldCall, error: BaseException) -> None:
         self.keeper.broken(error)
         self.keeper.attention.set()
         if isinstance(call.state, Trip):
@@ -170,7 +170,7 @@ class Interceptors:
         else:
             call.release()
 
-    def _hold(self, call: Call, work: Coroutine[object, object, None]) -> None:
+    def _hold(self, call: HeldCall, work: Coroutine[object, object, None]) -> None:
         async def guarded() -> None:
             try:
                 await work
@@ -181,7 +181,7 @@ class Interceptors:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _when_synced(self, call: Call) -> None:
+    async def _when_synced(self, call: HeldCall) -> None:
         try:
             async with asyncio.timeout(self.keeper.options.call_timeout):
                 await self.keeper.synced.wait()
@@ -200,14 +200,14 @@ class Interceptors:
         if not call.done:
             self._handle(call)
 
-    def _is_strict(self, call: Call) -> bool:
+    def _is_strict(self, call: HeldCall) -> bool:
         """Tell whether a call's pod would rather not run than run anywhere, or may be such a pod."""
         pod = self._pod(call)
         if pod is None:
             return True
         return self.keeper.state.node.refuses_unplaced(pod)
 
-    def _pod(self, call: Call) -> Pod | None:
+    def _pod(self, call: HeldCall) -> Pod | None:
         """Read whose sandbox or container a call makes, from as little of the request as possible."""
         sandbox_id, known, bounds = "", self.keeper.state.pods, self.keeper.state.node.machine.bounds
         try:

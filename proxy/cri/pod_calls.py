@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from proxy.cri.asked import LEAVING, NOBODY, Asked, let_go
+from proxy.cri.call import Finished, HeldCall, Hold, Request, Trip
 from proxy.cri.pb import api_pb2 as pb
 from proxy.cri.texts import identity, text
-from proxy.cri.trips import Call, Finished, Hold, Request, Trip
 from proxy.cri.views import pod_of, total_of
 from proxy.keeper.keeper import Keeper
 from proxy.model.grpc_status import GrpcStatus
@@ -35,21 +35,21 @@ class PodCalls:
             "RemovePodSandbox": self._pod_removed,
         }
 
-    def _run_pod(self, call: Call) -> None:
+    def _run_pod(self, call: HeldCall) -> None:
         if "pre_run_pod_sandbox" in self.hooked.points:
             self.hooked.run_pod(call, self._go_run_pod)
             return
         config = pb.RunPodSandboxFacts.FromString(call.body).config
         self._go_run_pod(call, config, pod_of(config, bounds=self.keeper.state.node.machine.bounds))
 
-    def _go_run_pod(self, call: Call, config: pb.SandboxFacts, pod: Pod) -> None:
+    def _go_run_pod(self, call: HeldCall, config: pb.SandboxFacts, pod: Pod) -> None:
         keeper, node = self.keeper, self.keeper.state.node
         if decides_pod(node, pod) or keeper.scout.pod_matters(node, pod):
             self._hold(call, self._admit(call, pod, total_of(config)))
         else:
             self._goes(call, Trip(pod=pod))
 
-    async def _admit(self, call: Call, pod: Pod, total: Containers) -> None:
+    async def _admit(self, call: HeldCall, pod: Pod, total: Containers) -> None:
         """Ask for what the CRI does not carry, then decide about the pod as a whole."""
         keeper, node = self.keeper, self.keeper.state.node
         if keeper.scout.pod_matters(node, pod):
@@ -73,7 +73,7 @@ class PodCalls:
         if not call.done:
             self._goes(call, trip)
 
-    def _goes(self, call: Call, trip: Trip) -> None:
+    def _goes(self, call: HeldCall, trip: Trip) -> None:
         call.state = trip
         if self.hooked.active:
             trip.body = call.body
@@ -92,7 +92,7 @@ class PodCalls:
         elif trip.token:
             self.keeper.sandboxes.failed(trip.token)
 
-    def _pod_ref(self, call: Call) -> None:
+    def _pod_ref(self, call: HeldCall) -> None:
         sandbox_id = text(pb.Identity.FromString(call.body).id)
         call.state = Trip(target=sandbox_id)
         if LEAVING[call.method] in self.hooked.points:

@@ -12,20 +12,20 @@ from proxy.keeper.bad_input import BadInput
 from proxy.keeper.enforce import Enforced, Enforcer
 from proxy.keeper.health import STUCK_S, Health
 from proxy.keeper.history import History
-from proxy.keeper.household import Household
 from proxy.keeper.journal import Journal
 from proxy.keeper.kernel_ports import Cgroups
 from proxy.keeper.options import Options
 from proxy.keeper.ports import Ledger
 from proxy.keeper.runtime_ports import Runtime
 from proxy.keeper.store import NodeStore
+from proxy.keeper.tasks import BackgroundTasks
 from proxy.keeper.worker import Worker
 from proxy.plan.node import Node
 from proxy.plan.state import NodeState
 from proxy.telemetry.port import Telemetry, subject_of
 
 
-class NodeContext(Household):
+class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:

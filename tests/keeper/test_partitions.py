@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxy.admin.partitions import partitions as told
+from proxy.admin.status_sections import partitions as told
 from proxy.keeper.page import node_page
 from proxy.keeper.partitions.bell import Bell
 from proxy.keeper.partitions.owners import OwnersPartitions

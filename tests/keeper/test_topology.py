@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from proxy.cri.call import Trip
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import Trip
 from proxy.keeper.ports import Given
 from proxy.keeper.runtime_ports import RuntimePod
 from proxy.model.asks import Ask, Kind, PodAsk

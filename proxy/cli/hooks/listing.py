@@ -94,7 +94,7 @@ def _others(entries: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
 def _lines(
     entries: Sequence[Mapping[str, object]], config: Config, width: int, *, wide: bool
 ) -> Iterator[str]:
-    from proxy.admin.hooks import last_error
+    from proxy.admin.status_sections import last_error
 
     if not config.hooks.enabled:
         yield "hooks.enabled is false in the configuration: no hook runs."

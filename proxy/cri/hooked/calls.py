@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from proxy.cri.asked import LEAVING, Go
+from proxy.cri.call import HeldCall, Hold, Trip
 from proxy.cri.hooked.adjust import adjusted_create, adjusted_run_pod
 from proxy.cri.hooked.facts import container_facts, pod_facts, resources_of
 from proxy.cri.hooked.lenient import TooManyFieldsError, read
 from proxy.cri.hooked.lines import Lines
 from proxy.cri.hooked.way import Way
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import Call, Hold, Trip
 from proxy.cri.views import pod_of
 from proxy.hooks.events import (
     Point,
@@ -88,7 +88,7 @@ class Hooked:
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    def run_pod(self, call: Call, go: Callable[[Call, pb.SandboxFacts, Pod], None]) -> None:
+    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, pb.SandboxFacts, Pod], None]) -> None:
         """See ``Asked``."""
         try:
             request = read(pb.RunPodSandboxRequest, call.body)
@@ -122,7 +122,7 @@ class Hooked:
 
     # -- creates ------------------------------------------------------------------------------------------
 
-    def create(self, call: Call, container: Container, go: Callable[[Call, Container], None]) -> None:
+    def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
         """See ``Asked``."""
         if isinstance(call.state, Trip):
             call.state.body = call.body
@@ -138,7 +138,7 @@ class Hooked:
 
         self._way.ask(call, event, decided, over)
 
-    async def create_elsewhere(self, call: Call, container: Container) -> Container | None:
+    async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
         """See ``Asked``. Hooks begin anew with the request as it came: they were told of other CPUs."""
         if isinstance(call.state, Trip) and call.state.body:
             call.change(call.state.body)
@@ -160,7 +160,7 @@ class Hooked:
         return PreCreateContainer(facts, container_facts(body), following.decision(container))
 
     def _placed(
-        self, call: Call, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
+        self, call: HeldCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
     ) -> Container | None:
         """Do with a placement what hooks want; None where the call has been answered or let go.
 
@@ -193,14 +193,14 @@ class Hooked:
 
     # -- containers that exist ----------------------------------------------------------------------------
 
-    def start(self, call: Call, container_id: str, go: Go) -> None:
+    def start(self, call: HeldCall, container_id: str, go: Go) -> None:
         """See ``Asked``."""
         if container_id in self._keeper.state.containers and not self._following.lacks(container_id):
             self._start(call, container_id, go)
         else:
             self._hold(call, self._start_unknown(call, container_id, go))
 
-    async def _start_unknown(self, call: Call, container_id: str, go: Go) -> None:
+    async def _start_unknown(self, call: HeldCall, container_id: str, go: Go) -> None:
         if container_id not in self._keeper.state.containers:
             await self._adopt(container_id)
         if self._following.lacks(container_id):
@@ -208,7 +208,7 @@ class Hooked:
         if not call.done:
             self._start(call, container_id, go)
 
-    def _start(self, call: Call, container_id: str, go: Go) -> None:
+    def _start(self, call: HeldCall, container_id: str, go: Go) -> None:
         container, following = self._keeper.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
             go(call)  # of any other the runtime will say what is wrong with that
@@ -225,19 +225,19 @@ class Hooked:
         """See ``Asked``."""
         self._following.updated(trip.target, trip.body)
 
-    def leave(self, call: Call, target: str, go: Go) -> None:
+    def leave(self, call: HeldCall, target: str, go: Go) -> None:
         """See ``Asked``."""
         if self._following.lacks(target):
             self._hold(call, self._leave_unknown(call, target, go))
         else:
             self._leave(call, target, go)
 
-    async def _leave_unknown(self, call: Call, target: str, go: Go) -> None:
+    async def _leave_unknown(self, call: HeldCall, target: str, go: Go) -> None:
         await self._learn(target)
         if not call.done:
             self._leave(call, target, go)
 
-    def _leave(self, call: Call, target: str, go: Go) -> None:
+    def _leave(self, call: HeldCall, target: str, go: Go) -> None:
         event = self._leaving(call, target)
         if event is None:
             go(call)
@@ -249,7 +249,7 @@ class Hooked:
 
         self._way.ask(call, event, decided)
 
-    def _leaving(self, call: Call, target: str) -> Point | None:
+    def _leaving(self, call: HeldCall, target: str) -> Point | None:
         """Give what hooks are told before a stop or a removal; None where it stops or removes nothing."""
         following, state, point = self._following, self._keeper.state, LEAVING[call.method]
         if point == PreStopPodSandbox.NAME:

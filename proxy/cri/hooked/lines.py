@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.cri.asked import Go
+from proxy.cri.call import HeldCall, Hold
 from proxy.cri.hooked.adjust import adjusted_update
 from proxy.cri.hooked.facts import resources_of
 from proxy.cri.hooked.lazy import LazyMap
 from proxy.cri.hooked.lenient import read
 from proxy.cri.hooked.way import Decided, Way
 from proxy.cri.pb import api_pb2 as pb
-from proxy.cri.trips import Call, Hold
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Answers, Outcome
 from proxy.model.workload import Phase
@@ -69,7 +69,7 @@ class Lines:
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last in line of each container that has a line."""
 
-    def update(self, call: Call, container_id: str, go: Go) -> None:
+    def update(self, call: HeldCall, container_id: str, go: Go) -> None:
         """Have hooks asked about an update, when it is its turn."""
         answers = None
         known = container_id in self._keeper.state.containers and not self._following.lacks(container_id)
@@ -80,7 +80,7 @@ class Lines:
         self._hold(call, self._in_line(call, container_id, go, answers))
 
     def _in_line(
-        self, call: Call, container_id: str, go: Go, answers: _Waiting | None
+        self, call: HeldCall, container_id: str, go: Go, answers: _Waiting | None
     ) -> Coroutine[object, object, None]:
         """Take a place in line, now; gives what is to be awaited."""
         before, mine = self._last.get(container_id), asyncio.get_running_loop().create_future()
@@ -108,7 +108,7 @@ class Lines:
 
         return waiting()
 
-    def _ask(self, call: Call, container_id: str, go: Go) -> _Waiting | None:
+    def _ask(self, call: HeldCall, container_id: str, go: Go) -> _Waiting | None:
         """Ask about an update; gives what is to be waited for, None where it has gone on."""
         container = self._keeper.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.cri.trips import Call, Hold
+from proxy.cri.call import HeldCall, Hold
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
@@ -67,7 +67,7 @@ class Way:
             self._keeper.broken(error)
             return AS_IT_IS
 
-    def ask(self, call: Call, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
+    def ask(self, call: HeldCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
         """Ask hooks in the way of a call.
 
         Args:
@@ -90,7 +90,7 @@ class Way:
 
         self._hold(call, later())
 
-    def refuses(self, call: Call, outcome: Outcome) -> bool:
+    def refuses(self, call: HeldCall, outcome: Outcome) -> bool:
         """Refuse the call where hooks do; else have done what they want of others."""
         if outcome.refusal:
             self._keeper.telemetry.count(metrics.REFUSED_BY_HOOKS)
@@ -100,7 +100,7 @@ class Way:
         self.update(outcome)
         return False
 
-    def relays(self, call: Call) -> bool:
+    def relays(self, call: HeldCall) -> bool:
         """Let a call go where the node was released while hooks thought: nothing is decided here any more."""
         if not self._keeper.store.mode.is_leaving:
             return False
@@ -113,7 +113,7 @@ class Way:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
     def written(
-        self, call: Call, adjusted: Callable[[bytes, Adjustment], bytes], outcome: Outcome
+        self, call: HeldCall, adjusted: Callable[[bytes, Adjustment], bytes], outcome: Outcome
     ) -> tuple[Outcome, bytes]:
         """Write what hooks want into a call's message.
 

@@ -8,8 +8,8 @@ pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
 
 from __future__ import annotations
 
+from proxy.cri.call import Trip
 from proxy.cri.pb import api_pb2 as cri
-from proxy.cri.trips import Trip
 from proxy.hooks.pb import hook_pb2 as pb
 from proxy.hooks.serving.call import ForeignCall, HookCallRefusedError, Wire
 from proxy.hooks.serving.finding import Finder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from proxy.hooks.serving.desk import Desk
 from proxy.hooks.serving.server import Server
-from proxy.keeper.tending import tended
+from proxy.keeper.tasks import tended
 from proxy.model.errors import TopoproxyError
 
 if TYPE_CHECKING:

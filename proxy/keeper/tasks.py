@@ -1,16 +1,48 @@
-"""What a keeper needs beside its state: tasks in the background, and reports of faults."""
+"""Tasks in the background: none of those that last ends by a fault without being begun again.
+
+A fault of ours in one of them would otherwise end, say, settling for good, and it might not be noticed for
+days. So it is reported and counted, and the task begins again after a pause, which doubles while it goes on
+failing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from proxy.keeper.tending import tended
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
+PAUSES = Backoff(0.1, 60.0, steady=120.0)
+"""Seconds before a task begins again."""
 
-class Household:
+
+async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseException], None]) -> None:
+    """Run something until it ends by itself.
+
+    Args:
+        begin: Begins it; called again after each fault.
+        failed: Is told what it ended with.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    pauses = RetryDelays(PAUSES)
+    while True:
+        began = loop.time()
+        try:
+            await begin()
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling():
+                raise
+            failed(error)  # something that it waited for was cancelled, not the task
+        except Exception as error:  # noqa: BLE001  whatever it is, the task must go on
+            failed(error)
+        else:
+            return
+        await asyncio.sleep(pauses.next(loop.time() - began))
+
+
+class BackgroundTasks:
     """Tasks that run in the background, and what went wrong.
 
     Attributes:

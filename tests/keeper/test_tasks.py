@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.keeper import tending
-from proxy.keeper.tending import tended
+from proxy.keeper import tasks
+from proxy.keeper.tasks import tended
 from proxy.model.backoff import Backoff
 from proxy.telemetry import metrics
 
@@ -24,7 +24,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(tending.asyncio, "sleep", nap)
+    monkeypatch.setattr(tasks.asyncio, "sleep", nap)
     return found
 
 
@@ -45,11 +45,11 @@ def test_a_task_is_restarted_after_longer_and_longer_pauses(pauses: list[float])
     assert len(told) == 12
     assert isinstance(told[0], ValueError)
     assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
-    assert pauses[-1] == tending.PAUSES.longest
+    assert pauses[-1] == tasks.PAUSES.longest
 
 
 def test_a_steady_task_is_restarted_at_once(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tending, "PAUSES", Backoff(0.1, 60.0, steady=0.0))
+    monkeypatch.setattr(tasks, "PAUSES", Backoff(0.1, 60.0, steady=0.0))
     run([ValueError("odd")] * 3 + [None], [])
     assert pauses == [0.1] * 3
 

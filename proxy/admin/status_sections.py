@@ -1,0 +1,325 @@
+"""The sections of the status page, each written from its part of what ``/status`` answered.
+
+A part that is missing or something else than expected is left out. Long lines are cut at the terminal's
+width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from proxy.report.parts import as_list, as_map, cut, one_line, table
+
+
+def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
+    """Write the part; nothing where every container has what it was promised.
+
+    Args:
+        entries: What the status says under ``short``.
+    """
+    if entries:
+        yield ""
+        yield f"NOT AS PROMISED ({len(entries)})"
+        for entry in entries:
+            yield f"  {one_line(entry.get('container')) or '?'}: {one_line(entry.get('what')) or '?'}"
+
+
+def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
+    """Write the section; nothing where no other program has written.
+
+    Args:
+        data: ``drift`` of what ``/status`` answered.
+        width: Columns of the terminal; long lines are cut at it.
+    """
+    by = {one_line(writer): n for writer, n in as_map(data.get("by")).items() if isinstance(n, int) and n > 0}
+    wars = [as_map(entry) for entry in as_list(data.get("writeConflicts"))]
+    if not by and not wars:
+        return
+    count = ", ".join(f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))
+    yield ""
+    yield cut(f"Cpusets written by other programs and restored (by probable writer): {count or '-'}", width)
+    if lack := one_line(data.get("not_watched")):
+        yield cut(f"  not all writes are noticed: {lack}", width)
+    if wars:
+        rows = [("WRITTEN AGAIN AND AGAIN", "BY", "FOUND", "INSTEAD OF", "TIMES", "SINCE", "PUT BACK IN")]
+        rows += [
+            (
+                one_line(war.get("container")) or one_line(war.get("id"))[:13],
+                one_line(war.get("by")),
+                one_line(war.get("found")) or "-",
+                one_line(war.get("cpus")) or "-",
+                one_line(war.get("times")),
+                _drift_seconds(war.get("seconds")),
+                _drift_seconds(war.get("next_s")),
+            )
+            for war in wars
+        ]
+        yield from (cut(f"  {line}", width) for line in table(rows))
+
+
+def _drift_seconds(value: object) -> str:
+    if not isinstance(value, int | float):
+        return ""
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"  # half a second is not none
+
+
+_WELL = frozenset({"running", "masked", "disabled", ""})
+_ASKED = {
+    "failing": "fails",
+    "open": "not asked for now",
+    "probing": "tried again now",
+    "hangs": "not asked, as its calls hang",
+}
+
+
+def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
+    """Write the part; nothing where there are no hooks.
+
+    Args:
+        data: What the status says under ``hooks``.
+        width: Columns of the terminal; long lines are cut at it.
+    """
+    entries = [as_map(entry) for entry in as_list(data.get("hooks"))]
+    served = as_map(data.get("serving"))
+    if not entries and not served:
+        return
+    asked = [one_line(entry.get("name")) for entry in entries if as_list(entry.get("points"))]
+    yield ""
+    yield cut(": ".join(words for words in (f"Hooks ({len(asked)})", ", ".join(asked)) if words), width)
+    for entry in entries:
+        if words := trouble(entry):
+            yield cut(f"  {one_line(entry.get('name')) or '?'}: {words}", width)
+    if served:
+        yield cut(f"  {_hooks_served(served)}", width)
+
+
+def trouble(entry: Mapping[str, object]) -> str:
+    """Say what is wrong with a hook; nothing where all is well."""
+    state, asked = one_line(entry.get("state")), one_line(entry.get("asked"))
+    parts = []
+    error = one_line(entry.get("error"))
+    if state not in _WELL and (state != "being read" or error):
+        parts.append(_because(state, error))
+    if asked in _ASKED:
+        parts.append(_because(_ASKED[asked], last_error(entry)))
+    return "; ".join(parts)
+
+
+def last_error(entry: Mapping[str, object], now: float | None = None) -> str:
+    """Describe a hook's last failure, with its time; nothing if there was none.
+
+    Args:
+        entry: The hook's entry.
+        now: Seconds since the epoch.
+    """
+    words, when = one_line(entry.get("last_error")), entry.get("last_error_at")
+    if not words or not isinstance(when, int | float):
+        return words
+    ago = max(0.0, (time.time() if now is None else now) - when)
+    return f"{words} ({age(ago)} ago)"
+
+
+def age(seconds: float) -> str:
+    """Say how long that is, in one unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _because(what: str, why: str) -> str:
+    return f"{what}: {why}" if why else what
+
+
+def _hooks_served(served: Mapping[str, object]) -> str:
+    words = f"served to Koordinator's runtime proxy at {one_line(served.get('socket')) or '?'}"
+    calls = served.get("calls")
+    return f"{words}: {calls} calls" if isinstance(calls, int) else words
+
+
+_KUBELET_SETTINGS = (
+    ("policy", "cpuManagerPolicy"),
+    ("options", "cpuManagerPolicyOptions"),
+    ("reserved", "reservedSystemCPUs"),
+    ("topology_policy", "topologyManagerPolicy"),
+    ("topology_scope", "topologyManagerScope"),
+    ("default", "default"),
+)
+_KUBELET_NAMES = {"default": "CPUs of all others"}
+
+
+def kubelet(data: Mapping[str, object]) -> Iterable[str]:
+    """Write the section: kubelet's settings, the source of each, and the CPUs that it assigned.
+
+    Args:
+        data: ``kubelet`` of what ``/status`` answered; nothing is written where nothing is known.
+    """
+    reported = as_map(data.get("sources"))
+    rows = [
+        (_KUBELET_NAMES.get(key, key), value, one_line(reported.get(name)))
+        for name, key in _KUBELET_SETTINGS
+        if (value := _kubelet_value(data.get(key)))
+    ]
+    entries = [entry for entry in as_list(data.get("held")) if isinstance(entry, Mapping)]
+    if not rows and not entries:
+        return
+    yield ""
+    yield "Kubelet's CPU manager"
+    yield from _indented([("SETTING", "VALUE", "FROM"), *rows])
+    if entries:
+        yield from _indented(
+            [("CPUS", "GIVEN BY KUBELET TO"), *((one_line(e.get("cpus")), _holder(e)) for e in entries)]
+        )
+
+
+def _holder(entry: Mapping[str, object]) -> str:
+    return f"{one_line(entry.get('pod')) or one_line(entry.get('uid'))}/{one_line(entry.get('container'))}"
+
+
+def _kubelet_value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{one_line(name)}={one_line(value[name])}" for name in sorted(value, key=str))
+    return one_line(value)
+
+
+def _indented(rows: list[tuple[str, ...]]) -> Iterable[str]:
+    return (f"  {row}" for row in table(rows))
+
+
+def partitions(data: Mapping[str, object]) -> Iterable[str]:
+    """Write the part; nothing where none are asked for.
+
+    Args:
+        data: What the status says under ``partitions``.
+    """
+    entries = [as_map(entry) for entry in as_list(data.get("containers"))]
+    asked, lack = one_line(data.get("asked")), one_line(data.get("lack"))
+    if not asked and not any(entry.get("state") not in (None, "member") for entry in entries):
+        return
+    yield ""
+    yield f"Partitions of owned CPUs ({asked or 'none'}){f': there are none, {lack}' if lack else ''}"
+    rows = [[one_line(entry.get(key)) for key in ("ref", "cpus", "state", "reason")] for entry in entries]
+    if rows and not lack:
+        yield from table(rows)
+    isolated = one_line(data.get("isolated"))
+    if isolated:
+        yield f"  The kernel isolates CPUs {isolated}."
+
+
+_DEFAULT = "default"
+
+
+def prescribed(data: Mapping[str, object]) -> Iterable[str]:
+    """Write the section; nothing where nothing is prescribed and nothing is wrong.
+
+    Args:
+        data: ``prescribed`` of what ``/status`` answered.
+    """
+    values = [each for each in as_list(data.get("values")) if isinstance(each, Mapping)]
+    reported = [each for each in values if each.get("source") != _DEFAULT or each.get("problem")]
+    where, trouble = one_line(data.get("nodeObject")), one_line(data.get("problem"))
+    if not reported and not trouble:
+        return
+    yield ""
+    yield f"Prescribed for the node{f' (Node object: {where})' if where else ''}"
+    rows = [("VALUE", "IN FORCE", "FROM")]
+    rows += [
+        (one_line(e.get("name")), _prescribed_value(e.get("value")), one_line(e.get("source")))
+        for e in reported
+    ]
+    yield from table(rows) if reported else ()
+    for words in (trouble, *(one_line(each.get("problem")) for each in reported)):
+        if words:
+            yield f"  NOT FOLLOWED: {words}"
+
+
+def _prescribed_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return one_line(value) or "-"
+
+
+def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
+    """Write the part; nothing where no quota was taken off.
+
+    Args:
+        entries: What the status says under ``quotas``.
+    """
+    rows = []
+    for entry in entries:
+        pod, container, was = (entry.get(key) for key in ("pod", "container", "was"))
+        group = f"{pod or 'a pod that is gone'}/{container}" if container else str(pod or entry.get("group"))
+        rows.append((one_line(group), f"{was} us" if isinstance(was, int) else "?"))
+    if rows:
+        yield ""
+        yield "CFS quotas that are off, and what they were"
+        yield from table(sorted(rows))
+
+
+def release(data: Mapping[str, object]) -> list[str]:
+    """Return the lines; none where the node is not left.
+
+    Args:
+        data: The part ``release`` of ``/status``.
+    """
+    stage, left = data.get("stage"), data.get("left")
+    if stage == "released":
+        return [
+            "release: calls are only relayed, containers are not moved (topoproxy release --undo resumes)"
+        ]
+    if stage != "releasing":
+        return []
+    lines = [
+        f"release: {data.get('told')} of {data.get('containers')} containers updated, calls are only relayed"
+    ]
+    return lines + [f"  still: {words}" for words in (left if isinstance(left, list) else [])]
+
+
+_PERIOD_US = 100_000
+
+
+def suppression(data: Mapping[str, object], width: int) -> Iterable[str]:
+    """Write the section: the usage, what is left for BE (best effort) pods, what they have, and since when.
+
+    Args:
+        data: ``beSuppress`` of what ``/status`` answered; empty where nothing is suppressed.
+        width: Columns of the terminal; long lines are cut at it.
+    """
+    mode = one_line(data.get("mode"))
+    if not mode:
+        return
+    yield ""
+    yield f"BE suppression ({mode}, up to {one_line(data.get('threshold'))} % of the node)"
+    yield from (cut(line, width) for line in _suppression_lines(data))
+
+
+def _suppression_lines(data: Mapping[str, object]) -> Iterable[str]:
+    usage, budget = data.get("usage"), data.get("budget_milli")
+    if isinstance(usage, Mapping) and isinstance(budget, int):
+        used = [
+            f"{name} {value:.1f}"
+            for name, key in (("other pods", "others"), ("BE pods", "be"), ("system", "system"))
+            if isinstance(value := usage.get(key), int | float)
+        ]
+        yield f"  CPUs in use: {', '.join(used)}; for BE pods: {budget / 1000:.1f}"
+    elif _is_suppressed(data):
+        yield "  usage is not known"
+    quota = data.get("quota_us")
+    if isinstance(quota, int) and quota > 0:
+        group = one_line(data.get("group"))
+        yield f"  quota: {quota / _PERIOD_US:.2f} CPUs{f' for /{group}' if group else ''}"
+    elif data.get("mode") == "cpuset":
+        now, pool = one_line(data.get("cpus")), one_line(data.get("pool"))
+        yield f"  BE pods run on {now or '-'}" + ("" if now == pool else f" of {pool}")
+    change = data.get("last_change")
+    if isinstance(change, Mapping):
+        when = change.get("when")
+        ago = f" {max(0.0, time.time() - when):.0f} s ago" if isinstance(when, int | float) else ""
+        yield f"  changed{ago} to {one_line(change.get('after'))} from {one_line(change.get('before'))}"
+        yield f"    {one_line(change.get('why'))}"
+
+
+def _is_suppressed(data: Mapping[str, object]) -> bool:
+    """Return whether something is to be suppressed."""
+    return data.get("mode") in ("cpuset", "cfs-quota")

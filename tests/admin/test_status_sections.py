@@ -1,0 +1,345 @@
+"""The sections of the status page."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admin.page import render
+from proxy.admin.status_sections import (
+    drift,
+    hooks,
+    last_error,
+    prescribed,
+    quotas,
+    release,
+    short,
+    suppression,
+)
+from proxy.hooks.engine.stats import HookReport
+from proxy.hooks.files.entries import Entry, State
+from proxy.hooks.page import hooks_page
+from proxy.report.metrics import metrics
+
+WAR = {
+    "container": "ns/ls/c",
+    "id": "abcdef",
+    "by": "kubelet",
+    "cpus": "4-15",
+    "found": "0-15",
+    "times": 12,
+    "seconds": 33.4,
+    "next_s": 0.5,
+}
+DATA = {
+    "watched": 3,
+    "not_watched": "",
+    "by": {"kubelet": 2, "systemd": 0, "runc": 0, "unknown": 5},
+    "writeConflicts": [WAR],
+}
+
+
+def drift_lines(data: Any, width: int = 120) -> list[str]:
+    return list(drift(data, width))
+
+
+def test_who_wrote_and_who_does_so_again_and_again() -> None:
+    assert drift_lines(DATA) == [
+        "",
+        "Cpusets written by other programs and restored (by probable writer): unknown 5, kubelet 2",
+        "  WRITTEN AGAIN AND AGAIN  BY       FOUND  INSTEAD OF  TIMES  SINCE  PUT BACK IN",
+        "  ns/ls/c                  kubelet  0-15   4-15        12     33 s   0.5 s",
+    ]
+    lack = DATA | {"not_watched": "too many inotify watches", "writeConflicts": []}
+    assert drift_lines(lack)[2:] == ["  not all writes are noticed: too many inotify watches"]
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert drift_lines({}) == []
+    assert drift_lines(DATA | {"by": {"kubelet": 0}, "writeConflicts": []}) == []
+
+
+def test_where_drift_stands() -> None:
+    page = render({"drift": DATA})
+    assert "kubelet 2" in page
+    assert page.index("Cpusets written") > page.index("No containers")
+    assert page.index("Cpusets written") < page.index("No problems")
+    assert all(len(line) <= 40 for line in drift_lines(DATA, 40))
+
+
+ANY_DRIFT = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*WAR, "kubelet"]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*DATA]), ANY_DRIFT))
+def test_drift_in_an_answer_of_another_version(data: dict[str, object]) -> None:
+    assert all("\n" not in line for line in drift_lines(data))
+
+
+POINTS = ("pre_create_container",)
+
+
+def used(name: str, state: State = State.RUNNING, error: str = "") -> Entry:
+    return Entry(name, f"/h/{name}.py", state, error, POINTS, "Ignore", 0.5)
+
+
+def report(name: str, **more: Any) -> HookReport:
+    return HookReport(name, f"/h/{name}.py", POINTS, "Ignore", 0.5, **more)
+
+
+def shown(entries: list[Entry], reports: list[HookReport], width: int = 100, **more: object) -> list[str]:
+    return list(hooks({"hooks": hooks_page(entries, reports), **more}, width))
+
+
+def test_nothing_is_said_where_there_are_no_hooks() -> None:
+    assert list(hooks({}, 80)) == []
+    assert list(hooks({"hooks": []}, 80)) == []
+    assert "Hooks" not in render({"hooks": {}})
+
+
+def test_those_that_do_well_are_counted_and_the_others_named() -> None:
+    entries = [
+        used("10-well"),
+        used("20-old", State.OLD, "cannot load hook /h/20-old.py: SyntaxError"),
+        Entry("30-bad", "/h/30-bad.py", State.UNTRUSTED, "cannot trust hook /h/30-bad.py: chmod"),
+        Entry("40-off", "/h/40-off.py", State.DISABLED),
+        Entry("10-well", "/v/10-well.py", State.MASKED, "/h/10-well.py is taken instead"),
+        used("50-open"),
+        used("60-failing"),
+    ]
+    at = time.time() - 130
+    reports = [
+        report("10-well", calls=3, last_error="once", last_error_at=at),
+        report("20-old"),
+        report("50-open", state="open", last_error="ValueError: x", last_error_at=at),
+        report("60-failing", state="failing", last_error="no answer within 500 ms", last_error_at=0.0),
+    ]
+    served = {"socket": "/run/topoproxy/hooks.sock"}
+    lines = shown(entries, reports, serving=served)
+    assert lines[:6] == [
+        "",
+        "Hooks (4): 10-well, 20-old, 50-open, 60-failing",
+        "  20-old: old version running: cannot load hook /h/20-old.py: SyntaxError",
+        "  30-bad: untrusted: cannot trust hook /h/30-bad.py: chmod",
+        "  50-open: not asked for now: ValueError: x (2 min ago)",
+        lines[5],
+    ]
+    assert lines[5].startswith("  60-failing: fails: no answer within 500 ms (")
+    assert lines[6:] == ["  served to Koordinator's runtime proxy at /run/topoproxy/hooks.sock"]
+    assert "\nHooks (4): 10-well, " in render({"hooks": {"hooks": hooks_page(entries, reports)}})
+
+
+def test_long_lines_are_cut_and_strange_answers_left_out() -> None:
+    long = used("10-x", State.BROKEN, "e" * 300)
+    assert max(map(len, shown([long], [], width=60))) == 60
+    assert list(hooks({"hooks": [{"name": "\x1b", "state": "odd"}, 3]}, 80))[2:] == ["   : odd"]
+
+
+def test_where_none_can_be_asked_that_is_said_too() -> None:
+    bad = Entry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
+    assert shown([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
+
+
+def test_ages() -> None:
+    def ago(seconds: float) -> str:
+        return last_error({"last_error": "x", "last_error_at": 1000.0}, 1000.0 + seconds)
+
+    assert [ago(s) for s in (3, 300, 7200, 200_000)] == [
+        "x (3 s ago)", "x (5 min ago)", "x (2 h ago)", "x (2 d ago)"
+    ]  # fmt: skip
+    assert last_error({"last_error": ""}) == ""
+
+
+def test_the_page_joins_files_and_reports() -> None:
+    entries = [used("10-a"), Entry("koordlet", "/s/koordlet.json", State.BROKEN, "why", server=True)]
+    first, second, third = hooks_page(
+        entries, [report("10-a", state="hangs", calls=2, failures={"timeout": 2}), report("late")]
+    )
+    assert (first["state"], first["asked"], first["breaker_open"]) == ("running", "hangs", True)
+    assert (first["calls"], first["failures"], first["kind"]) == (2, {"timeout": 2}, "file")
+    assert (second["broken"], second["kind"], second["error"]) == (True, "server", "why")
+    assert "calls" not in second
+    assert third["name"] == "late", "a hook in use is never left out"
+
+
+def row(name: str, value: object, source: str = "default", problem: str = "") -> dict[str, object]:
+    return {"name": name, "value": value, "source": source, "problem": problem}
+
+
+def test_what_somebody_prescribes_and_what_is_not_followed() -> None:
+    page = {
+        "nodeObject": "/etc/node.json",
+        "problem": "cannot read it",
+        "values": [
+            row("cpuBindPolicy", "FullPCPUsOnly", "label x"),
+            row("numaAllocateStrategy", ""),
+            row("systemCPUsExclusive", False, "annotation y"),
+            row("reservedCPUs", "", problem="annotation z: bad\x1b[2J"),
+        ],
+    }
+    assert list(prescribed(page)) == [
+        "",
+        "Prescribed for the node (Node object: /etc/node.json)",
+        "VALUE                IN FORCE       FROM",
+        "cpuBindPolicy        FullPCPUsOnly  label x",
+        "systemCPUsExclusive  no             annotation y",
+        "reservedCPUs         -              default",
+        "  NOT FOLLOWED: cannot read it",
+        "  NOT FOLLOWED: annotation z: bad [2J",
+    ]
+
+
+def test_nothing_to_say() -> None:
+    for page in ({}, {"values": [row("cpuBindPolicy", "")]}, {"values": "x", "problem": None}):
+        assert list(prescribed(page)) == []
+
+
+QUOTAS = [
+    {"pod": "ns/db", "container": "main", "was": 200_000, "group": ""},
+    {"pod": "ns/db", "container": "", "was": 300_000, "group": "kubepods/poddb"},
+    {"pod": "", "container": "", "was": 100_000, "group": "kubepods/podgone"},
+]
+QUOTAS_PART = """
+CFS quotas that are off, and what they were
+kubepods/podgone  100000 us
+ns/db             300000 us
+ns/db/main        200000 us
+"""
+
+
+def test_whose_quota_is_off() -> None:
+    assert "\n".join(quotas(QUOTAS)) + "\n" == QUOTAS_PART
+    assert QUOTAS_PART in render({"quotas": QUOTAS})
+    assert "CFS" not in render({"quotas": []})
+
+
+def test_what_is_shown_is_one_line() -> None:
+    (*_, line) = quotas([{"pod": "a\x1b[2J\nb", "was": "x"}])
+    assert line == "a [2J b  ?"
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["pod", "container", "was", "group"]), st.none() | st.text()))
+)
+def test_nothing_breaks_it(entries: list[dict[str, str | None]]) -> None:
+    assert len(list(quotas(entries))) in (0, 2 + len(entries))
+
+
+def test_how_far_it_is() -> None:
+    data = {"stage": "releasing", "told": 3, "containers": 9, "left": ["cannot update: busy"]}
+    assert release(data) == [
+        "release: 3 of 9 containers updated, calls are only relayed",
+        "  still: cannot update: busy",
+    ]
+    assert release({**data, "left": None}) == ["release: 3 of 9 containers updated, calls are only relayed"]
+
+
+def test_that_it_is_over() -> None:
+    page = render({"mode": "released", "release": {"stage": "released"}})
+    assert page.startswith(
+        "topoproxy, mode released\nrelease: calls are only relayed, containers are not moved"
+    )
+    assert release({}) == []
+
+
+SHORT: list[dict[str, object]] = [
+    {
+        "container": "ns/db/main",
+        "what": "its CPU 3 is offline: it runs on 2, 1 fewer than promised",
+        "missing": 1,
+    },
+    {"container": "ns/\x1bx", "what": "its memory of NUMA node 2 is gone", "missing": 0},
+]
+SHORT_PART = """
+NOT AS PROMISED (2)
+  ns/db/main: its CPU 3 is offline: it runs on 2, 1 fewer than promised
+  ns/ x: its memory of NUMA node 2 is gone
+"""
+
+
+def test_who_has_less() -> None:
+    assert "\n".join(short(SHORT)) + "\n" == SHORT_PART
+    assert SHORT_PART in render({"shortfalls": SHORT})
+    assert "PROMISED" not in render({"shortfalls": []})
+
+
+def test_in_numbers() -> None:
+    told = metrics({"shortfalls": SHORT})
+    assert "topoproxy_containers_below_promise 2\n" in told
+    assert "topoproxy_containers_short 2\n" in told
+    assert "topoproxy_cpus_short 1\n" in told
+    assert "topoproxy_containers_short" not in metrics({})
+
+
+WHY = "the budget is 4.4 CPUs: 65 % of 16 are 10.4, other pods use 6.0, the system uses 0.0"
+CPUSET = {
+    "mode": "cpuset",
+    "threshold": 65,
+    "min_percent": 0,
+    "cpus": "0-1,4-5,8",
+    "pool": "0-15",
+    "quota_us": None,
+    "group": "kubepods/besteffort",
+    "why": WHY,
+    "budget_milli": 4400,
+    "capacity_milli": 16000,
+    "usage": {"node": 10.0, "be": 4.0, "others": 6.0, "system": 0.0},
+}
+
+
+def suppression_lines(data: Any, width: int = 100) -> list[str]:
+    return list(suppression(data, width))
+
+
+def test_fewer_cpus() -> None:
+    change = {"when": time.time() - 3, "before": "CPUs 0-10", "after": "CPUs 0-1,4-5,8", "why": WHY}
+    assert suppression_lines(CPUSET | {"last_change": change}) == [
+        "",
+        "BE suppression (cpuset, up to 65 % of the node)",
+        "  CPUs in use: other pods 6.0, BE pods 4.0, system 0.0; for BE pods: 4.4",
+        "  BE pods run on 0-1,4-5,8 of 0-15",
+        "  changed 3 s ago to CPUs 0-1,4-5,8 from CPUs 0-10",
+        f"    {WHY}",
+    ]
+
+
+def test_nothing_taken_away() -> None:
+    assert suppression_lines(CPUSET | {"cpus": "0-15"})[-1] == "  BE pods run on 0-15"
+
+
+def test_a_quota() -> None:
+    data = CPUSET | {"mode": "cfs-quota", "quota_us": 440_000}
+    assert suppression_lines(data)[-1] == "  quota: 4.40 CPUs for /kubepods/besteffort"
+    assert not [line for line in suppression_lines(data | {"quota_us": -1}) if "quota:" in line]
+
+
+def test_usage_that_is_not_known() -> None:
+    data = {key: value for key, value in CPUSET.items() if key not in ("usage", "budget_milli")}
+    assert suppression_lines(data)[2] == "  usage is not known"
+    off = data | {"mode": "off"}
+    assert suppression_lines(off) == ["", "BE suppression (off, up to 65 % of the node)"]
+
+
+def test_where_suppression_stands() -> None:
+    page = render({"pools": {"shared": "0-15", "be": "0-15"}, "beSuppress": CPUSET})
+    assert page.index("POOL") < page.index("BE suppression") < page.index("No containers")
+    assert "BE suppression" not in render({"beSuppress": {}})
+    assert all(len(line) <= 50 for line in suppression_lines(CPUSET, 50)[2:])
+
+
+ANY_SUPPRESSION = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CPUSET, "when"]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*CPUSET, "last_change"]), ANY_SUPPRESSION))
+def test_suppression_in_an_answer_of_another_version(data: dict[str, object]) -> None:
+    assert all("\n" not in line for line in suppression_lines({"mode": "cpuset"} | data))
