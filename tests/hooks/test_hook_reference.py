@@ -100,7 +100,7 @@ def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:
 def test_a_docstring_taken_apart() -> None:
     told = documented(Adjustment)
     assert told.prose == ("What a hook wants to be otherwise.",)
-    assert told.after[0].startswith("Which of them a point takes")
+    assert told.after[0].startswith("Each point lists the fields that it takes")
     assert [row.names for row in told.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
     assert told.rows[0].words.endswith("`CLEAR``: what the client asked for does not count.")
     update = documented(Update).rows[-1]
