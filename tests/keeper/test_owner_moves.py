@@ -281,7 +281,7 @@ def test_a_call_that_hangs_has_the_owner_stay(live: Callable[..., None]) -> None
     live(day, call_timeout=0.1)
 
 
-def test_a_cpu_of_the_target_that_goes_offline_meanwhile_is_replaced_afterwards(
+def test_a_target_cpu_that_goes_offline_is_replaced_afterwards(
     live: Callable[..., None],
 ) -> None:
     async def day(w: Any) -> None:

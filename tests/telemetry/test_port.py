@@ -140,7 +140,7 @@ def test_a_resolved_problem_is_gone_and_may_come_again() -> None:
     assert lines[3:] == ["a worker is stuck worker=kernel seconds=10"]
 
 
-def test_what_a_client_can_cause_is_logged_a_few_times_for_each_message_and_keys() -> None:
+def test_messages_that_clients_cause_are_logged_a_few_times() -> None:
     lines: list[str] = []
     port = telemetry(lines)
     for number in range(100):
@@ -150,7 +150,7 @@ def test_what_a_client_can_cause_is_logged_a_few_times_for_each_message_and_keys
     assert {re.sub(" err=.*", "", line) for line in lines} == {"refused a pod pod=a", "refused a pod pod=b"}
 
 
-def test_debug_records_are_not_made_where_nobody_reads_them() -> None:
+def test_debug_records_are_not_made_unless_they_are_read() -> None:
     said = Said(levels=("info", "warning", "error"))
     port = Telemetry(said, lambda: 1.0)
     port.debug("x")

@@ -48,7 +48,7 @@ def test_names_are_unique_and_well_formed() -> None:
     assert len(keys) == len(set(keys))
 
 
-def test_every_counter_is_exported_from_the_beginning_also_under_its_former_name() -> None:
+def test_every_counter_is_exported_from_the_start_also_as_before() -> None:
     text = Registry().text()
     for metric in metrics.ALL:
         if isinstance(metric, Gauge) or metric in metrics.OF_HOOKS:

@@ -67,7 +67,7 @@ def test_nodes_of_devices() -> None:
     assert nodes_of_devices([GPU0, NOWHERE, NIC1]) == Mask([0, 1])
 
 
-def test_assigned_devices_are_hints_only_and_limit_where_a_request_can_be_served() -> None:
+def test_assigned_devices_are_hints_only_and_limit_the_nodes() -> None:
     provider = AssignedDevices(NODES)
     assert (provider.name, provider.serves, provider.accounts) == ("devices", Serves.NONE, False)
     assert not provider.wants(request(NOWHERE))
