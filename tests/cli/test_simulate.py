@@ -181,7 +181,7 @@ def test_progress_is_for_terminals_or_on_request() -> None:
         ("pod.yaml --machine no.json", InputError, "cannot read the machine description no.json"),
         ("pod.yaml --machine m.json --machine m.json", InputError, "two machines of the name m"),
         ("pod.yaml --sysfs-root .", InputError, "cannot read the machine"),
-        ("pod.yaml --machine m.json --devices pod.yaml", InputError, "no name of a device resource"),
+        ("pod.yaml --machine m.json --devices pod.yaml", InputError, "not a name of a device resource"),
         ("static.yaml --machine m.json", InputError, "static.yaml line 1: it has no kind"),
         ("pod.yaml --machine m.json --config no.yaml", ConfigError, "there is no such file"),
         ("pod.yaml --machine m.json --config pod.yaml", ConfigError, "pod.yaml"),

@@ -101,7 +101,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ),
         (
             f"{CPU}:\n  align-by-socket: yes",
-            f"line 2: {CPU}.align-by-socket: is 'yes', which is no b",
+            f"line 2: {CPU}.align-by-socket: is 'yes', which is not a b",
         ),
         (f"{CPU}:\n  align-by-socket:", f"line 2: {CPU}.align-by-socket: has no value"),
         (

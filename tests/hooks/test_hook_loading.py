@@ -124,7 +124,7 @@ def test_its_settings_are_made_of_the_configuration() -> None:
         ("  x = 1\n", "IndentationError: unexpected indent (line 1)"),
         ("import hook_other\n", "ModuleNotFoundError: No module named 'hook_other' (line 1)"),
         ("from . import other\n", "ImportError: attempted relative import"),
-        ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E\n", "E, whose words cannot"),
+        ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E\n", "E, whose message"),
         (f"raise ValueError({'x' * 1000!r})\n", "ValueError: xxx"),
         (HANDLER, "it has no API_VERSION: write API_VERSION = 1"),
         (f"API_VERSION = 2\n{HANDLER}", "its API_VERSION is 2, and supported is 1"),

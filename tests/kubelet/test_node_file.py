@@ -77,8 +77,8 @@ def test_invalid_files(tmp_path: Path) -> None:
     with huge.open("wb") as file:
         file.truncate(node_file.LIMIT + 1)
     for path, words in (
-        (fifo, "no regular file"),
-        (folder, "no regular file"),
+        (fifo, "not a regular file"),
+        (folder, "not a regular file"),
         (binary, "not UTF-8"),
         (huge, "larger than 4 MiB"),
     ):

@@ -54,11 +54,11 @@ def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
     """
     runtime, mark, own = container_id.partition("://")
     if not mark or not _is_name(own):
-        raise CgroupError(f"cannot tell the cgroup of container {container_id!r}: this is not RUNTIME://ID")
+        raise CgroupError(f"cannot name the cgroup of container {container_id!r}: this is not RUNTIME://ID")
     if runtime not in RUNTIMES:
         known = ", ".join(RUNTIMES)
         raise CgroupError(
-            f"cannot tell the cgroup of container {container_id!r}: its runtime is none of {known}"
+            f"cannot name the cgroup of container {container_id!r}: its runtime is none of {known}"
         )
     return runtime, own if driver is Driver.CGROUPFS else f"{RUNTIMES[runtime]}-{own}.scope"
 

@@ -158,7 +158,7 @@ def test_devices(tmp_path: Path) -> None:
         ("- a", "it must be one mapping"),
         ("a/b: []\n---\na/b: []", "it must be one mapping"),
         ("cpu: []", "'cpu' is not a name of a device resource"),
-        ("memory: []", "'memory' is no name"),
+        ("memory: []", "'memory' is not a name"),
         ("a/b: 4", "a/b must be a list of devices"),
         ("a/b: [4]", "a device of a/b is written as {id: gpu0"),
         ("a/b:\n- {id: x}\n- {id: y, where: 1}", "line 3: a device of a/b is written as"),

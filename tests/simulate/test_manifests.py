@@ -209,7 +209,7 @@ def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
         ("- a\n- b", "it is not an object with a kind"),
         ("kind: [Pod]", "its kind is \"['Pod']\""),
         ("kind: List", "the list p.yaml line 1: items must be a list"),
-        ("kind: List\nitems:\n- kind: List\n  items: []\n- 7", "p.yaml line 1 item 2: it is no object"),
+        ("kind: List\nitems:\n- kind: List\n  items: []\n- 7", "p.yaml line 1 item 2: it is not an object"),
         ("kind: Pod", "p.yaml line 1: apiVersion: is missing"),
         (POD.replace("v1", "v2", 1), "p.yaml line 1: apiVersion: 'v2' is not 'v1'"),
         (POD.replace("cpu: 2", "cpu: -2"), "spec.containers[0].resources.limits.cpu: -2 is negative"),

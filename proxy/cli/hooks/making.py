@@ -27,6 +27,7 @@ _NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
 )
 @click.option(
     "--folder",
+    "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Where the file is made; hooks.folder of the configuration by default.",
