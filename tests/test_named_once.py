@@ -15,7 +15,7 @@ from proxy.model.grpc_status import GrpcStatus
 PROXY = Path(__file__).parents[1] / "proxy"
 RENAMES = {
     "atomic_write.py": "it is the helper",
-    "cli/hooks/enabling.py": "a symbolic link",
+    "cli/hooks/file_commands.py": "a symbolic link",
     "cri/socket.py": "a socket",
     "hooks/serving/place.py": "a socket",
     "ledger/opening.py": "a damaged file is kept under another name",

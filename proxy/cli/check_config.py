@@ -91,7 +91,7 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
 
 def _hooks(config: Config) -> Iterator[str]:
     """List the hook files, and problems of them that can be found without running them."""
-    from proxy.cli.hooks.shipped import shipped
+    from proxy.cli.hooks.file_commands import shipped
     from proxy.config.trees import meant
     from proxy.hooks.files.folders import survey
 

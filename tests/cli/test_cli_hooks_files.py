@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.hooks import shipped
+from proxy.cli.hooks import file_commands
 from proxy.cli.main import command_line
 
 TEMPLATE = "API_VERSION = 1\n"
@@ -50,7 +50,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Node:
     made = Node(tmp_path, capsys)
-    monkeypatch.setattr(shipped, "shipped_directory", lambda: made.shipped)
+    monkeypatch.setattr(file_commands, "shipped_directory", lambda: made.shipped)
     return made
 
 
@@ -239,7 +239,7 @@ def test_a_directory_that_cannot_be_written(node: Node) -> None:
 def test_a_directory_that_is_a_link_to_itself(node: Node) -> None:
     node.folder.parent.mkdir()
     node.folder.symlink_to(node.folder)
-    said = f"topoproxy: cannot make {node.folder}/50-mine.py: {node.folder} is no folder\n"
+    said = f"topoproxy: cannot make {node.folder}/50-mine.py: {node.folder} is not a directory\n"
     assert node.run("new", "50-mine") == (73, said)
 
 
@@ -247,7 +247,7 @@ def test_a_directory_without_permission_to_read(node: Node, monkeypatch: pytest.
     def refused(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("proxy.cli.hooks.enabling.os.listdir", refused)
+    monkeypatch.setattr("proxy.cli.hooks.file_commands.os.listdir", refused)
     for command in ("enable", "disable"):
         assert node.run(command, "cpus-file") == (
             77,

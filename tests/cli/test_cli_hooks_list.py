@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.hooks import shipped
-from proxy.cli.hooks.listing import span
+from proxy.cli.hooks import file_commands
+from proxy.cli.hooks.list_command import span
 from proxy.cli.main import command_line
 
 Run = Callable[..., tuple[int, str, str]]
@@ -130,7 +130,7 @@ def test_those_that_could_be_enabled(
     serve_admin: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"10-well": Path("/s/10-well.py"), "90-more": Path("/s/90-more.py")}
-    monkeypatch.setattr("proxy.cli.hooks.listing.shipped", lambda: others)
+    monkeypatch.setattr("proxy.cli.hooks.list_command.shipped", lambda: others)
     config = serve_admin({"/hooks": lambda: {"hooks": HOOKS}})
     assert run("hooks", "list", "--config", config)[1] == TABLE
     said = run("hooks", "list", "--all", "--config", config)[1].splitlines()
@@ -229,6 +229,6 @@ def test_times() -> None:
     assert told == ["-", "-", "-", "12 s", "250 ms", "12.5 us", "0 us"]
 
 
-@pytest.mark.parametrize("name", sorted(shipped.shipped()))
+@pytest.mark.parametrize("name", sorted(file_commands.shipped()))
 def test_shipped_names_are_unique_without_their_number(name: str) -> None:
-    assert shipped.full_name(name.partition("-")[2], shipped.shipped(), "use") == name
+    assert file_commands.full_name(name.partition("-")[2], file_commands.shipped(), "use") == name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.hooks import shipped
+from proxy.cli.hooks import file_commands
 from proxy.cli.main import command_line
 
 Run = Callable[..., tuple[int, str, str]]
@@ -359,6 +359,6 @@ def test_a_hook_that_cannot_be_configured_is_not_asked(files: Path, run: Run) ->
     assert errors.startswith(f"topoproxy: cannot configure hook {files}/50-no.py: ValueError: no disk")
 
 
-@pytest.mark.parametrize("path", shipped.shipped().values(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", file_commands.shipped().values(), ids=lambda path: path.stem)
 def test_shipped_hooks_are_good(path: Path, run: Run) -> None:
     assert run("validate", path, "--untrusted")[0] == 0

@@ -17,7 +17,7 @@ import pytest
 
 from proxy.admin.client import ask
 from proxy.apply.folder import FolderCgroups
-from proxy.cli.hooks.shipped import TEMPLATE, shipped
+from proxy.cli.hooks.file_commands import TEMPLATE, shipped
 from proxy.config.load import parse
 from proxy.config.schema import HooksConfig
 from proxy.demo.proxy_process import ProxyProcess

@@ -1,16 +1,13 @@
-"""``topoproxy hooks``: one file for each of its commands."""
+"""``topoproxy hooks`` and its commands."""
 
 from __future__ import annotations
 
 import click
 
-from proxy.cli.hooks.enabling import disable, enable
-from proxy.cli.hooks.listing import list_hooks
-from proxy.cli.hooks.making import new
-from proxy.cli.hooks.reading import points
-from proxy.cli.hooks.registering import registration
-from proxy.cli.hooks.trying import run
-from proxy.cli.hooks.validating import validate
+from proxy.cli.hooks.file_commands import disable, enable, new, registration
+from proxy.cli.hooks.list_command import list_hooks, validate
+from proxy.cli.hooks.points_command import points
+from proxy.cli.hooks.run_command import run
 
 
 @click.group()

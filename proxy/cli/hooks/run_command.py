@@ -1,9 +1,12 @@
-"""``topoproxy hooks run``: what does a hook do with events."""
+"""``topoproxy hooks run``: events for a rehearsal, from files or examples, and what hooks make of them."""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
+import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +14,82 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxy.cli.hooks.written import in_json
+from proxy.cli.hooks.list_command import in_json
 from proxy.cli.settings import config_option, read_config
 from proxy.model.errors import ConfigError, HookError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from proxy.cli.hooks.rehearsal import AskedAbout, Rehearsed
+    from proxy.cli.hooks.dry_run import AskedAbout, Rehearsed
     from proxy.config.schema import HooksConfig
     from proxy.hooks.engine.stats import HookReport
     from proxy.hooks.events import Point
     from proxy.hooks.files.loading import Loaded
+
+
+MOST_BYTES = 16 << 20
+"""No event is larger than what the CRI lets through in one message."""
+
+
+def example(point: str) -> dict[str, Any]:
+    """Return the example of a hook point.
+
+    Raises:
+        UsageError: There is no such point.
+    """
+    from proxy.hooks.described import example as example_of
+    from proxy.hooks.events import POINTS
+
+    if point not in POINTS:
+        close = difflib.get_close_matches(point, POINTS, n=1)
+        meant = f"did you mean {close[0]}?" if close else "topoproxy hooks points lists them"
+        raise UsageError(f"cannot give an example of {point}: there is no such hook point; {meant}")
+    return example_of(point)
+
+
+def events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
+    """Read the events that are meant; a file has one, or a list of them.
+
+    Raises:
+        InputError: One is none, or cannot be read; with the file.
+        UsageError: There is no such point.
+    """
+    from proxy.hooks.described import event_from
+
+    if examples:
+        return [event_from(example(point)) for point in examples]
+    found = []
+    for file in files:
+        data = _read(file)
+        for at, entry in enumerate(data if isinstance(data, list) else [data]):
+            try:
+                found.append(event_from(entry))
+            except InputError as error:
+                which = f"event {at + 1} of {_named(file)}" if isinstance(data, list) else _named(file)
+                raise InputError(f"{error} (in {which})") from error
+    return found
+
+
+def _named(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def _read(file: str) -> object:
+    name = _named(file)
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(file).open("rb") as stream:
+                data = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read the event {name}: {error.strerror or error}") from error
+    if len(data) > MOST_BYTES:
+        raise InputError(f"cannot read the event {name}: it is larger than {MOST_BYTES} bytes")
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot use the event {name}: it is not JSON: {error}") from error
+
 
 QUOTES = '""'
 """An empty text in YAML."""
@@ -81,7 +150,7 @@ def run(
     Ends with 0 when all hooks answered, also where one refuses the call; with 1 when one failed; with 2
     where none of them handles such events; with 65 when a file or an event is not what it should be.
     """  # noqa: D301 - click wants the real backspace
-    from proxy.cli.hooks.events import example
+    from proxy.cli.hooks.run_command import example
 
     if print_example is not None:
         click.echo(in_json(example(print_example)))
@@ -90,7 +159,7 @@ def run(
         raise UsageError("cannot run hooks: name a file (NN-name.py)")
     hooks = _load(files, pairs, read_config(file, {}).hooks)
     happens = _events(event_files, examples, hooks)
-    from proxy.cli.hooks.rehearsal import rehearse
+    from proxy.cli.hooks.dry_run import rehearse
 
     done = asyncio.run(rehearse(hooks, happens))
     if as_json:
@@ -163,8 +232,8 @@ def _events(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Loade
         UsageError: It is not clear which, or none of the hooks handles any.
         InputError: One is none.
     """
-    from proxy.cli.hooks.events import events
-    from proxy.cli.hooks.rehearsal import handled
+    from proxy.cli.hooks.dry_run import handled
+    from proxy.cli.hooks.run_command import events
 
     points = ", ".join(sorted({name for loaded in hooks for name in loaded.hook.handlers}))
     if bool(files) == bool(examples):
@@ -197,7 +266,7 @@ def _lines(done: Rehearsed) -> Iterator[str]:
 
 
 def _of_event(one: AskedAbout) -> Iterator[str]:
-    from proxy.cli.hooks.rehearsal import fields_of
+    from proxy.cli.hooks.dry_run import fields_of
     from proxy.hooks.engine.errors import subject
     from proxy.report.parts import one_line, table
 

@@ -1,19 +1,72 @@
-"""``topoproxy hooks enable`` and ``disable``: links in the directory of hooks, and nothing else."""
+"""``topoproxy hooks enable``, ``disable``, ``new`` and ``registration``: files that are put into place."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
 
-from proxy.cli.hooks.shipped import full_name, shipped
+import proxy.hooks
+from proxy.atomic_write import write_file
 from proxy.cli.settings import config_option, read_config
 from proxy.config.schema import HooksConfig
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UsageError
+
+TEMPLATE = "00-template"
+
+
+def shipped_directory() -> Path:
+    """Return the directory: in the package where it is installed, beside it in a clone."""
+    package = Path(proxy.hooks.__file__).parent
+    installed = package / "shipped"
+    return installed if installed.is_dir() else package.parents[1] / "hooks"
+
+
+def shipped() -> dict[str, Path]:
+    """Return all of them by name, without the template."""
+    files = sorted(shipped_directory().glob("[0-9][0-9]-*.py"))
+    return {path.stem: path for path in files if path.stem != TEMPLATE}
+
+
+def template(name: str = TEMPLATE) -> Path:
+    """Return a file that a new one can be made from.
+
+    Raises:
+        UsageError: None of them has this name.
+    """
+    known = shipped() | {TEMPLATE: shipped_directory() / f"{TEMPLATE}.py"}
+    return known[full_name(name, known, "use")]
+
+
+def full_name(name: str, known: Iterable[str], what: str) -> str:
+    """Find the name that is meant: with ``.py``, or without its number, it is still clear.
+
+    Args:
+        name: What was typed.
+        known: All names that there are.
+        what: What is to be done, for the error.
+
+    Raises:
+        UsageError: There is no such name, or more than one.
+    """
+    names = sorted(known)
+    wanted = name.removesuffix(".py")
+    found = [wanted] if wanted in names else [each for each in names if each.partition("-")[2] == wanted]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"cannot {what} {name}: it may be {' or '.join(found)}")
+    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    meant = f"; did you mean {close[0]}?" if close else "; topoproxy hooks list --all names all"
+    raise UsageError(f"cannot {what} {name}: there is no such hook{meant}")
+
 
 MASK = Path("/dev/null")
 SOON = "a daemon that runs follows within a second: topoproxy hooks list"
@@ -167,3 +220,94 @@ def _change(link: Path, target: Path | None) -> None:
         raise PermissionDeniedError(f"{what}: {error.strerror}") from error
     except OSError as error:
         raise CannotCreateError(f"{what}: {error.strerror or error}") from error
+
+
+_NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--from",
+    "source",
+    default=TEMPLATE,
+    metavar="SHIPPED",
+    help="Start from a hook that comes with topoproxy, and not from the template.",
+)
+@click.option(
+    "--folder",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the file is made; hooks.folder of the configuration by default.",
+)
+@config_option
+def new(name: str, source: str, directory: Path | None, file: Path | None) -> None:
+    """Create a hook file from a template.
+
+    NAME is two digits and a name, such as 50-mine: hooks are called in the order of their names. The new file
+    is readable by all and writable by its owner alone, as the daemon requires; as root, in the directory of
+    the configuration, a running daemon loads it at once.
+
+    Ends with 2 for a name that cannot be used or is taken, 73 where the file cannot be created, 77 without
+    permission.
+    """
+    name = name.removesuffix(".py")
+    if not _NAME.fullmatch(name):
+        hint = f"50-{name}" if _NAME.fullmatch(f"50-{name}") else "50-mine"
+        form = "NN-name (two digits, -, then of a-z, 0-9 and -)"
+        raise UsageError(f"cannot make hook {name}: a name is {form}, such as {hint}")
+    text = template(source).read_bytes()
+    place = directory or read_config(file, {}).hooks.directory
+    path = place / f"{name}.py"
+    make_file(path, text)
+    lines = [f"made {path}; next:"]
+    lines += [f"  {words}" for words in _next_steps(path)]
+    click.echo("\n".join(lines))
+
+
+def _next_steps(path: Path) -> list[str]:
+    return [
+        "topoproxy hooks points                 what it can receive, and answer",
+        f"topoproxy hooks validate {path}",
+        f"topoproxy hooks run {path} --example pre_create_container",
+        "topoproxy hooks list                   on a node: does it run?",
+    ]
+
+
+def make_file(path: Path, text: bytes) -> None:
+    """Make a file with mode 0644 that is there as a whole or not at all; its directory is made if need be.
+
+    Raises:
+        UsageError: There is a file already.
+        PermissionDeniedError, CannotCreateError: It cannot be made.
+    """
+    if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
+        raise CannotCreateError(f"cannot make {path}: {path.parent} is not a directory")
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_file(path, text, mode=0o644, overwrite=False)
+    except FileExistsError as error:
+        raise UsageError(f"cannot make {path}: it is there already") from error
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot make {path}: {error.strerror}") from error
+    except OSError as error:
+        raise CannotCreateError(f"cannot make {path}: {error.strerror or error}") from error
+
+
+@click.command(short_help="Print the file by which koord-runtime-proxy asks us.")
+@config_option
+def registration(file: Path | None) -> None:
+    """Print the file by which a koord-runtime-proxy asks topoproxy, as a hook server.
+
+    For nodes where that proxy stays between kubelet and the runtime, and topoproxy decides on CPUs. Set
+    hooks.serve in the configuration to the path of a socket, start topoproxy, and then:
+
+    \b
+      topoproxy hooks registration > /etc/runtime/hookserver.d/topoproxy.json
+
+    Ends with 78 where hooks.serve is not set.
+    """  # noqa: D301 - click wants the real backspace
+    from proxy.hooks.serving.registration import registration as text
+
+    click.echo(text(read_config(file, {})), nl=False)
