@@ -85,7 +85,7 @@ def test_a_group_that_is_not_the_containers_own_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "pid", "why"),
     [
-        ("", 0, "does not tell"),
+        ("", 0, "does not report"),
         (f"3:cpuset:/gone/{ID}\n", 7, "not seen below"),
         (f"3:cpuset:/../{ID}\n", 7, "not seen below"),
         (f"3:cpuset:/a/{ID} (deleted)\n", 7, "in no group"),

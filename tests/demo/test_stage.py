@@ -55,7 +55,7 @@ def perform(socket: Path) -> str:
 
 def test_where_no_containerd_runs(folder):
     text = perform(folder / "none.sock")
-    assert "a containerd of its own" in text
+    assert "a private containerd" in text
     assert 'failed to resolve image "localhost/absent:1": not found' in " ".join(text.split())
 
 
