@@ -32,7 +32,7 @@ CRIO ?=
 KOORDINATOR ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go crash churn hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator lint mutate fuzz bench bench-beside bench-go count crash churn hostile-day bench-hooks drift conformance proto hook-points metrics lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,6 +157,9 @@ bench: venv ## compare with a direct connection and a plain proxy: BENCH_ARGS=".
 bench-beside: venv ## compare every call with another commit, in one run: BASE=commit BENCH_ARGS="..."
 	@[ -n "$(BASE)" ] || { echo "make bench-beside: name a commit or a directory: BASE=main" >&2; exit 2; }
 	@$(BIN)/python bench/beside.py "$(BASE)" $(BENCH_ARGS)
+
+count: venv ## count code, modules, and imports in functions: BASE=commit
+	@$(BIN)/python bench/count.py $(BASE)
 
 crash: venv ## kill the daemon at every step and at 500 random moments: CRASH_ARGS="--moments 50"
 	@$(BIN)/python bench/crash.py $(CRASH_ARGS)

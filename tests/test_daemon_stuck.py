@@ -22,7 +22,7 @@ import pytest
 
 from proxy.admin.client import ask
 from proxy.apply.folder import FolderCgroups
-from proxy.apply.folder_rules import MARKER
+from proxy.apply.hierarchies import MARKER
 from proxy.demo.client import CriClient, PodSpec
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError

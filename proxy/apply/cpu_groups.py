@@ -23,7 +23,7 @@ import os
 from pathlib import Path
 
 from proxy.apply.files import Files, OsFiles
-from proxy.apply.hierarchies import elsewhere, has, mounted
+from proxy.apply.hierarchies import elsewhere, has, is_folder_tree, mounted
 from proxy.apply.kubepods import Driver, pod_uid
 from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
@@ -146,9 +146,9 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
     Raises:
         CgroupError: There is none, or it cannot be written.
     """
-    from proxy.apply.folder import FolderCgroups, is_folder_tree
-
     if is_folder_tree(root):
+        from proxy.apply.folder import FolderCgroups  # not in memory on a real node
+
         tree = FolderCgroups.open(root)
         return KernelCpuGroups(root, tree.version, tree.files)
     found = _at(root) or next(

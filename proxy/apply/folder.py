@@ -15,15 +15,11 @@ import json
 import os
 from pathlib import Path
 
-from proxy.apply.folder_rules import MARKER, FolderFiles
+from proxy.apply.folder_rules import FolderFiles
+from proxy.apply.hierarchies import MARKER, is_folder_tree
 from proxy.apply.kernel import KernelCgroups
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
-
-
-def is_folder_tree(root: Path) -> bool:
-    """Return whether a directory holds an imitated tree."""
-    return (root / MARKER).is_file()
 
 
 class FolderCgroups(KernelCgroups):

@@ -21,11 +21,9 @@ from pathlib import Path
 
 from proxy.apply import folder_cpu, folder_partitions
 from proxy.apply.files import OsFiles
+from proxy.apply.hierarchies import MARKER
 from proxy.atomic_write import write_file
 from proxy.model.idset import CpuSet, IdSet, Mask
-
-MARKER = "folder-tree.json"
-"""The file in the tree's root that describes the imagined machine; its lock orders the writes."""
 
 LISTS: tuple[tuple[str, type[IdSet]], ...] = (("cpuset.cpus", CpuSet), ("cpuset.mems", Mask))
 _NODES_LIMIT = 1024  # MAX_NUMNODES of the usual distribution kernels

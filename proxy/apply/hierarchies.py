@@ -16,6 +16,13 @@ from proxy.apply.mounts import Mount, mounted_v1, mounted_v2, parse_mounts
 from proxy.model.errnos import UNREADABLE_PROC
 
 USUAL = Path("/sys/fs/cgroup")
+MARKER = "folder-tree.json"
+"""The file in the root of an imitated tree that describes its machine; its lock orders the writes."""
+
+
+def is_folder_tree(root: Path) -> bool:
+    """Return whether a directory holds an imitated tree."""
+    return (root / MARKER).is_file()
 
 
 def read_mounts(procfs: Path) -> list[Mount]:

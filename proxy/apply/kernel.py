@@ -27,7 +27,7 @@ from pathlib import Path
 
 from proxy.apply import nesting
 from proxy.apply.files import QUICK_BYTES, Files, OsFiles
-from proxy.apply.hierarchies import elsewhere, has, mounted
+from proxy.apply.hierarchies import elsewhere, has, is_folder_tree, mounted
 from proxy.apply.lists import Kind, kinds, line_of, list_or_none
 from proxy.apply.names import parent_path
 from proxy.apply.search import Finder
@@ -305,9 +305,9 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
     Raises:
         CgroupError: There is none; the message says what to do.
     """
-    from proxy.apply.folder import FolderCgroups, is_folder_tree
-
     if is_folder_tree(root):
+        from proxy.apply.folder import FolderCgroups  # not in memory on a real node
+
         return FolderCgroups.open(root)
     for mount in (root / "cpuset", root):
         if (mount / "cpuset.cpus").is_file() and not (mount / "cgroup.controllers").exists():
