@@ -16,7 +16,7 @@ from daemon import Daemon, Node
 from peers import HookServer, RuntimeProxy, why_not_koordinator
 
 from proxy.config.load import parse
-from proxy.hooks.serving.registration import FILE, registration
+from proxy.hooks.serving.registration import registration
 
 if TYPE_CHECKING:
     from bed import Bed
@@ -82,7 +82,7 @@ def through(
         daemon = daemon or serving(**config)
         peer = peers(runtime)
         text = (daemon.folder / "config.yaml").read_text()
-        (peer.servers / FILE).write_text(registration(parse(text, "test")))
+        (peer.servers / "topoproxy.json").write_text(registration(parse(text, "test")))
         peer.start(bed.cgroup)
         clients.append(peer.client(bed.cgroup))
         return Node(bed, daemon, clients[-1])

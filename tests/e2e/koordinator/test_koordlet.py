@@ -13,7 +13,7 @@ from cri import cpuset_of, online
 from daemon import Daemon, Node
 
 from proxy.config.load import parse
-from proxy.hooks.serving.registration import FILE, registration
+from proxy.hooks.serving.registration import registration
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def test_all_of_them_in_a_row(
     daemon, _ = beside(str(FIRST))
     peer = peers()
     config = parse((daemon.folder / "config.yaml").read_text(), "test")
-    (peer.servers / FILE).write_text(registration(config))
+    (peer.servers / "topoproxy.json").write_text(registration(config))
     peer.start(bed.cgroup)
     with peer.client(bed.cgroup) as cri:
         labels = {"koordinator.sh/qosClass": "LS"}
