@@ -117,11 +117,11 @@ def test_the_lock_names_no_place_to_download_from() -> None:
     assert all("==" in line and line.endswith("\\") for line in requirements), "pinned, and with hashes"
 
 
-def call(installed: Path, folder: Path, *words: str) -> str:
-    """Run the installed command in an empty directory, without this checkout on the module path."""
+def call(program: Path, folder: Path, *words: str) -> str:
+    """Run an installed program in an empty directory, without this checkout on the module path."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        [installed / "topoproxy", *words],
+        [program, *words],
         cwd=folder,
         env={**environment, "COLUMNS": "100"},
         capture_output=True,
@@ -134,33 +134,35 @@ def call(installed: Path, folder: Path, *words: str) -> str:
 
 
 def test_the_installed_wheel_is_this_version(installed: Path, tmp_path: Path) -> None:
-    assert proxy.__version__ in call(installed, tmp_path, "--version")
-    code = "import proxy; print(proxy.__file__)"
-    command = [installed / "python", "-c", code]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert Path(found.stdout.strip()).is_relative_to(installed.parent)
+    assert proxy.__version__ in call(installed / "topoproxy", tmp_path, "--version")
+    found = call(installed / "python", tmp_path, "-c", "import proxy; print(proxy.__file__)")
+    assert Path(found.strip()).is_relative_to(installed.parent)
 
 
 def test_the_installed_wheel_checks_a_configuration(installed: Path, tmp_path: Path) -> None:
-    machine = call(installed, tmp_path, "topology", "--json")
+    machine = call(installed / "topoproxy", tmp_path, "topology", "--json")
     assert '"cpus"' in machine
-    (tmp_path / "config.yaml").write_text(call(installed, tmp_path, "check-config", "--defaults"))
-    assert call(installed, tmp_path, "check-config", "--config", "config.yaml")
+    (tmp_path / "config.yaml").write_text(
+        call(installed / "topoproxy", tmp_path, "check-config", "--defaults")
+    )
+    assert call(installed / "topoproxy", tmp_path, "check-config", "--config", "config.yaml")
 
 
 def test_the_installed_wheel_simulates_a_pod(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "here.json").write_text(call(installed, tmp_path, "topology", "--json"))
+    (tmp_path / "here.json").write_text(call(installed / "topoproxy", tmp_path, "topology", "--json"))
     (tmp_path / "pod.yaml").write_text(POD)
-    page = call(installed, tmp_path, "simulate", "pod.yaml", "--machine", "here.json")
+    page = call(installed / "topoproxy", tmp_path, "simulate", "pod.yaml", "--machine", "here.json")
     assert page.startswith("here: 1 pod, ")
 
 
 def test_the_installed_wheel_runs_the_demonstration(installed: Path, tmp_path: Path) -> None:
-    assert "trading" in call(installed, tmp_path, "demo", "--fast", "--no-color", "--width", "100")
+    assert "trading" in call(
+        installed / "topoproxy", tmp_path, "demo", "--fast", "--no-color", "--width", "100"
+    )
 
 
 def test_the_installed_wheel_brings_its_hooks(installed: Path, tmp_path: Path) -> None:
     words = f"stateDir: {tmp_path}/state\nadminSocket: unix://{tmp_path}/admin.sock\n"
     (tmp_path / "config.yaml").write_text(f"{words}hooks: {{folder: {tmp_path}, vendorFolder: {tmp_path}}}\n")
-    page = call(installed, tmp_path, "hooks", "list", "--all", "--config", "config.yaml")
+    page = call(installed / "topoproxy", tmp_path, "hooks", "list", "--all", "--config", "config.yaml")
     assert "cpus-file" in page
